@@ -1,6 +1,6 @@
-"""Files of a hub of models and datasets, over HTTP, as `huggingface_hub` names and lays them out.
-Start reading at `repository.newest_version`; what makes a repository a model is decided in
-`engine/models/hub.py`.
+"""Fetches files from a hub of models and datasets over HTTP; names and layout are those of
+`huggingface_hub`. Start reading at `repository.newest_version`. What makes a repository a model is
+decided in `engine/models/hub.py`.
 
     benchmarks.py  known benchmarks by name: a dataset and the environment that scores it
     client.py      the connection, and its errors as refusals

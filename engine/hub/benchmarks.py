@@ -23,7 +23,7 @@ from engine.hub.data import Dataset, DatasetRef
 PREFIX = "benchmark:"
 _ENVIRONMENTS = Path(envs.__file__).parent / "benchmarks"
 _FILE = "environment.py"
-_SHOWN_CHARS = 60  # of a name that is unknown
+_SHOWN_CHARS = 60  # how much of an unknown name an error quotes
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Benchmark:
     """A benchmark and where its tasks come from.
 
     Attributes:
-        repo, subset: its dataset on the hub; the subset "" where there is only one.
-        train, heldout: which splits of the dataset become ours; train "" where there is none, then
-            the version is for evaluation only.
-        environment: its folder in `envs/benchmarks`.
-        about: what is asked.
+        repo, subset: the dataset on the hub; the subset is "" if the dataset has only one.
+        train, heldout: the splits of the dataset that are trained on and evaluated on. If `train`
+            is "", the environment is for evaluation only.
+        environment: the folder of the environment in `envs/benchmarks`.
+        about: what the tasks ask.
     """
 
     repo: str
@@ -51,8 +51,9 @@ class Benchmark:
         return f"{self.repo}:{self.subset}" if self.subset else self.repo
 
 
-# Some test splits are closed (their answers are not published); validation stands for those. The
-# training split of MMLU is other people's questions, so its validation split is trained on.
+# If the answers of a test split are not published, the validation split is evaluated on instead.
+# MMLU's training split consists of questions from other datasets, so its validation split is
+# trained on.
 BENCHMARKS = {
     "gsm8k": Benchmark("openai/gsm8k", "main", "train", "test", "number", "school word problems"),
     "aime-2024": Benchmark(
@@ -86,15 +87,15 @@ BENCHMARKS = {
 
 
 def names_benchmark(path: str | Path) -> bool:
-    """Whether `path` begins with "benchmark:"."""
+    """Tell whether `path` names a benchmark: it begins with "benchmark:"."""
     return str(path).startswith(PREFIX)
 
 
 def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | None:
-    """The benchmark that `path` names, as a folder with its environment; None if `path` does not
-    begin with PREFIX.
+    """Fetch the benchmark that `path` names, as a folder with its environment and data. Returns
+    None if `path` does not begin with PREFIX.
 
-    Without a network the version of the dataset that was fetched last is used.
+    Without a network, the version of the dataset that was fetched last is used.
 
     Args:
         deadline: value of `time.monotonic()` by which the call must end.
@@ -114,7 +115,8 @@ def named_benchmark(home: Home, path: str | Path, deadline: float) -> Dataset | 
 
 
 def _known_benchmark(name: str) -> Benchmark:
-    """The benchmark of that name. Raises UserError BAD_ARGUMENT, which lists all of them."""
+    """Return the benchmark of that name. Raises UserError BAD_ARGUMENT, listing all of them, if
+    there is none."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
     shown = one_line(name, _SHOWN_CHARS)
@@ -131,7 +133,7 @@ def _known_benchmark(name: str) -> Benchmark:
 
 def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Dataset) -> None:
     """Raise UserError DATASET_INVALID if one of the dataset's `splits` has no file among those
-    `fetched`: the environment would lack its training rows or its held-out ones."""
+    `fetched`, because the environment would then lack its training or its held-out tasks."""
     sides = {_side(benchmark, file) for file in fetched.folder.iterdir()}
     missing = [name for name in splits if _side_of_split(benchmark, name) not in sides]
     if missing:
@@ -145,8 +147,9 @@ def _check_splits(benchmark: Benchmark, splits: tuple[str, ...], fetched: Datase
 
 
 def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Dataset) -> Path:
-    """The folder in the cache with the benchmark's environment and its data; made if it is missing
-    or incomplete. Its name is made from the version of the dataset and a hash of the environment.
+    """Return the folder in the cache with the benchmark's environment and its data. The folder is
+    made if it is missing or incomplete; its name combines the version of the dataset and a hash of
+    the environment.
 
     Args:
         name: the benchmark's name.
@@ -167,10 +170,10 @@ def _environment_folder(home: Home, name: str, benchmark: Benchmark, fetched: Da
 
 
 def _make_environment(folder: Path, source: Path, files: Mapping[str, Path]) -> None:
-    """Make an environment's folder of its code, the file `source`, and its data.
+    """Make an environment's folder from its code, the file `source`, and its data.
 
-    `files` maps names in its datasets folder to the files to put there. It is made aside and
-    renamed, so that a push that is stopped leaves no half folder.
+    `files` maps names in the folder's `datasets` to the files to put there. The folder is built
+    under another name and then renamed, so that an interrupted push leaves no half folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
@@ -184,31 +187,33 @@ def _make_environment(folder: Path, source: Path, files: Mapping[str, Path]) -> 
 
 
 def _is_whole(folder: Path, data_files: Iterable[str]) -> bool:
-    """Whether the environment in `folder` has its program and all these data files."""
+    """Tell whether the environment in `folder` has its program and all these data files."""
     has_data = all((folder / "datasets" / name).is_file() for name in data_files)
     return has_data and (folder / _FILE).is_file()
 
 
 def _file_name(benchmark: Benchmark, file: Path) -> str:
-    """The file's name with our name of its split, such as "test-00001.parquet" for
-    "validation-00001.parquet": everything that is not trained on is held out."""
+    """Return the file's name with "train" or "test" in place of its split, such as
+    "test-00001.parquet" for "validation-00001.parquet". Whatever is not trained on counts as
+    "test"."""
     number = file.stem.rpartition("-")[2]
     return f"{_side(benchmark, file)}-{number}{file.suffix}"
 
 
 def _side(benchmark: Benchmark, file: Path) -> str:
-    """ "train" or "test", by the split in the name of a fetched file."""
+    """Return "train" or "test" for a fetched file, by the split in the file's name, which looks
+    like "validation-00001.parquet"."""
     return _side_of_split(benchmark, file.stem.rpartition("-")[0])
 
 
 def _side_of_split(benchmark: Benchmark, split: str) -> str:
-    """ "train" for the split that is trained on, "test" for every other one."""
+    """Return "train" for the split that is trained on, "test" for every other split."""
     return "train" if split == benchmark.train else "test"
 
 
 def _link_or_copy(file: Path, target: Path) -> None:
-    """Make `target` a hard link to `file`, so that the data are on the disk once; a copy if the two
-    are on different disks, or the disk has no hard links."""
+    """Make `target` a hard link to `file`, so that the data take disk space only once. Copy the
+    file if linking fails, as between two disks."""
     try:
         os.link(file, target)
     except OSError:

@@ -21,13 +21,13 @@ class RepoKind:
     """What a repository of the hub holds: its addresses, and the errors about it.
 
     Attributes:
-        word: for messages.
-        api: path of the hub's answers about such repositories.
+        word: what messages call such a repository.
+        api: path of the hub's API for such repositories.
         files: what stands before "/ORG/NAME" in the path of a file.
-        absent_code: code of the error if the repository cannot be had.
-        unusable_code: code of the error if what it holds cannot be used.
-        field: the argument of a tool that named it.
-        instead: what a user can name instead.
+        absent_code: code of the error if the repository cannot be fetched.
+        unusable_code: code of the error if the content of the repository cannot be used.
+        field: the argument of a tool that named the repository.
+        instead: what a user can name instead, for hints.
     """
 
     word: str
@@ -39,13 +39,14 @@ class RepoKind:
     instead: str
 
     def absent(self, message: str, hint: str, retryable: bool = False) -> UserError:
-        """The error for a repository that cannot be had; `retryable` if it may be had later."""
+        """Return the error for a repository that cannot be fetched; `retryable` if a later try may
+        succeed."""
         return UserError(
             self.absent_code, message, hint=hint, field=self.field, retryable=retryable
         )
 
     def unusable(self, message: str, hint: str) -> UserError:
-        """The error for a repository whose content cannot be used."""
+        """Return the error for a repository whose content cannot be used."""
         return UserError(self.unusable_code, message, hint=hint, field=self.field)
 
 
@@ -70,15 +71,13 @@ DATASET = RepoKind(
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids asking the hub."""
+    """Tell whether HF_HUB_OFFLINE forbids asking the hub."""
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def refuse_offline(repo: str, kind: RepoKind) -> None:
-    """Raise UserError if HF_HUB_OFFLINE is set; to be called for a repository in no local cache.
-
-    Its code is the `absent_code` of `kind` (a model or a dataset).
-    """
+    """Raise UserError with the `absent_code` of `kind` (a model or a dataset) if HF_HUB_OFFLINE is
+    set. Callers have already found that no local cache has the repository."""
     if is_offline():
         raise kind.absent(
             f"{repo} is in no local cache and HF_HUB_OFFLINE is set",
@@ -87,9 +86,9 @@ def refuse_offline(repo: str, kind: RepoKind) -> None:
 
 
 def connect(endpoint: str = "") -> "httpx.Client":
-    """An HTTP client for the hub at `endpoint`, with the token in HF_TOKEN, if that is set.
+    """Make an HTTP client for the hub at `endpoint`, with the token in HF_TOKEN if that is set.
 
-    An `endpoint` of "" stands for HF_ENDPOINT, or for the public hub if that is unset.
+    An empty `endpoint` stands for HF_ENDPOINT, or for the public hub if that is unset.
     """
     import httpx  # noqa: PLC0415  takes 70 ms to import; only hub access needs it
 
@@ -109,20 +108,20 @@ def connect(endpoint: str = "") -> "httpx.Client":
 
 @lru_cache(maxsize=1)
 def _certificates() -> "ssl.SSLContext":
-    """The TLS settings, made once per process: reading the certificates takes 0.3 s."""
-    import httpx  # noqa: PLC0415  loaded by the client already
+    """Make the TLS settings, once per process because reading the certificates takes 0.3 s."""
+    import httpx  # noqa: PLC0415  already loaded by the client
 
     return httpx.create_ssl_context()
 
 
 @contextlib.contextmanager
 def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
-    """Context manager: turn errors of HTTP and of a full disk into a UserError about `repo`.
+    """Context manager that turns HTTP errors and a full disk into a UserError about `repo`.
 
-    Its code is the `absent_code` of `kind` (a model or a dataset) for errors of HTTP, and DISK_FULL
+    The code is the `absent_code` of `kind` (a model or a dataset) for HTTP errors, and DISK_FULL
     for a full disk. Other errors pass unchanged.
     """
-    import httpx  # noqa: PLC0415  loaded by the client already
+    import httpx  # noqa: PLC0415  already loaded by the client
 
     try:
         yield
@@ -146,10 +145,10 @@ def errors_as_refusals(repo: str, kind: RepoKind) -> Iterator[None]:
 
 
 def _status_error(repo: str, kind: RepoKind, status: int) -> UserError:
-    """The error for an HTTP status that means failure, with what to do about it.
+    """Return the error for a failed request with this HTTP status, with a hint what to do about it.
 
-    Its code is always the `absent_code` of `kind` (a model or a dataset), which means that a
-    repository cannot be had, for whatever reason.
+    The code is always the `absent_code` of `kind` (a model or a dataset), which means that a
+    repository cannot be fetched, for whatever reason.
     """
     if status in (401, 403):
         return kind.absent(

@@ -1,8 +1,9 @@
-"""A dataset of the hub by its id, as a folder of data files in the home's cache.
+"""Fetches a dataset of the hub, named by its id, as a folder of data files in the home's cache.
 
-Its card decides which files belong together, as for `datasets.load_dataset`: `configs` at the head
-of README.md names subsets and the files of each split (hub documentation, "Manual configuration").
-Without that all data files of one format are taken, and their names decide the split.
+The dataset's card (README.md) decides which files belong together, as for `datasets.load_dataset`:
+`configs` at its head names subsets and the files of each split (hub documentation, "Manual
+configuration"). Without `configs`, all data files of one format are taken, and their names decide
+the split.
 """
 
 import fnmatch
@@ -23,10 +24,10 @@ from engine.hub.repository import HUB_ID, HubVersion, RemoteFile, download, newe
 from engine.records.record import Record
 from envs.dataset import FORMATS, split_of
 
-_URL = "hf://datasets/"  # as huggingface_hub's file system names datasets
-_FETCHED = "fetched.json"  # written last: the folder is complete
-_SHOWN_SUBSETS = 20
-# Where a dataset is stored in several formats, the first of these is read.
+_URL = "hf://datasets/"  # how huggingface_hub's file system names datasets
+_FETCHED = "fetched.json"  # written last, so the folder is complete if this file exists
+_SHOWN_SUBSETS = 20  # how many subsets an error names
+# If a dataset is stored in several formats, the first of these is read.
 _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 
 
@@ -34,7 +35,7 @@ _PREFERRED = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 class DatasetRef:
     """A dataset as a user names it: `ORG/NAME`, or `ORG/NAME:SUBSET` for one of its subsets.
 
-    Of its splits those in `splits` are fetched, by the names its card gives them; () means all.
+    Only the splits named in `splits` are fetched; () means all splits.
     """
 
     repo: str
@@ -43,7 +44,7 @@ class DatasetRef:
 
     @property
     def cache_name(self) -> str:
-        """The name of its folder in the cache, such as "openai--gsm8k--main"."""
+        """The name of the dataset's folder in the cache, such as "openai--gsm8k--main"."""
         parts = [*self.repo.split("/"), self.subset.replace("/", "-"), "+".join(self.splits)]
         return "--".join(part for part in parts if part)
 
@@ -51,7 +52,8 @@ class DatasetRef:
 class FetchedData(Record):
     """`fetched.json` beside the files of a dataset: where they come from.
 
-    `licence` is "" where the card names none; `left_out` are data files that were not fetched.
+    `licence` is "" if the dataset's card names none; `left_out` are data files that were not
+    fetched.
     """
 
     repo: str
@@ -62,12 +64,12 @@ class FetchedData(Record):
 
     @property
     def name(self) -> str:
-        """A name for an environment: that of the dataset and its subset."""
+        """A name for an environment made from the dataset, such as "gsm8k-main"."""
         parts = [self.repo.partition("/")[2], self.subset]
         return "-".join(part for part in parts if part)
 
     def in_words(self) -> str:
-        """One or two sentences about where the files come from."""
+        """Describe in one or two sentences where the files come from."""
         subset = f":{self.subset}" if self.subset else ""
         licence = self.licence or "none named"
         text = f"From {self.repo}{subset} at {self.commit[:12]} (licence: {licence})."
@@ -80,7 +82,7 @@ class FetchedData(Record):
 class Dataset:
     """A fetched dataset: `folder` holds its data files, `origin` says where they come from.
 
-    `name` is what an environment made of it is called.
+    `name` becomes the name of an environment that is made from the dataset.
     """
 
     folder: Path
@@ -89,10 +91,10 @@ class Dataset:
 
 
 def parse(text: str) -> DatasetRef | None:
-    """The dataset that `text` names: `ORG/NAME` or `ORG/NAME:SUBSET`, with or without
-    `hf://datasets/` before it. None if it cannot name one."""
+    """Return the dataset that `text` names: `ORG/NAME` or `ORG/NAME:SUBSET`, with or without
+    `hf://datasets/` before it. Returns None if `text` cannot name a dataset."""
     repo, _, subset = text.removeprefix(_URL).partition(":")
-    # `data/train.jsonl` is the path of a file; an id that ends with a dot is no dataset's.
+    # `data/train.jsonl` is a file's path, not an id. No dataset's id ends with a dot.
     is_id = HUB_ID.fullmatch(repo) is not None and not repo.endswith((".", *FORMATS))
     return DatasetRef(repo, subset) if is_id else None
 
@@ -100,11 +102,11 @@ def parse(text: str) -> DatasetRef | None:
 def named_dataset(
     home: Home, path: str | Path, places: Sequence[Path], deadline: float
 ) -> Dataset | None:
-    """The dataset of the hub that `path` names, fetched unless it is in the home's cache; None if
-    it names none.
+    """Return the dataset of the hub that `path` names, fetching it if necessary, or None if `path`
+    names no dataset.
 
-    `hf://datasets/ORG/NAME` always is a dataset. ORG/NAME is a path instead if one of the folders
-    `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.
+    `hf://datasets/ORG/NAME` always names a dataset. ORG/NAME is a path instead if one of the
+    folders `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.
     """
     text = str(path)
     ref = parse(text)
@@ -117,7 +119,7 @@ def named_dataset(
     except UserError as error:
         if error.code != DATASET.absent_code or text.startswith(_URL):
             raise
-        # ORG/NAME may be meant as the path of a folder, which does not exist: name both.
+        # ORG/NAME may be meant as the path of a folder, so the error speaks of both.
         raise DATASET.absent(
             f"there is no file or folder {text!r} here; as a dataset: {error.message}",
             str(error.hint),
@@ -126,11 +128,13 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """The newest version of the dataset, in the home's cache, into which it is fetched unless it is
-    there. Without a network (HF_HUB_OFFLINE, or the hub cannot be reached): the one fetched last.
+    """Return the newest version of the dataset, fetching it into the home's cache if necessary.
+    Without a network (HF_HUB_OFFLINE is set, or the hub cannot be reached), return the version
+    fetched last.
 
-    Raises UserError DATASET_INVALID or DISK_FULL, and DATASET_READING (retryable) if the version is
-    not fetched by `deadline` (of `time.monotonic()`): the next call goes on from there.
+    Raises UserError DATASET_INVALID or DISK_FULL if the dataset cannot be fetched, and
+    DATASET_READING (retryable) if it is not fetched by `deadline` (a value of `time.monotonic()`);
+    the next call then continues the download.
     """
     root = home.cache / "hub-data" / ref.cache_name
     latest = _latest_fetched(root)
@@ -153,20 +157,20 @@ def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
 
 
 def _dataset_in(folder: Path) -> Dataset:
-    """The dataset in the folder of a version that is fetched completely."""
+    """Read the dataset in `folder`, which holds one completely fetched version."""
     origin = FetchedData.read(folder / _FETCHED)
     return Dataset(folder / "datasets", origin, origin.name)
 
 
 def _latest_fetched(root: Path) -> Dataset | None:
-    """The dataset in the newest complete folder below `root`; None if there is none."""
+    """Return the dataset in the newest complete folder below `root`, or None if there is none."""
     complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
     return _dataset_in(complete[-1].parent) if complete else None
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets, then write fetched.json into
-    `folder`, which marks it as complete. `deadline` is a value of `time.monotonic()`."""
+    """Download the files that `ref` names into `folder`/datasets, then write fetched.json, which
+    marks `folder` as complete. `deadline` is a value of `time.monotonic()`."""
     chosen = _choose_files(remote, ref)
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -177,27 +181,28 @@ def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: fl
 
 
 def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
-    """The sizes of all files together."""
+    """Sum the sizes of all files."""
     return sum(file.size for file in files.values())
 
 
 def _download_all(
     remote: HubVersion, files: Mapping[str, RemoteFile], folder: Path, deadline: float
 ) -> None:
-    """Download those of `files` that `folder` lacks.
+    """Download those of `files` that are missing in `folder`.
 
     Args:
-        files: by the name that each gets in `folder`.
+        files: the files by the name that each gets in `folder`.
         deadline: a value of `time.monotonic()`.
 
     Raises UserError DATASET_READING at the deadline, DATASET_INVALID for a file of the wrong size
     or checksum.
     """
     total_bytes = _total_bytes(files)
-    bytes_before = 0  # sizes of the files that are complete
+    bytes_before = 0  # sizes of the files that are already complete
 
     def check_deadline(file_bytes: int) -> None:
-        """Called while a file arrives, with the number of its bytes that are there."""
+        """Raise the error for the deadline if it has passed; called during a download with the
+        number of the file's bytes so far."""
         if time.monotonic() >= deadline:
             raise _not_ready(remote.repo, bytes_before + file_bytes, total_bytes)
 
@@ -211,7 +216,8 @@ def _download_all(
 
 
 def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
-    """Where the data came from, and which of the repository's data files were not fetched."""
+    """Describe where the data came from, and which of the repository's data files were not
+    fetched."""
     return FetchedData(
         repo=remote.repo,
         subset=subset,
@@ -222,7 +228,7 @@ def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> Fetched
 
 
 def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
-    """Raise UserError DISK_FULL if the disk of `folder` has no room for `needed_bytes` bytes, the
+    """Raise UserError DISK_FULL if the disk of `folder` has less than `needed_bytes` free for the
     data of `repo`."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
@@ -234,8 +240,8 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 
 
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
-    """The error for a dataset that is not fetched yet, with how much of it is. `total_bytes` is 0
-    if the sizes of its files are not known."""
+    """Return the error for a dataset that is still being fetched, with its progress. `total_bytes`
+    is 0 if the sizes of its files are unknown."""
     of_all = f" of {total_bytes >> 20}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
@@ -247,9 +253,10 @@ def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
 
 
 def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
-    """The files to fetch, by the name that each gets in the cache, such as "train-00000.parquet".
+    """Return the files to fetch, by the name that each gets in the cache, such as
+    "train-00000.parquet".
 
-    Raises UserError DATASET_INVALID if there are none, or if a subset has to be named.
+    Raises UserError DATASET_INVALID if there are none, or if the user has to name a subset.
     """
     by_split = _files_by_split(remote, ref.subset)
     if ref.splits:
@@ -268,12 +275,12 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
 
 
 def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
-    """The names of a subset's files by their split, "" for those without one.
+    """Return the names of a subset's files by their split; "" stands for files without a split.
 
-    `subset`: its name; "" if none was given. Raises UserError DATASET_INVALID if one has to be
-    named, or there is none of that name.
+    `subset` is its name, or "" if the user named none. Raises UserError DATASET_INVALID if there is
+    no such subset, or if one has to be named.
     """
-    configs = remote.card.get("configs")  # the subsets, where the dataset's card declares any
+    configs = remote.card.get("configs")  # the subsets, if the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
         return _declared_files(remote, _choose_subset(remote.repo, configs, subset))
     if subset:
@@ -287,11 +294,11 @@ def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
 def _named_by_split(
     remote: HubVersion, by_split: Mapping[str, Sequence[str]]
 ) -> dict[str, RemoteFile]:
-    """The files by the name that each gets in the cache, such as "train-00000.parquet": its split
-    and a number. There is no other word, because a reader takes the split from the name.
+    """Name each file for the cache by its split and a number, such as "train-00000.parquet". The
+    name has no other word, because a reader takes the split from the name.
 
     Args:
-        by_split: names of files in the repository by their split; "" for those without one.
+        by_split: names of files in the repository by their split; "" stands for files without one.
     """
     named: dict[str, RemoteFile] = {}
     for split, names in by_split.items():
@@ -303,8 +310,8 @@ def _named_by_split(
 
 
 def _data_files(remote: HubVersion) -> list[str]:
-    """Names of the repository's files in a format of data, sorted, without hidden files and without
-    the JSON files that describe a dataset."""
+    """Return the sorted names of the repository's data files, without hidden files and without the
+    JSON files that only describe a dataset."""
     return sorted(
         name
         for name in remote.files
@@ -315,10 +322,11 @@ def _data_files(remote: HubVersion) -> list[str]:
 
 
 def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
-    """The names of the data files by their split, for a dataset whose card declares no files.
+    """Return the names of the data files by their split, for a dataset whose card declares no
+    files.
 
-    A file's name says its split, or else its folders do; "" stands for files without a split. Only
-    files of one format are taken, because those of another may hold the same rows.
+    A file's name tells its split, or else the folders it is in; "" stands for files without a
+    split. Only files of one format are taken, because another format may hold the same rows.
     """
     names = _data_files(remote)
     by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
@@ -330,8 +338,8 @@ def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
 
 
 def _split_of_folders(name: str) -> str:
-    """The split that the innermost folder of a file's path says, or else one further out; "" if
-    none says any."""
+    """Return the split named by the innermost folder of a file's path that names one, or "" if none
+    does."""
     for folder in reversed(name.split("/")[:-1]):
         split = split_of(Path(folder))
         if split:
@@ -340,9 +348,9 @@ def _split_of_folders(name: str) -> str:
 
 
 def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
-    """The declared subset of that name; for "" the default one or the only one.
+    """Return the declared subset named `subset`; for "", the default subset or the only one.
 
-    Raises UserError DATASET_INVALID naming the subsets if none fits.
+    Raises UserError DATASET_INVALID, naming the subsets, if none fits.
     """
     by_name = {
         str(config.get("config_name") or "default"): config  # the hub's name for an unnamed one
@@ -363,8 +371,8 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
 
 
 def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
-    """The error for a `subset` that is not among the `names` of the dataset's subsets, or that was
-    not given ("") although it has to be."""
+    """Return the error for a `subset` that is not among `names`, the dataset's subsets, or for a
+    missing one ("") that has to be named."""
     shown = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
         shown += f" and {len(names) - _SHOWN_SUBSETS} more"
@@ -373,12 +381,13 @@ def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
 
 
 def _data_files_of(config: Any) -> Any:
-    """What a declared subset says of its files; None if it says nothing."""
+    """Return what a declared subset says of its files, or None if it says nothing."""
     return config.get("data_files") if isinstance(config, dict) else None
 
 
 def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
-    """The files of a declared subset by split; "" stands for files whose split is not declared.
+    """Return the files of a declared subset by split; "" stands for files whose split is not
+    declared.
 
     Args:
         config: what the dataset's card says of the subset. Its `data_files` is a pattern, a list of
@@ -395,21 +404,23 @@ def _declared_files(remote: HubVersion, config: Any) -> dict[str, list[str]]:
 
 
 def _declared_split(entry: Any) -> tuple[str, list[Any]]:
-    """The split and the patterns of one entry of `data_files`; "" where it declares no split."""
+    """Return the split and the patterns of one entry of `data_files`; the split is "" if none is
+    declared."""
     if isinstance(entry, dict):
         return str(entry.get("split") or ""), _as_list(entry.get("path"))
     return "", _as_list(entry)
 
 
 def _as_list(value: Any) -> list[Any]:
-    """A list as it is, [] for None, and any other value in a list of its own."""
+    """Return a list unchanged, None as [], and any other value in a list of its own."""
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The names that fit one of the patterns; `*` also stands for "/", as in the hub's `**`."""
+    """Return the names that match one of the patterns. `*` also matches "/", like the hub's
+    `**`."""
     return [
         name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     ]

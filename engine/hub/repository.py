@@ -1,4 +1,4 @@
-"""One version of a repository on the hub: its files, fetched whole or in part."""
+"""Reads one version of a repository on the hub, and fetches its files whole or in part."""
 
 import hashlib
 import os
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
-_SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of it
-_TRIES = 4  # times that a file is downloaded until the connection holds
+_SMALL_LIMIT = 64 << 20  # bytes; the largest tokenizers have about a third of this
+_TRIES = 4  # how often a download is tried if the connection breaks
 _PARTIAL_CONTENT, _RANGE_NOT_SATISFIABLE = 206, 416  # HTTP statuses
 
 
 class RemoteFile(Record):
-    """A file of a repository; `size` in bytes is 0 and `sha256` (hex) "" where unknown."""
+    """A file of a repository. An unknown `size` (in bytes) is 0, an unknown `sha256` (hex) is
+    ""."""
 
     name: str
     size: int = 0
@@ -41,7 +42,7 @@ class _LargeFile(BaseModel):
 
 
 class _HubFile(BaseModel):
-    """One file in the hub's answer; `lfs` is None for files that are not in large file storage."""
+    """One file in the hub's answer. `lfs` is None for files that are not in large file storage."""
 
     rfilename: str
     size: int | None = None
@@ -49,11 +50,11 @@ class _HubFile(BaseModel):
 
 
 class _HubAnswer(BaseModel):
-    """The part that is used of the hub's answer about the newest version of a repository."""
+    """The part of the hub's answer about the newest version of a repository that is used here."""
 
     sha: str
     siblings: list[_HubFile]
-    cardData: JsonObject | None = None  # the spelling of the hub
+    cardData: JsonObject | None = None  # the hub spells the name like this
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class HubVersion:
     """One version of a repository on the hub.
 
     Attributes:
-        commit: its hash.
-        files: by name.
-        card: the data at the head of its README.md; {} without.
+        commit: the hash of the version.
+        files: the files by name.
+        card: the data at the head of the README.md; {} if there are none.
     """
 
     client: "httpx.Client"
@@ -74,12 +75,12 @@ class HubVersion:
     card: JsonObject = field(default_factory=dict)
 
     def url(self, name: str) -> str:
-        """The address of a file of this version, by its name in the repository."""
+        """Return the address of a file of this version, given the file's name in the repository."""
         return file_url(self.kind, self.repo, self.commit, name)
 
 
 def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
-    """Where a file of one version is downloaded, relative to the endpoint."""
+    """Return the address of a file of one version, relative to the hub's endpoint."""
     return f"{kind.files}/{repo}/resolve/{commit}/{name}"
 
 
@@ -89,7 +90,7 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
     Raises httpx.HTTPError if the request fails, and UserError with the `absent_code` of `kind` (a
     model or a dataset) if the answer is not that of a hub.
     """
-    # "blobs": with sizes and checksums.
+    # "blobs" asks for the sizes and checksums of the files.
     reply = client.get(f"{kind.api}/{repo}/revision/main", params={"blobs": "true"})
     reply.raise_for_status()
     try:
@@ -105,8 +106,8 @@ def newest_version(client: "httpx.Client", kind: RepoKind, repo: str) -> HubVers
 
 
 def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
-    """The files of a repository by their names. A small file has the checksum "", because the hub
-    gives checksums of large files only; an unknown size is 0."""
+    """Return the files of a repository by their names. The hub gives checksums of large files only,
+    so a small file has the checksum "". An unknown size is 0."""
     files = {}
     for file in answer.siblings:
         sha256 = file.lfs.sha256 if file.lfs is not None else None
@@ -117,10 +118,10 @@ def _files_of(answer: "_HubAnswer") -> dict[str, RemoteFile]:
 
 
 def fetch_text(remote: HubVersion, name: str) -> str:
-    """Fetch the content of a small file `name` of a repository.
+    """Fetch the content of the small file `name` of a repository.
 
-    Raises httpx.HTTPError, and UserError if the file is over 64 MB or not UTF-8, with the
-    `unusable_code` of `remote.kind` (a model or a dataset).
+    Raises httpx.HTTPError if the request fails, and UserError with the `unusable_code` of
+    `remote.kind` (a model or a dataset) if the file is over 64 MB or not UTF-8.
     """
     content = b""
     with remote.client.stream("GET", remote.url(name)) as reply:
@@ -162,15 +163,15 @@ def download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> str:
-    """Download one file to the path `target`, and check its size and checksum. A partial file of an
+    """Download one file to the path `target` and check its size and checksum. A partial file of an
     earlier attempt is continued.
 
     Returns "" if the file is right, else what is wrong with it; a wrong file is deleted. Raises
-    httpx.HTTPError.
+    httpx.HTTPError if the request fails.
 
     Args:
-        report: called with the number of bytes that are there; an error that it raises ends the
-            download and leaves the partial file.
+        report: called with the number of bytes so far. An error that it raises ends the download
+            and leaves the partial file.
     """
     with _own_part(target) as part:
         return _fetch_into(client, url, target, file, part, report)
@@ -178,26 +179,29 @@ def download(
 
 @contextmanager
 def _own_part(target: Path) -> Iterator[Path]:
-    """A context with the partial file of `target` for this process alone: the one that an earlier
-    attempt has left, or one of its own while another process fetches the same file."""
+    """Context manager that yields a partial file of `target` which no other process uses.
+
+    This is the file that an earlier attempt has left, or a new one while another process is
+    fetching the same target.
+    """
     shared = target.with_name(f"{target.name}.part")
     lock = take_lock(shared)
-    # A process that ended just now may have given the locked file its final name.
+    # The process that held the lock before may have given the locked file its final name.
     is_in_place = lock is not None and _is_open_file(lock, shared)
     part = shared if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
     try:
         yield part
     finally:
-        if not is_in_place:  # nobody goes on with it
+        if not is_in_place:  # no later attempt can know this random name
             part.unlink(missing_ok=True)
-        elif shared.exists() and not shared.stat().st_size:  # made by the lock alone
+        elif shared.exists() and not shared.stat().st_size:  # taking the lock made an empty file
             shared.unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
 
 
 def _is_open_file(descriptor: int, path: Path) -> bool:
-    """Whether the open file is the one that lies at `path` now."""
+    """Tell whether the open file is the one that lies at `path` now."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -212,9 +216,11 @@ def _fetch_into(
     part: Path,
     report: Callable[[int], None] | None,
 ) -> str:
-    """Download into the partial file `part`, check it, and give it its final name; see
-    `download`."""
-    import httpx  # noqa: PLC0415  loaded by the client already
+    """Download into the partial file `part`, check it, and rename it to `target`.
+
+    The arguments, the result and the errors are those of `download`.
+    """
+    import httpx  # noqa: PLC0415  already loaded by the client
 
     for attempt in range(1, _TRIES + 1):
         try:
@@ -237,7 +243,8 @@ def _continue_part(
     """Append the missing bytes to the partial file `part` and sync it to disk.
 
     If the server ignores ranges, the file is fetched from its start. `report` is called with the
-    bytes in `part` so far. Raises httpx.HTTPError; what has arrived by then stays in `part`.
+    number of bytes in `part` so far. Raises httpx.HTTPError if the request fails; what has arrived
+    by then stays in `part`.
     """
     stored_bytes = part.stat().st_size if part.is_file() else 0
     headers = {}
@@ -260,7 +267,8 @@ def _continue_part(
 
 
 def _download_fault(part: Path, file: RemoteFile) -> str:
-    """What is wrong with the downloaded file `part`; "" if size and checksum are right.
+    """Explain what is wrong with the downloaded file `part`, or return "" if size and checksum are
+    right.
 
     A size of 0 or a checksum of "" in `file` is unknown and not compared.
     """

@@ -1,7 +1,8 @@
-"""LoRA adapters in PEFT's format: their shape, the base they were made for, whether they fit it.
+"""Reads LoRA adapters in PEFT's format: their shape, the base model they were made for, and whether
+they fit it.
 
-An adapter comes from a run of this home, from a folder (an export of ours among them) or from the
-hub. One of ours says in honesmith.json which weights its base had.
+An adapter comes from a run of this home, from a folder (such as an export of ours) or from the hub.
+An exported adapter has a file honesmith.json that says which weights its base model had.
 """
 
 from collections import Counter
@@ -18,9 +19,9 @@ from engine.models.hub import ADAPTER_FILES
 from engine.models.model_files import AdapterFacts, ModelFacts
 
 CONFIG, WEIGHTS = ADAPTER_FILES
-ORIGIN = "honesmith.json"  # beside an export: where it came from
-BASE_WEIGHTS = "base_weights"  # its key for the SHA-256 of the base's weight files
-# Options of PEFT with which a LoRA is another function than scale * B A on whole projections.
+ORIGIN = "honesmith.json"  # the file in an export that says where the adapter came from
+BASE_WEIGHTS = "base_weights"  # that file's key for the SHA-256 of the base's weight files
+# Options of PEFT that make a LoRA compute something other than scale * B A on whole projections.
 NOT_PLAIN = (
     "use_dora",
     "use_qalora",
@@ -42,8 +43,8 @@ class NamedBase:
     """What an adapter says of its base model.
 
     Attributes:
-        names: references to try in turn: a name, a hub id, a path.
-        weights: SHA-256 of its weight files by name; {} where the adapter does not say.
+        names: references to the base, to be tried in turn: a name, a hub id or a path.
+        weights: SHA-256 of the base's weight files by name; {} if the adapter does not say.
     """
 
     names: tuple[str, ...]
@@ -51,16 +52,16 @@ class NamedBase:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether the folder holds an adapter and no model."""
+    """Tell whether the folder holds an adapter rather than a whole model."""
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
 def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
-    """The shape of the adapter in `folder`, from its adapter_config.json.
+    """Read the shape of the adapter in `folder` from its adapter_config.json.
 
     `base` are the facts of its base model. Raises UserError MODEL_UNSUPPORTED if the file cannot be
-    read, and ADAPTER_MISMATCH if the adapter is no plain LoRA, or adapts a projection that is not
-    trained in such a base model.
+    read, and ADAPTER_MISMATCH if the adapter is no plain LoRA or adapts a projection that cannot be
+    trained in this base model.
     """
     config = model_files.load_json(folder / CONFIG)
     rank = config.get("r")
@@ -75,11 +76,11 @@ def read_facts(folder: Path, base: ModelFacts) -> AdapterFacts:
 
 
 def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tuple[str, ...]:
-    """The projections of the base model that the adapter in `folder` changes.
+    """Return the projections of the base model that the adapter in `folder` changes.
 
-    `names` are the targets in its configuration; "all-linear" stands for all projections that are
-    trained here. Raises UserError ADAPTER_MISMATCH if a target is not trained here, or none is
-    left.
+    `names` are the targets in its configuration; "all-linear" stands for all projections that can
+    be trained here. Raises UserError ADAPTER_MISMATCH if a target cannot be trained here, or no
+    target is left.
     """
     if "all-linear" in names:
         projections = list(base.targets)
@@ -92,9 +93,9 @@ def _adapted_projections(folder: Path, names: list[str], base: ModelFacts) -> tu
 
 
 def _require_plain(config: JsonObject, folder: Path) -> None:
-    """Raise UserError ADAPTER_MISMATCH if the adapter in `folder` has options that make it compute
-    anything but a LoRA scaled by a whole lora_alpha / r. `config`: its adapter_config.json."""
-    # use_rslora: scaled by lora_alpha / sqrt(r).
+    """Raise UserError ADAPTER_MISMATCH if the adapter in `folder` has options that make it anything
+    but a plain LoRA scaled by lora_alpha / r. `config` is its adapter_config.json."""
+    # With use_rslora the LoRA is scaled by lora_alpha / sqrt(r) instead.
     options = [name for name in (*NOT_PLAIN, "use_rslora") if config.get(name)]
     if config.get("peft_type", "LORA") != "LORA":
         options.append(f"peft_type {config['peft_type']}")
@@ -111,7 +112,7 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
     `folder`, fit the base model with these `facts`.
 
     Every layer must have both matrices of each adapted projection, in the right shape. Only the
-    header of the weights is read.
+    header of the weights file is read.
     """
     weights = folder / WEIGHTS
     if not weights.is_file():
@@ -125,8 +126,8 @@ def require_fit(folder: Path, adapter: AdapterFacts, facts: ModelFacts) -> None:
 
 
 def _expected_shapes(adapter: AdapterFacts, facts: ModelFacts) -> dict[str, list[tuple[int, int]]]:
-    """For each matrix, such as "q_proj.lora_A", the shapes that it must have in those layers of the
-    base model that have the projection."""
+    """Return the shapes that each matrix, such as "q_proj.lora_A", must have: one shape for each
+    layer of the base model that has the projection."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     for name in adapter.targets:
         sizes = facts.projection_shapes(name)
@@ -141,12 +142,12 @@ def _no_fit(
     expected: Sequence[tuple[int, ...]],
     stored: Sequence[tuple[int, ...]],
 ) -> UserError:
-    """The error for an adapter that does not fit its base model.
+    """Return the error for an adapter that does not fit its base model.
 
     Args:
         matrix: the matrix at fault, such as "q_proj.lora_A".
-        expected: its shape in each layer, as the base model asks for it; at least one.
-        stored: its shape in each layer in which the adapter has it; may be empty.
+        expected: the shape that the base model demands of it in each layer; at least one.
+        stored: the shape it has in each layer of the adapter; may be empty.
     """
     message = (
         f"{folder} does not fit its base: {len(expected)} {matrix} of "
@@ -158,8 +159,8 @@ def _no_fit(
 
 
 def named_base(folder: Path) -> NamedBase:
-    """What the adapter in `folder` says of its base model: the names it gives the base, and the
-    hashes of the base's weight files (only in an export of ours, which has the file `ORIGIN`).
+    """Read what the adapter in `folder` says of its base model: the names it gives the base, and
+    the hashes of the base's weight files, which only an export of ours has (in the file `ORIGIN`).
 
     Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
     """
@@ -191,5 +192,5 @@ def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_p
 
 
 def mismatch(message: str, hint: str = "Start from the base model instead.") -> UserError:
-    """The error for an adapter that cannot be used on its base model."""
+    """Return the error for an adapter that cannot be used on its base model."""
     return UserError("ADAPTER_MISMATCH", message, hint=hint, field="model")

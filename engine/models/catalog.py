@@ -1,8 +1,8 @@
-"""What a model reference means: the built-in model, a folder, a hub id, or a run's adapter.
+"""Resolves model references: the built-in model, a folder, a hub id, or the adapter of a run.
 
-`resolve_model` is used wherever a model can be named. It reads only config.json and safetensors
-headers, so it is quick and needs no torch. A model that cannot be trained here is refused with the
-reason before anything is queued.
+`resolve_model` is used wherever a user can name a model. It reads only config.json and safetensors
+headers, so it is quick and needs no torch. A model that cannot be trained here is refused, with the
+reason, before anything is queued.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "peb
 # Runs that ended without a checkpoint: (home, the store's mark of the run).
 _ended_without_checkpoint: set[tuple[object, ...]] = set()
 _RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<checkpoint>best|step\d+))?")
-_NAMED_STEPS = 6  # the newest checkpoints, in an error message
+_NAMED_STEPS = 6  # how many of the newest checkpoints an error message names
 GGUF = ".gguf"
-_PATH_BYTES, _NAME_BYTES = 4096, 250  # about what file systems take
+_PATH_BYTES, _NAME_BYTES = 4096, 250  # the longest path and file name, as file systems allow
 
 
 @dataclass(frozen=True)
@@ -54,12 +54,12 @@ class ModelRef:
             still have to be downloaded (`hub.ensure_weights`).
         adapter: checkpoint folder in PEFT format; None for a base model.
         adapter_facts: shape of the adapter; None for a base model.
-        run_id: the run of this home that trained the adapter; "" for others and for a base model.
+        run_id: the run of this home that trained the adapter; "" if no such run did.
         facts: sizes of the base model.
-        endpoint: where the model answers; None for one that is loaded here. Its `facts` are those
-            of the built-in model, with which tasks are counted, but for the longest context.
-        waits_for: the run that is still to make the adapter; "" where it is there. Until then
-            `adapter` is None, and `adapter_facts` are what the run's settings say.
+        endpoint: where the model answers, if it is behind a URL; else None. Such a model has the
+            `facts` of the built-in model (used to count tokens), except for the longest context.
+        waits_for: the run that is still to make the adapter; "" if the adapter exists. Until then
+            `adapter` is None, and `adapter_facts` follow from the run's settings.
     """
 
     ref: str
@@ -75,14 +75,15 @@ class ModelRef:
 
 
 def resolve_model(home: Home, ref: str) -> ModelRef:
-    """The model that `ref` names: the built-in `pebble`, a model stored in the home, the path of a
-    folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint), RUN@best or
-    RUN@stepN.
+    """Find the model that `ref` names: the built-in `pebble`, a model stored in the home, the path
+    of a folder or of a GGUF file, a hub id, or a training run: RUN (its newest checkpoint),
+    RUN@best or RUN@stepN.
 
     A folder or hub id may hold an adapter in PEFT's format, whose config names the base model. A
     name with a slash is a path if such a folder exists, else a hub id.
 
-    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
+    Raises UserError MODEL_NOT_FOUND if there is no such model, MODEL_UNSUPPORTED if it cannot be
+    trained here, ADAPTER_MISMATCH if an adapter does not fit its base.
     """
     ref = ref.strip()
     refuse_to_load(ref)
@@ -103,8 +104,8 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
 
 @dataclass(frozen=True)
 class _NamedFolder:
-    """A folder that a reference names; `ref` is the reference as it is recorded, a path with its
-    links resolved."""
+    """A folder that a reference names. `ref` is the reference as it is recorded: for a path, with
+    its links resolved."""
 
     kind: str
     ref: str
@@ -112,8 +113,8 @@ class _NamedFolder:
 
 
 def _named_folder(home: Home, ref: str) -> _NamedFolder:
-    """The folder of the model or adapter that `ref`, which is no run, names. A GGUF file is
-    imported now if it has not been before; a model of the hub is fetched without its weights.
+    """Find the folder of the model or adapter that `ref`, which is no run, names. A GGUF file is
+    imported if necessary; a model of the hub is fetched without its weights.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -133,7 +134,7 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
 
 
 def describe(home: Home, ref: str) -> Reply:
-    """The facts of the model `ref`: its sizes, where it lies, where it came from.
+    """Return the facts of the model `ref`: its sizes, where it lies, where it came from.
 
     Raises the errors of `resolve_model`, such as UserError MODEL_NOT_FOUND.
     """
@@ -161,10 +162,8 @@ def describe(home: Home, ref: str) -> Reply:
 
 
 def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
-    """The fields that `describe` adds for a model that is an adapter on the base model `base_ref`.
-
-    `adapter` is the adapter's folder.
-    """
+    """Return the fields that `describe` adds for an adapter on `base_ref`; `adapter` is its
+    folder."""
     return {
         "base": base_ref,
         "adapter": str(adapter),
@@ -174,14 +173,14 @@ def _adapter_fields(base_ref: str, adapter: Path, facts: AdapterFacts) -> Reply:
 
 
 def check_in_sight(home: Home, ref: str) -> None:
-    """Refuse a path at which there is no usable model, for a caller who may not explore this
-    machine: the message is the same whatever the reason, so it does not tell which files exist.
+    """Refuse a path without a usable model, for a caller who may not explore this machine.
 
-    Nothing is checked if `ref` is no path (such as a run id), or is a hub id, ORG/NAME, and there
-    is no folder ORG/NAME. Raises UserError MODEL_NOT_FOUND.
+    The message is the same whatever the reason, so it does not reveal which files exist. Nothing is
+    checked if `ref` is no path (such as a run id), or is a hub id ORG/NAME and there is no folder
+    ORG/NAME. Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    # Without the form of a path it is a name. What cannot be a path is refused by `resolve_model`.
+    # A mere name is no path, and `resolve_model` refuses whatever no file system accepts.
     if not _is_written_as_path(ref) or not _can_be_a_path(ref):
         return
     may_be_hub_id = not ref.endswith(GGUF) and HUB_ID.fullmatch(ref) is not None
@@ -200,13 +199,14 @@ def check_in_sight(home: Home, ref: str) -> None:
 
 
 def _is_written_as_path(ref: str) -> bool:
-    """Whether `ref` has the form of a path or a hub id, not that of a run's or a model's name."""
+    """Tell whether `ref` has the form of a path or hub id, not that of the name of a run or
+    model."""
     return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
 
 
 def _usable_local_folder(home: Home, ref: str) -> Path | None:
-    """The folder of the model at the path `ref`; for a GGUF file the folder that it was imported
-    into. None if no folder has that path and `ref` may be a hub id.
+    """Return the folder of the model at the path `ref`; for a GGUF file, the folder it is imported
+    into. Returns None if no folder has that path and `ref` may be a hub id.
 
     Raises UserError, OSError, ValueError or RuntimeError if the model cannot be used.
     """
@@ -216,7 +216,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
         folder = _local_folder(ref)
     if folder is None:
         return None
-    # Each of the two is called only for what it raises.
+    # Called only for the errors they raise if the model cannot be used.
     if adapters.is_adapter(folder):
         resolve_model(home, str(folder))
     else:
@@ -225,7 +225,7 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
 
 
 def _no_model_at(ref: str) -> UserError:
-    """The error for a path at which there is no usable model, the same for every reason."""
+    """Return the error for a path without a usable model, which is the same for every reason."""
     return _not_found(f"no model is at {ref!r}", "Name a folder that holds a whole model.")
 
 
@@ -236,11 +236,11 @@ class UsableModel(ReplyBase):
     Attributes:
         kind: builtin, home, hub or run.
         params: number of parameters of the base model.
-        context: its longest context in tokens.
-        thinking: whether its chat template can switch a think block on and off.
-        base, checkpoints, best: only of a run: its base model, the steps of its checkpoints, and
-            the folder name of the best one ("" if none is best).
-        origin: only of a model of the home: where it came from and how it was made.
+        context: longest context in tokens.
+        thinking: whether the chat template can switch a think block on and off.
+        base, checkpoints, best: set for a run only: its base model, the steps of its checkpoints,
+            and the folder name of the best one ("" if none is best).
+        origin: set for a model of the home only: where it came from and how it was made.
     """
 
     ref: str
@@ -255,12 +255,12 @@ class UsableModel(ReplyBase):
 
 
 def usable_models(home: Home) -> list[UsableModel]:
-    """The models that can be used without a download, as a listing shows them.
+    """List the models that can be used without a download.
 
     These are the built-in ones, those of this home, those in a local hub cache with all weights,
-    and the adapters of runs, the newest run first. Models that cannot be trained here are left out.
+    and the adapters of runs, newest run first. Models that cannot be trained here are left out.
     """
-    # Reference -> (kind, folder); of two models with one name the later one counts.
+    # Reference -> (kind, folder). If two models have the same name, the later one counts.
     folders = {ref: ("builtin", path) for ref, path in BUILTIN.items()}
     folders |= {name: ("home", home.models / name) for name in library.names(home)}
     folders |= {repo: ("hub", folder) for repo, folder in _cached_folders(home)}
@@ -270,7 +270,7 @@ def usable_models(home: Home) -> list[UsableModel]:
 
 
 def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
-    """(hub id, folder) of the models in a local hub cache that have all their weights."""
+    """Yield (hub id, folder) of each model that a local hub cache has with all its weights."""
     for repo in hub.cached_ids(home):
         folder = hub.cached(home, repo)
         if folder is not None:
@@ -278,9 +278,11 @@ def _cached_folders(home: Home) -> Iterator[tuple[str, Path]]:
 
 
 def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
-    """The base model `base_ref`, which is in the folder `path`. `ref` is the reference that led to
-    it, `kind` what that names ("hub", "run", ...). Raises UserError MODEL_UNSUPPORTED if the model
-    cannot be trained here."""
+    """Make the reference to a base model, `base_ref`, whose files are in the folder `path`.
+
+    `ref` is the reference that led to the model, `kind` says what it names ("hub", "run", ...).
+    Raises UserError MODEL_UNSUPPORTED if the model cannot be trained here.
+    """
     return ModelRef(
         ref=ref,
         kind=kind,
@@ -294,9 +296,8 @@ def _base_model(ref: str, kind: str, base_ref: str, path: Path) -> ModelRef:
 
 
 def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
-    """The run of this home that `ref` names, and which of its checkpoints: "best", "stepN", or ""
-    for the newest, as in `RunDir.resolve_checkpoint`. None if `ref` names no such run.
-    """
+    """Return the run of this home that `ref` names, and which checkpoint of it: "best", "stepN", or
+    "" for the newest. Returns None if `ref` names no such run."""
     match = _RUN_REFERENCE.fullmatch(ref)
     if match is None:
         return None
@@ -307,10 +308,11 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
 
 
 def unmade(home: Home, ref: str) -> ModelRef | None:
-    """The model that a training run is still to make, if `ref` names a training run without looking
-    at what it has made so far; None for any other reference.
+    """Return the model that a training run is still to make, if `ref` names a training run; else
+    None.
 
-    Raises UserError MODEL_NOT_FOUND where the files of its base model are gone.
+    Checkpoints that the run has already made are not looked at. Raises UserError MODEL_NOT_FOUND if
+    the files of the run's base model are gone.
     """
     run_and_checkpoint = None if ref in BUILTIN else _referenced_run(home, ref)
     if run_and_checkpoint is None:
@@ -324,7 +326,8 @@ def unmade(home: Home, ref: str) -> ModelRef | None:
 
 
 def made_by(base: ModelRef, run_id: str, settings: CommonSettings) -> ModelRef:
-    """The model that the training run `run_id` of `base` with these settings is still to make."""
+    """Return the model that the training run `run_id` of `base` with these settings is still to
+    make."""
     adapter = AdapterFacts(settings.lora_rank, settings.lora_alpha, tuple(settings.lora_targets))
     return replace(
         base, kind="run", adapter=None, adapter_facts=adapter, run_id=run_id, waits_for=run_id
@@ -332,7 +335,7 @@ def made_by(base: ModelRef, run_id: str, settings: CommonSettings) -> ModelRef:
 
 
 def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelRef:
-    """The model that a training run made: an adapter on its base model.
+    """Return the model that a training run made: an adapter on its base model.
 
     `checkpoint_name` is "best", "stepN", or "" for the newest. Raises the errors of
     `resolve_model`, such as UserError MODEL_NOT_FOUND if the run has no such checkpoint.
@@ -352,14 +355,15 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
 
 
 def _with_adapter(base: ModelRef, folder: Path) -> ModelRef:
-    """`base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not fit."""
+    """Return `base` with the adapter in `folder`. Raises UserError ADAPTER_MISMATCH if it does not
+    fit."""
     adapter = adapters.read_facts(folder, base.facts)
     adapters.require_fit(folder, adapter, base.facts)
     return replace(base, adapter=folder, adapter_facts=adapter)
 
 
 def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
-    """The adapter in `folder` on the base model that it names.
+    """Return the model of the adapter in `folder` on the base model that the adapter names.
 
     The adapter may give its base several names; the first that leads to a model counts. Raises
     UserError MODEL_NOT_FOUND if none does, ADAPTER_MISMATCH if that model has other weights than
@@ -380,11 +384,11 @@ def _from_adapter(home: Home, ref: str, folder: Path) -> ModelRef:
 
 
 def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
-    """The error for the adapter in `folder`, whose base model is not here.
+    """Return the error for the adapter in `folder`, whose base model is not here.
 
     Args:
         names: the names that the adapter gives its base model; may be empty.
-        reasons: for each name why it leads to no model, in one text; "" without names.
+        reasons: one text that says for each name why it leads to no model; "" without names.
     """
     hint = "Put the base where adapter_config.json names it (base_model_name_or_path)."
     known_name = next((name for name in names if name in KNOWN), "")
@@ -394,7 +398,8 @@ def _no_base(folder: Path, names: Sequence[str], reasons: str) -> UserError:
 
 
 def _run_config(run: RunDir) -> RunConfig:
-    """The config of a run of any kind. Raises UserError MODEL_NOT_FOUND if it cannot be read."""
+    """Read the config of a run of any kind. Raises UserError MODEL_NOT_FOUND if it cannot be
+    read."""
     try:
         return run.read_config()
     except (OSError, DamagedRecord) as error:
@@ -402,10 +407,8 @@ def _run_config(run: RunDir) -> RunConfig:
 
 
 def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
-    """The reference and the folder of a run's base model.
-
-    Raises UserError MODEL_NOT_FOUND if the folder is gone.
-    """
+    """Return a run's base model: its reference and its folder. Raises UserError MODEL_NOT_FOUND if
+    the folder is gone."""
     base = config.base
     # A built-in model is read from this installation: the recorded path may be in an older one.
     path = BUILTIN.get(base.ref) or Path(base.path)
@@ -418,10 +421,10 @@ def _base_of(config: TrainConfig, run: RunDir) -> tuple[str, Path]:
 
 
 def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
-    """The error for a run that lacks a checkpoint, with what to do instead.
+    """Return the error for a run that lacks a checkpoint, with a hint what to do instead.
 
-    `checkpoint_name` is the one asked for: "best", "stepN", or "" for the newest, which only a run
-    without any checkpoint lacks.
+    `checkpoint_name` is the one asked for: "best", "stepN", or "" for the newest (a run that lacks
+    the newest has none at all).
     """
     steps = run.checkpoint_steps()
     if run.deleted.exists():
@@ -442,7 +445,7 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
 
 
 def _can_be_a_path(ref: str) -> bool:
-    """Whether path functions take `ref`: it is short enough for a path and has no NUL byte."""
+    """Tell whether file systems accept `ref` as a path: it is short enough and has no NUL byte."""
     # The limits count bytes. surrogatepass: a lone surrogate must not raise here.
     encoded = ref.encode("utf-8", "surrogatepass")
     longest_name = max(len(name) for name in encoded.split(b"/"))
@@ -450,11 +453,11 @@ def _can_be_a_path(ref: str) -> bool:
 
 
 def _local_folder(ref: str) -> Path | None:
-    """The folder that `ref` names, with links resolved.
+    """Return the folder that `ref` names, with links resolved, or None if it may be a hub id.
 
-    None for a name without a slash, which is no path. A path that begins with /, ./, ../ or ~ must
-    exist. A bare A/B may be a hub id: None if there is no such folder. Raises UserError
-    MODEL_NOT_FOUND for a file, or if a path that must exist does not.
+    A name without a slash is no path (None). A path that begins with /, ./, ../ or ~ must exist. A
+    bare A/B may be a hub id: None if there is no such folder. Raises UserError MODEL_NOT_FOUND for
+    a file, or if a path that must exist does not.
     """
     is_explicit_path = ref.startswith(("/", "./", "../", "~")) or ref in (".", "..")
     if not is_explicit_path and "/" not in ref:
@@ -470,8 +473,8 @@ def _local_folder(ref: str) -> Path | None:
 
 
 def _gguf_file(ref: str) -> Path:
-    """The GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND if
-    there is no such file."""
+    """Return the GGUF file at the path `ref`, with links resolved. Raises UserError MODEL_NOT_FOUND
+    if there is no such file."""
     path = Path(ref).expanduser().absolute()
     if not path.is_file():
         raise _not_found(f"{path} does not exist", "Name a GGUF file or a model folder.")
@@ -479,7 +482,8 @@ def _gguf_file(ref: str) -> Path:
 
 
 def _unknown_reference(home: Home, ref: str) -> UserError:
-    """The error for a reference that names no model; its hint names the most similar ones."""
+    """Return the error for a reference that names no model, with the most similar names as a
+    hint."""
     known_names = [
         *BUILTIN,
         *library.names(home),
@@ -490,8 +494,8 @@ def _unknown_reference(home: Home, ref: str) -> UserError:
 
 
 def _hint_for_unknown(ref: str, known_names: list[str]) -> str:
-    """What to write in place of `ref`, which names no model. `known_names` are the names of models
-    and the run ids that exist."""
+    """Suggest what to write in place of `ref`, which names no model. `known_names` are the names of
+    models and the run ids that exist."""
     name = ref.partition("@")[0]
     if "@" in ref and name in known_names:  # the run exists, what follows the @ is wrong
         return f"After a run id stands @best or @stepN, as in {name}@best."
@@ -504,14 +508,14 @@ def _hint_for_unknown(ref: str, known_names: list[str]) -> str:
 
 
 def _not_found(message: str, hint: str | Hint) -> UserError:
-    """The error MODEL_NOT_FOUND for the argument `model`."""
+    """Return the error MODEL_NOT_FOUND for the argument `model`."""
     return UserError("MODEL_NOT_FOUND", message, hint=hint, field="model")
 
 
 def _runs_with_checkpoints(home: Home) -> list[RunDir]:
-    """Runs with a complete checkpoint, the last changed folder first.
+    """Return the runs with a complete checkpoint, the most recently changed folder first.
 
-    A run that ended without a checkpoint gets none later, unless it is resumed. Such runs are
+    A run that ended without a checkpoint gets none later unless it is resumed. Such runs are
     remembered in `_ended_without_checkpoint`, so that a listing need not read their folders again.
     """
     names = _run_folders(home)
@@ -519,7 +523,7 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database
-        # The mark holds the run's state and attempt, so a run that is resumed has another key.
+        # A mark includes the run's state and attempt, so a resumed run has another key.
         key = (str(home.root), mark)
         if mark is not None and key in _ended_without_checkpoint:
             continue
@@ -534,8 +538,8 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
 
 
 def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
-    """For each training run, by its id, a mark that changes whenever the run does: (run id, state,
-    attempt, end time or None). {} if there is no database."""
+    """Return a mark for each training run, by its id, that changes whenever the run does: (run id,
+    state, attempt, end time or None). Returns {} if there is no database."""
     if not home.db.is_file():
         return {}
     with Store(home) as store:
@@ -544,23 +548,21 @@ def _marks_of_runs(home: Home) -> dict[str, tuple[str, str, int, float | None]]:
 
 
 def _run_folders(home: Home) -> list[str]:
-    """Names of the folders of runs, the last changed first."""
+    """Return the names of the runs' folders, the most recently changed first."""
     folders = []
-    # FileNotFoundError: a home without any run has no such folder.
+    # A home without any run has no folder of runs (FileNotFoundError).
     with contextlib.suppress(FileNotFoundError), os.scandir(home.runs) as entries:
         for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # deleted since the listing
+            with contextlib.suppress(FileNotFoundError):  # deleted since the folder was listed
                 if entry.is_dir():
                     folders.append((entry.stat().st_mtime, entry.name))
     return [name for _, name in sorted(folders, reverse=True)]
 
 
 def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
-    """The model in the folder `path` as an entry of a listing; None if it cannot be trained here.
-
+    """Describe the model in the folder `path` for a listing; None if it cannot be trained here.
     `ref` is the reference by which a run names it; `kind` says where it is stored, "home" for the
-    home folder.
-    """
+    home folder."""
     try:
         facts = model_files.read_facts(path)
     except UserError:
@@ -578,8 +580,8 @@ def _usable_base(ref: str, kind: str, path: Path) -> UsableModel | None:
 
 
 def _usable_run(run: RunDir) -> UsableModel | None:
-    """The model of a training run for a listing; None for a run of another kind, or if its config
-    or base cannot be read."""
+    """Describe the model of a training run for a listing. Returns None for a run of another kind,
+    or if the run's config or base model cannot be read."""
     try:
         config = _run_config(run)
         if not isinstance(config, TrainConfig):

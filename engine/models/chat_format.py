@@ -1,23 +1,24 @@
 """Turns conversations into token ids and loss masks, through a model's chat template.
 
-The control side counts tokens with this module (`tokens.py`) and the worker trains and samples
-with it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
+The control side counts tokens with this module (`tokens.py`) and the worker trains and samples with
+it (`engine/worker/rollouts/renderer.py`), so both see the same tokens.
 
-What was sampled is never rendered again. The prompt of a later turn is the ids so far and, after
-them, the text that the template writes between two turns. To get that text, a mark stands in for
-what the model wrote; the template's own text begins after it. So it does not matter that
-many templates write earlier turns differently once more messages follow (Qwen3 drops their think
-blocks, gpt-oss ends them with another token).
+Sampled text is never rendered again. The prompt of a later turn consists of the ids so far and the
+text that the template writes between two turns. To get that text, a mark (a made-up word) stands
+for what the model wrote; the template's own text follows the mark. So it does not matter that many
+templates write earlier turns differently once more messages follow (Qwen3 drops their think blocks,
+gpt-oss ends them with another token).
 
-A training row is split where a template does that: each turn is trained after exactly the prompt
-that the model is given at that turn in use. The text is split where the model starts and stops
-writing, and each part is tokenised by itself, so those prompts have the ids that the sampler gets.
+A conversation becomes several training rows if the template writes earlier turns differently: each
+turn is trained after exactly the prompt that the model gets for that turn in use. The text is split
+where the model starts and stops writing, and each part is tokenised by itself, so those prompts
+have the ids that the sampler gets.
 
-The package `renderers` (0.1.12) does the same with code by hand for each family. It was measured
-and not taken: 0.4 s to import (870 modules, `openai` among them, and it fails where `httpx` is
-missing), 120 MB installed; it knows a family by the hub's name of the model, so a local folder gets
-its fallback, which continues no conversation; Gemma 1 to 3, Phi, LFM2 and Cohere have nothing else.
-The rule here needs the template alone.
+The package `renderers` (0.1.12) does the same with code written by hand for each family. It was
+measured and not used: it takes 0.4 s to import (870 modules, `openai` among them, and it fails
+without `httpx`) and 120 MB when installed; it identifies a family by the model's name on the hub,
+so a local folder gets its fallback, which cannot continue a conversation, and so do Gemma 1 to 3,
+Phi, LFM2 and Cohere. The method here needs nothing but the template.
 """
 
 import re
@@ -33,16 +34,16 @@ from engine.records.settings import Reasoning
 from envs.json_types import ChatMessage, ToolSchema
 
 _QUESTION: ChatMessage = {"role": "user", "content": "?"}
-_MARK = "zqmark"  # stands for what the model wrote; lengthened where a message holds it
-_MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # as the special tokens of chat templates look
+_MARK = "zqmark"  # stands for what the model wrote; lengthened if a message contains it
+_MARKER = re.compile(r"<[|｜]?[^<>\s]+>")  # a special token such as <|im_end|>
 
 
 class TemplateError(ValueError):
-    """A chat template refused a conversation, or leaves out what the model is to learn."""
+    """A chat template refused a conversation, or left out what the model should learn."""
 
 
 class NoReasoning(TemplateError):
-    """An assistant turn without reasoning, where reasoning is required."""
+    """An assistant turn has no reasoning although reasoning is required."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class RowShape:
     """Where a training row carries loss; all numbers count tokens from its beginning.
 
     Attributes:
-        length: the whole row.
+        length: number of tokens of the whole row.
         turns: (start, end) of each assistant turn that this row trains. The end-of-turn token
             belongs to the turn; the opening that the generation prompt contains does not.
-        known: how many tokens at the beginning the conversation's row before this one holds too,
-            which are not trained again; at least 1, since nothing predicts the first token.
+        known: how many tokens at the beginning are also in the conversation's previous row, so that
+            they are not trained again; at least 1, since nothing predicts the first token.
         is_last: whether the conversation ends with this row.
     """
 
@@ -64,7 +65,7 @@ class RowShape:
     is_last: bool = True
 
     def trained(self, loss_on: str = "assistant") -> Sequence[tuple[int, int]]:
-        """(start, end) of each stretch of tokens that carries loss.
+        """Return (start, end) of each stretch of tokens that carries loss.
 
         Args:
             loss_on: "assistant" (all assistant turns), "last" (the conversation's last turn, which
@@ -81,18 +82,18 @@ class RowShape:
 
 @dataclass(frozen=True)
 class TokenizedChat:
-    """A conversation as tokens, or as much of it as one training row can hold."""
+    """A conversation as tokens, or as much of it as fits one training row."""
 
     ids: list[int]
     shape: RowShape
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """(start, stop) of each of the model's turns among the ids."""
+        """(start, end) of each assistant turn among the ids."""
         return list(self.shape.turns)
 
     def mask(self, loss_on: str = "assistant") -> list[int]:
-        """One number per token: 1 if it carries loss, else 0.
+        """Return one number per token: 1 if the token carries loss, else 0.
 
         `loss_on`: "assistant" (all assistant turns), "last" (the conversation's last turn) or "all"
         (every token that the conversation's previous row does not begin with).
@@ -105,13 +106,13 @@ class TokenizedChat:
 
 @dataclass(frozen=True)
 class _StandIn:
-    """What takes the place of a conversation that ends with an assistant's turn, to find the text
-    that the template writes after that turn.
+    """A replacement for a conversation that ends with an assistant turn. It is rendered to find the
+    text that the template writes after that turn.
 
     Attributes:
         history: the messages before the turn.
-        message: the message of the turn; what the model says in it ends with `mark`.
-        mark: a text that no other message holds.
+        message: the assistant message; its words end with `mark`.
+        mark: a word that no other message contains.
     """
 
     history: Sequence[ChatMessage]
@@ -126,8 +127,8 @@ class ChatFormat:
     Attributes:
         template: the source of its chat template.
         special_tokens: variables for the template, such as `eos_token`.
-        encode: gives the token ids of a text; it must not add special tokens.
-        stop_texts: texts of the tokens that end a turn.
+        encode: returns the token ids of a text; it must not add special tokens.
+        stop_texts: the texts of the tokens that end a turn.
         thinking: whether the template is asked to open a think block.
         tool_template: the template for conversations with tools; "" if `template` serves both.
     """
@@ -147,18 +148,18 @@ class ChatFormat:
         prompt: bool,
         thinking: bool | None = None,
     ) -> str:
-        """The conversation as the template writes it. Tools, calls and results that the template
-        does not write by itself are written into the messages (`template_messages.py`).
+        """Return the conversation as the template writes it. Tools, calls and results that the
+        template cannot write are written into the messages (`template_messages.py`).
 
         Args:
             prompt: whether the text ends with the opening of an assistant turn, so that the model
                 goes on from there.
-            thinking: whether the template is asked to open a think block; None: as `self.thinking`.
+            thinking: whether the template is asked to open a think block; None for `self.thinking`.
 
         Raises TemplateError with the template's own message if it refuses the conversation, and
         UserError MODEL_UNSUPPORTED if the template does not compile.
         """
-        # Some models have a template apart for conversations with tools.
+        # Some models have a separate template for conversations with tools.
         source = self.tool_template if tools and self.tool_template else self.template
         messages = [template_messages.clean(message) for message in messages]
         if template_messages.needs_abilities(messages, tools):
@@ -179,9 +180,9 @@ class ChatFormat:
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
-        """Token ids of the conversation, up to and including the opening of the assistant's turn.
+        """Return the token ids of the conversation, including the opening of the assistant's turn.
 
-        Raises as `text` does.
+        Raises TemplateError if the template refuses the conversation.
         """
         return self.encode(self.text(messages, tools, prompt=True))
 
@@ -193,18 +194,18 @@ class ChatFormat:
         *,
         last_id: int | None = None,
     ) -> list[int]:
-        """Token ids of what stands between two assistant turns, to be appended to the ids so far.
+        """Return the token ids of what stands between two assistant turns, to be appended to the
+        ids so far.
 
-        They begin after the token that ended the earlier turn; or with that token, if the turn
-        lacks it because a stop string ended it. They end with the opening of the next turn.
+        They end with the opening of the next turn. They begin after the token that ended the
+        earlier turn, or with that token if the turn lacks it because a stop string ended it.
 
         Args:
-            before: the conversation so far; its last message is the assistant's.
+            before: the conversation so far, which ends with an assistant message.
             replies: the messages that answer it.
-            last_id: the last id of the assistant's turn as it was sampled; None if that was an
-                end token.
+            last_id: the last sampled id of the assistant's turn; None if that was an end token.
 
-        Raises as `text` does, if the template refuses the replies.
+        Raises TemplateError if the template refuses the replies.
         """
         first_refusal: TemplateError | None = None
         for stand_in in _stand_ins(before, replies):
@@ -222,10 +223,10 @@ class ChatFormat:
         tools: Sequence[ToolSchema],
         last_id: int | None,
     ) -> list[int]:
-        """Token ids that follow an assistant turn, up to and including the opening of the next
-        turn. The end token of the turn is left out if it was sampled already.
+        """Return the token ids that follow an assistant turn, up to and including the opening of
+        the next turn. The end token of the turn is left out if it was sampled already.
 
-        `last_id`: the last id of the turn as it was sampled; None if that was an end token.
+        `last_id` is the last sampled id of the turn; None if that was an end token.
         """
         turn_end, rest = self._turn_end_and_rest(stand_in, replies, tools)
         if not turn_end:  # the template writes no end token after this turn
@@ -243,11 +244,12 @@ class ChatFormat:
         return self.encode(rest)
 
     def _after_opening(self, following_text: str, last_id: int | None) -> list[int]:
-        """The token ids of `following_text`, which follows a turn without an end token.
+        """Return the token ids of `following_text`, which follows a turn without an end token.
 
         In such a family (GLM) the model ends its turn by writing the opening of the next message.
-        That opening is left out of the result if the turn holds it already: if it is `last_id`, the
-        last id of the turn. None as `last_id` stands for whatever token ends turns.
+        That opening is left out of the result if the turn already ends with it, which is so if it
+        is `last_id`, the last id of the turn. A `last_id` of None stands for any token that ends
+        turns.
         """
         opening = next((stop for stop in self.stop_texts if following_text.startswith(stop)), "")
         if opening and (last_id is None or self.encode(opening) == [last_id]):
@@ -257,9 +259,9 @@ class ChatFormat:
     def _turn_end_and_rest(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """What the template writes after the words of the model in the turn of `stand_in`.
+        """Return what the template writes after the model's words in the turn of `stand_in`.
 
-        Returns two texts:
+        The result is two texts:
 
         - the token that ends the turn at the end of a conversation; "" if the template writes none
         - what follows the model's words if `replies` come next: the end of the turn, as the
@@ -272,19 +274,19 @@ class ChatFormat:
         first_stop = self._first_stop(closed)
         if first_stop:
             stop_at, stop = first_stop
-            # Text before the token, such as the brackets that close a call, is of the model's turn.
+            # Text before the end token, such as closing brackets of a call, is part of the turn.
             if continued[:stop_at] == closed[:stop_at]:
                 return stop, continued[stop_at:]
         return "", continued[_common_start(closed, continued) :]
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
-        """Where the first token that ends a turn stands in the text, and that token; None without
-        one."""
+        """Find the first token that ends a turn: (its position in the text, the token), or None."""
         stops = [(text.find(stop), stop) for stop in self.stop_texts if stop in text]
         return min(stops, default=None)
 
     def _is_end(self, last_id: int | None) -> bool:
-        """Whether the last id of a turn is a token that ends turns; None stands for such a one."""
+        """Tell whether `last_id`, the last id of a turn, is a token that ends turns. None means
+        yes."""
         return last_id is None or any(self.encode(stop) == [last_id] for stop in self.stop_texts)
 
     def rows(
@@ -293,33 +295,34 @@ class ChatFormat:
         tools: Sequence[ToolSchema] = (),
         reasoning: Reasoning = "keep",
     ) -> list[TokenizedChat]:
-        """A finished conversation as training rows: one, or several where the template writes
-        earlier turns differently once more messages follow. [] if no turn is the assistant's.
+        """Turn a finished conversation into training rows.
 
-        `reasoning`: "keep" trains the reasoning that the messages have, "drop" leaves it out,
-        "require" raises NoReasoning for a turn without any. Raises TemplateError if the template
-        leaves out the text of a turn, and the errors of `text`.
+        There are several rows if the template writes earlier turns differently once more messages
+        follow, and none if there is no assistant turn. `reasoning`: "keep" trains the reasoning in
+        the messages, "drop" leaves it out, "require" raises NoReasoning for a turn without any.
+        Raises TemplateError if the template refuses the conversation or leaves out the text of a
+        turn.
         """
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
         for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
-            # The template writes the earlier turns as before: the turn can join the last row.
+            # If the template writes the earlier turns as before, this turn can join the last row.
             if rows and prompt.startswith(row_text):
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
             else:
                 rows.append(self._new_row(rows, prompt, answer))
             row_text = prompt + answer
-        # Each row was made as the last one of the conversation; only one of them is.
+        # Every row was made as if the conversation ended with it, which only the last one does.
         return [*map(_as_earlier_row, rows[:-1]), *rows[-1:]]
 
     def _turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
     ) -> Iterator[tuple[str, str]]:
-        """The assistant turns of a conversation, each as (its prompt, what the model has to write).
+        """Yield the assistant turns of a conversation as (prompt, what the model has to write).
 
-        Its prompt is the text up to the turn. With `needs_reasoning` a turn without reasoning
-        raises NoReasoning.
+        The prompt is the text up to the turn. Raises NoReasoning for a turn without reasoning if
+        `needs_reasoning` is true.
         """
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -329,7 +332,7 @@ class ChatFormat:
             yield self._turn(messages[:index], message, tools)
 
     def _with_next_turn(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
-        """The row, and after it the text `more` and the turn `answer`."""
+        """Return the row extended by the text `more` and then by the turn `answer`."""
         prompt_ids = row.ids + self.encode(more)
         return self._with_turn(prompt_ids, row.turns, row.shape.known, answer)
 
@@ -346,7 +349,7 @@ class ChatFormat:
     def _with_turn(
         self, prompt_ids: list[int], turns: Sequence[tuple[int, int]], known: int, answer: str
     ) -> TokenizedChat:
-        """A training row that ends with the turn `answer`.
+        """Make a training row that ends with the turn `answer`.
 
         Args:
             prompt_ids: the tokens before that turn.
@@ -374,13 +377,14 @@ class ChatFormat:
         text_with_turn = self.text([*history, message], tools, prompt=False, thinking=thinking)
         if text_with_turn.startswith(prompt) and self._writes_thought(history, message, tools):
             turn = text_with_turn[len(prompt) :]
-        else:  # the template writes the turn in another way than the model has to
+        else:  # the template writes a finished turn in another way than the model has to
             turn = self._thought(prompt, thought) + self._answer(history, message, tools)
         return prompt, self._up_to_end(turn, history, message, tools)
 
     def _thought(self, prompt: str, thought: str) -> str:
-        """A thought as the model writes it after `prompt`: between its tags, without the opening
-        one if the prompt ends with that. "" for no thought, unless the prompt has opened one."""
+        """Return a thought as the model writes it after `prompt`: between its tags, without the
+        opening tag if the prompt ends with it. Returns "" if there is no thought and the prompt
+        opened none."""
         is_open = opens_thought(prompt, self.template)
         if not thought and not is_open:
             return ""
@@ -390,7 +394,7 @@ class ChatFormat:
     def _answer(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> str:
-        """The assistant's turn `message` as the template writes it, without its reasoning.
+        """Return the assistant turn `message` as the template writes it, without its reasoning.
 
         Raises TemplateError if the template leaves the message out.
         """
@@ -414,10 +418,10 @@ class ChatFormat:
     def _writes_thought(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> bool:
-        """Whether the template writes the reasoning of this message; True if it has none."""
+        """Tell whether the template writes the reasoning of this message. True if it has none."""
         if "reasoning_content" not in message:
             return True
-        # In place of the reasoning stands a text that can come from nowhere else.
+        # A word that can come from nowhere else replaces the reasoning.
         mark = _unused_mark([*history, message])
         marked = {**message, "reasoning_content": mark}
         return mark in self.text([*history, marked], tools, prompt=False, thinking=True)
@@ -429,10 +433,10 @@ class ChatFormat:
         message: ChatMessage,
         tools: Sequence[ToolSchema],
     ) -> str:
-        """What the model has to write of an assistant turn: its text, up to and with the end token.
+        """Cut an assistant turn after its end token: the result is what the model has to write.
 
-        In some families (GLM) the template writes no end token: the token that opens the next
-        message ends the turn. Then this opening is added.
+        In some families (GLM) the template writes no end token, because the token that opens the
+        next message ends the turn. Then this opening is added.
 
         Args:
             turn: the text that the template writes from the beginning of the turn on.
@@ -440,7 +444,7 @@ class ChatFormat:
             message: the message of the turn.
         """
         ends = [turn.rfind(stop) + len(stop) for stop in self.stop_texts if stop in turn]
-        if ends:  # what the template writes after it, such as a newline, is not of the turn
+        if ends:  # text after the end token, such as a newline, does not belong to the turn
             turn = turn[: max(ends)]
             return self._with_one_end(turn)
         reply = _reply_to(message)  # any message that can come next
@@ -452,8 +456,8 @@ class ChatFormat:
         return turn + next((stop for stop in self.stop_texts if rest.startswith(stop)), "")
 
     def _with_one_end(self, turn: str) -> str:
-        """The turn with only the first of the end tokens that stand in a row at its end: after the
-        first one the model has stopped."""
+        """Return the turn with only the first of several end tokens in a row at its end, because
+        the model stops at the first."""
         while last := next((stop for stop in self.stop_texts if turn.endswith(stop)), ""):
             without_last = turn.removesuffix(last).rstrip()
             if not without_last.endswith(tuple(self.stop_texts)):
@@ -463,13 +467,13 @@ class ChatFormat:
 
 
 def _as_earlier_row(row: TokenizedChat) -> TokenizedChat:
-    """The row, as one with which its conversation does not end."""
+    """Return the row marked as one that does not end its conversation."""
     return TokenizedChat(row.ids, replace(row.shape, is_last=False))
 
 
 def _reply_to(message: ChatMessage) -> ChatMessage:
-    """A message that may follow the assistant's `message`: the result of its first call, or a
-    question if it makes none."""
+    """Make a message that may follow the assistant's `message`: the result of its first call, or a
+    question if it makes no call."""
     calls = message.get("tool_calls")
     if not calls:
         return _QUESTION
@@ -482,8 +486,8 @@ def _reply_to(message: ChatMessage) -> ChatMessage:
 
 
 def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) -> Iterator[_StandIn]:
-    """Conversations to try in place of `before`, to learn what text the template writes after the
-    last turn. In each, a mark that no message holds stands for what the model wrote in that turn.
+    """Yield conversations to try in place of `before`, to learn what text the template writes after
+    the last turn. In each, a mark that no message contains stands for what the model wrote there.
 
     - the conversation itself
     - a question and the turn, for a template that refuses something in the conversation
@@ -499,7 +503,7 @@ def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) ->
 
 
 def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
-    """An assistant's message that makes these calls with `mark` as the only argument of each.
+    """Make an assistant message with these calls, each with `mark` as its only argument.
 
     Without calls, `mark` is the content of the message.
     """
@@ -507,14 +511,14 @@ def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
         return {"role": "assistant", "content": mark}
     marked_calls = []
     for call in calls:
-        # A call holds its function under that key, or is the function itself.
+        # A call holds its function under the key "function", or is the function itself.
         function = {**call.get("function", call), "arguments": {"a": mark}}
         marked_calls.append({**call, "function": function} if "function" in call else function)
     return {"role": "assistant", "content": "", "tool_calls": marked_calls}
 
 
 def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many items at the beginning of both are the same."""
+    """Count how many items at the beginning of both sequences are equal."""
     count = 0
     for a, b in zip(first, second, strict=False):
         if a != b:
@@ -524,7 +528,7 @@ def _common_start(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def _unused_mark(messages: Sequence[ChatMessage]) -> str:
-    """A text that none of the messages holds: `_MARK`, followed by as many z as that takes."""
+    """Return a word that no message contains: `_MARK`, followed by as many z as that takes."""
     mark = _MARK
     while any(mark in str(message) for message in messages):
         mark += "z"
@@ -532,20 +536,20 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
 
 
 def _with_mark(message: ChatMessage, mark: str) -> ChatMessage:
-    """The message with `mark` before its content."""
+    """Return the message with `mark` before its content."""
     return {**message, "content": f"{mark}{message.get('content') or ''}"}
 
 
 def _after(mark: str, text: str) -> str:
-    """The text after the last `mark`. Raises TemplateError if there is none."""
+    """Return the text after the last `mark`. Raises TemplateError if `mark` is missing."""
     if mark not in text:
         raise TemplateError("the chat template leaves out what the assistant says")
     return text.rpartition(mark)[2]
 
 
 def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
-    """A message of the assistant with its reasoning in the field `reasoning_content` alone, or, if
-    `reasoning` is "drop", without any. Other messages are returned as they are."""
+    """Return an assistant message with its reasoning in `reasoning_content` only, or with none if
+    `reasoning` is "drop". Other messages are returned unchanged."""
     if message["role"] != "assistant":
         return message
     message = template_messages.split_reasoning(message)
@@ -555,8 +559,8 @@ def _as_trained(message: ChatMessage, reasoning: Reasoning) -> ChatMessage:
 def _variables(
     messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], prompt: bool
 ) -> dict[str, object]:
-    """The variables of a template that hold the conversation; `prompt`: whether the template is to
-    open an assistant's turn at the end, so that the model goes on with an answer."""
+    """Return a template's variables that hold the conversation. `prompt` asks the template to open
+    an assistant turn at the end, so that the model goes on with an answer."""
     return {
         "messages": list(messages),
         "tools": list(tools) or None,  # templates test for None
@@ -567,9 +571,9 @@ def _variables(
 
 @lru_cache(maxsize=16)
 def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abilities:
-    """Which parts of a conversation with tools the template `source` writes by itself.
+    """Find out which parts of a conversation with tools the template `source` writes by itself.
 
-    `special_tokens` holds (name, text) pairs, not a dict, so that results can be cached by it.
+    `special_tokens` holds (name, text) pairs, not a dict, because cache keys must be hashable.
     """
     return template_messages.abilities(
         lambda messages, tools, prompt: _render(
@@ -579,7 +583,7 @@ def _abilities(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Abil
 
 
 def _render(source: str, variables: Mapping[str, object]) -> str:
-    """Render the Jinja template `source`, a chat template, with these variables."""
+    """Render the chat template `source` with these variables."""
     # jinja2 takes 40 ms to import, which a start of the server does not need.
     from engine.models import chat_template  # noqa: PLC0415
 

@@ -3,8 +3,8 @@
 It uses the same sandboxed jinja environment with the same extras (raise_exception, strftime_now,
 tojson without HTML escapes, loop controls, the `generation` tag), so a template gives the same text
 in both. Templates come from model repositories and are untrusted: the sandbox keeps them from
-Python. This module imports jinja2, which the server's start does not need, so only
-`chat_format.py` imports it, when it renders.
+running Python code. Only `chat_format.py` imports this module, when it renders, because jinja2
+would slow down the server's start.
 
 Source: transformers/utils/chat_template_utils.py.
 """
@@ -28,8 +28,8 @@ from engine.models import model_files
 def render(source: str, variables: Mapping[str, Any]) -> str:
     """Render the template `source` with `variables` and return the text.
 
-    Raises UserError MODEL_UNSUPPORTED when the template does not compile, and any exception that
-    the template raises while rendering.
+    Raises UserError MODEL_UNSUPPORTED if the template does not compile. Exceptions that the
+    template raises while rendering pass through.
     """
     return _compile(source).render(**variables)
 
@@ -37,14 +37,15 @@ def render(source: str, variables: Mapping[str, Any]) -> str:
 class _GenerationTag(jinja2.ext.Extension):
     """The tag {% generation %}...{% endgeneration %}, which renders its content unchanged.
 
-    transformers marks assistant turns with it."""
+    Templates mark assistant turns with it for transformers.
+    """
 
     tags = {"generation"}  # noqa: RUF012  jinja declares it a plain set
 
     def parse(self, parser: Any) -> nodes.Node:
         """Parse the tag into a call of `_body` with the content between the tags.
 
-        jinja calls this where the tag begins.
+        jinja calls this method where the tag begins.
         """
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -53,14 +54,16 @@ class _GenerationTag(jinja2.ext.Extension):
         return nodes.CallBlock(call, [], [], body).set_lineno(line)
 
     def _body(self, caller: Any) -> str:
+        """Return the content between the tags unchanged."""
         return caller()
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """jinja's namespace without attributes that begin with an underscore."""
+    """jinja's namespace, except that a template cannot set attributes that begin with an
+    underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # `self` may be a key
-        """Take attributes as `dict` does: as keywords, as one mapping, or both.
+        """Set attributes given as `dict` takes them: as keywords, as one mapping, or both.
 
         `self` is not in the signature, because a template may pass a keyword of that name. Raises
         SecurityError for an attribute that begins with an underscore.
@@ -72,6 +75,7 @@ class _Namespace(jinja2.utils.Namespace):
         jinja2.utils.Namespace.__init__(self, attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        """Set one attribute. Raises SecurityError if its name begins with an underscore."""
         _check_attribute(name)
         super().__setitem__(name, value)
 
@@ -84,7 +88,7 @@ def _check_attribute(name: object) -> None:
 
 @lru_cache(maxsize=16)
 def _compile(source: str) -> jinja2.Template:
-    """The compiled template. Raises UserError MODEL_UNSUPPORTED for a syntax error."""
+    """Compile a template. Raises UserError MODEL_UNSUPPORTED for a syntax error."""
     try:
         return _environment().from_string(source)
     except jinja2.TemplateError as error:
@@ -95,7 +99,7 @@ def _compile(source: str) -> jinja2.Template:
 
 @lru_cache(maxsize=1)
 def _environment() -> jinja2.Environment:
-    """The sandboxed jinja environment with the extras of transformers, made once."""
+    """Make the sandboxed jinja environment with the extras of transformers, once per process."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -115,7 +119,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson`, in place of jinja's own, which escapes HTML characters: no model was
+    """The filter `tojson`. It replaces jinja's own, which escapes HTML characters: no model was
     trained on such escapes."""
     return json.dumps(
         value,
@@ -127,5 +131,5 @@ def _tojson(
 
 
 def _raise_exception(message: str) -> NoReturn:
-    """What a chat template calls to refuse a conversation."""
+    """Refuse a conversation: a chat template calls this as `raise_exception`."""
     raise jinja2.TemplateError(message)

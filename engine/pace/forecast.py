@@ -1,8 +1,9 @@
-"""What is left of a run: seconds as a band, from its own measured pace.
+"""Forecasts how long a run will still take: seconds as a band, from the run's own measured pace.
 
-The heartbeat says how many steps, answers and checkpoints are still to come and how long those done
-have taken. Work of a kind that has not begun yet is taken from the run's estimate. A band holds
-nine in ten ends, if the pace goes on to vary as it has varied so far.
+The heartbeat (the trainer's sign of life) says how many steps, answers and checkpoints are still to
+come, and how long those done have taken. Work of a kind that has not begun yet is taken from the
+estimate made at submit. A band contains the true end in nine of ten cases, if the pace keeps
+varying as it has so far.
 """
 
 import math
@@ -15,9 +16,9 @@ from engine.home.run_dir import RunDir
 from engine.pace.heartbeat import Heartbeat, Work
 
 _NORMAL_90 = 1.645  # standard deviations on each side of a band that holds 90 %
-_DRIFT = 0.05  # share by which the pace of all steps to come may differ from that of those done
-_VARIATION = 0.25  # the same for work that is not timed unit by unit
-# Factors for low and high of what was not measured yet, only estimated before the start.
+_DRIFT = 0.05  # share by which the pace of the remaining steps may differ from that of those done
+_VARIATION = 0.25  # the same share for work that is not timed unit by unit
+# The band of work that was only estimated, not measured: its low and high end as multiples.
 _UNMEASURED = (0.4, 2.5)
 # Phases of an estimate (engine/cost) that make up a kind of work.
 _ESTIMATED_PHASES = {
@@ -29,21 +30,23 @@ _ESTIMATED_PHASES = {
 
 @dataclass(frozen=True)
 class Band:
-    """Seconds that work is still going to take: at the least, most likely, at the most."""
+    """How many seconds some work will still take: at least (low), most likely, and at most
+    (high)."""
 
     low: float = 0.0
     likely: float = 0.0
     high: float = 0.0
 
     def __add__(self, other: "Band") -> "Band":
+        """Return the seconds of two pieces of work, one after the other."""
         return Band(self.low + other.low, self.likely + other.likely, self.high + other.high)
 
     def times(self, share: float) -> "Band":
-        """The seconds of a part of the work; `share` is that part, from 0 to 1."""
+        """Return the seconds of a part of the work; `share` is that part, from 0 to 1."""
         return Band(self.low * share, self.likely * share, self.high * share)
 
     def shortened_by(self, seconds: float) -> "Band":
-        """The seconds that are left when the work has gone on for `seconds`; never less than 0."""
+        """Return the seconds that remain after `seconds` more have passed, never less than 0."""
         return Band(
             low=max(0.0, self.low - seconds),
             likely=max(0.0, self.likely - seconds),
@@ -56,11 +59,11 @@ class Remaining:
     """What is left of an attempt.
 
     Attributes:
-        seconds: until its end.
-        until_last_step: likely seconds until its last step is done; after it come the final
-            evaluation and the skill check.
-        steps: how many steps are left.
-        is_measured: whether the attempt has measured at least some of its work; otherwise all of it
+        seconds: seconds until the attempt ends.
+        until_last_step: likely seconds until the last training step is done; the final evaluation
+            and the skill check come after it.
+        steps: how many training steps are left.
+        is_measured: whether the attempt has measured at least some of its work. If not, everything
             rests on the estimate made before the start.
     """
 
@@ -71,10 +74,10 @@ class Remaining:
 
 
 def remaining(run: RunDir, heartbeat: Heartbeat, now: float | None = None) -> Remaining | None:
-    """What is left of the attempt under way, by its last heartbeat; None before the trainer has
-    planned its work.
+    """Forecast what is left of the attempt under way, by its last heartbeat. Returns None before
+    the trainer has planned its work.
 
-    `now` is in unix seconds; None for the clock's.
+    `now` is in unix seconds; None stands for the current time.
     """
     if not any(work.planned for work in heartbeat.work.values()):
         return None
@@ -85,17 +88,17 @@ def remaining(run: RunDir, heartbeat: Heartbeat, now: float | None = None) -> Re
 def remaining_after(
     heartbeat: Heartbeat, estimated: Mapping[str, float], elapsed_s: float = 0.0
 ) -> Remaining:
-    """What is left of an attempt, `elapsed_s` seconds after this heartbeat.
+    """Forecast what is left of an attempt, `elapsed_s` seconds after this heartbeat.
 
     Args:
         estimated: likely seconds of each phase as estimated before the start; {} for no estimate.
     """
     work = heartbeat.work  # what was planned and what is done, by phase
-    # Seconds that each kind of work still takes: low, likely and high.
+    # How many seconds each kind of work will still take, as a band.
     training = _seconds_of_steps(work, estimated)
     checkpoints = _seconds_of_other_work("checkpoint", work, estimated)
     evaluation = _seconds_of_other_work("evaluation", work, estimated)
-    # 0 before its first answer: an estimate counts the skill check among its evaluations.
+    # This is 0 before the first answer, because an estimate counts the skill check as evaluation.
     skill_check = _seconds_of_other_work("skill check", work, estimated)
     evaluation_before_end = evaluation.times(_share_before_last_step(heartbeat))
     to_last_step = training + checkpoints + evaluation_before_end
@@ -112,10 +115,11 @@ def remaining_after(
 
 
 def cap_sentence(left: Remaining, step: int, cap_left_s: float, reason: str) -> str:
-    """Where a run will be stopped by its cap of hours; "" where it will likely end before.
+    """Say where a run will be stopped by its cap of hours, e.g. "at this pace max_gpu_hours=2 is
+    spent at step 30 of 40". Returns "" if the run will likely end before.
 
     Args:
-        left: what is left of the attempt, without a cap.
+        left: what is left of the attempt, ignoring the cap.
         step: the last step that is done; 0 for a run without steps.
         cap_left_s: seconds until the cap is reached.
         reason: the cap in words, such as "max_gpu_hours=2 is spent".
@@ -136,10 +140,10 @@ def cap_sentence(left: Remaining, step: int, cap_left_s: float, reason: str) -> 
 
 
 def estimated_seconds(run: RunDir) -> dict[str, float]:
-    """The likely seconds of each phase as submit estimated them, from config.json; {} where it has
-    no estimate. Values that are not finite numbers are left out.
+    """Read the likely seconds of each phase, as estimated at submit, from config.json. Returns {}
+    if it has no estimate. Values that are not finite numbers are left out.
 
-    It reads plain JSON: the schema of config.json needs pydantic, which the supervisor must not
+    The file is read as plain JSON, because its schema needs pydantic, which the supervisor must not
     load.
     """
     estimate = read_object(run.config).get("estimate")
@@ -154,8 +158,8 @@ def estimated_seconds(run: RunDir) -> dict[str, float]:
 
 
 def _half_width(steps: Work, mean: float) -> float:
-    """Half the width of the band of `_seconds_of_steps`, in seconds. `mean` is that of the steps
-    done, of which there is one at least."""
+    """Return half the width, in seconds, of the band that `_seconds_of_steps` computes. `mean` is
+    the mean time of the steps done, of which there is at least one."""
     likely = mean * steps.left
     if steps.done == 1:  # one step does not show how much steps vary
         return likely * _VARIATION
@@ -167,11 +171,12 @@ def _half_width(steps: Work, mean: float) -> float:
 
 
 def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]) -> Band:
-    """Seconds that the remaining steps will take, with their sampling, which is timed apart.
+    """Forecast the seconds of the remaining steps, including their sampling, which is timed
+    separately.
 
     The band is a prediction interval for the sum of the n remaining steps, from the mean and the
-    variance of the k steps done: a standard deviation of sqrt(variance * (n + n**2 / k)), whose
-    second term is the uncertainty of the mean; widened by `_DRIFT`.
+    variance of the k steps done. Its standard deviation is sqrt(variance * (n + n**2 / k)), whose
+    second term is the uncertainty of the mean. The interval is widened by `_DRIFT`.
     """
     steps = work_by_phase.get("training", Work())
     if not steps.left:
@@ -188,8 +193,8 @@ def _seconds_of_steps(work_by_phase: Mapping[str, Work], estimated: Mapping[str,
 def _seconds_of_other_work(
     phase: str, work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]
 ) -> Band:
-    """Seconds that the rest of a phase will take whose units are not timed one by one: the mean of
-    the units done times those left, give or take `_VARIATION`."""
+    """Forecast the seconds of the rest of a phase whose units are not timed one by one: the mean
+    time of the units done times the number of those left, give or take `_VARIATION`."""
     work = work_by_phase.get(phase, Work())
     if not work.left:
         return Band()
@@ -200,8 +205,8 @@ def _seconds_of_other_work(
 
 
 def _estimated_seconds_of(kind_of_work: str, estimated: Mapping[str, float]) -> Band:
-    """Seconds of a kind of work that has not begun, by the estimate of the whole run; 0 for a kind
-    that the estimate has no phase for."""
+    """Return the seconds of a kind of work that has not begun, by the estimate of the whole run.
+    They are 0 if the estimate has no phase for this kind."""
     phases = _ESTIMATED_PHASES.get(kind_of_work, ())
     likely = sum(estimated.get(phase, 0.0) for phase in phases)
     low_factor, high_factor = _UNMEASURED
@@ -209,8 +214,8 @@ def _estimated_seconds_of(kind_of_work: str, estimated: Mapping[str, float]) -> 
 
 
 def _share_until_earliest_end(heartbeat: Heartbeat, steps: Work) -> float:
-    """The share (0 to 1) of the remaining steps that are done even if the run stops as early as it
-    may; 1 where it may not stop before its last step."""
+    """Return the share (0 to 1) of the remaining steps that are done even if the run stops as early
+    as it may. The share is 1 if the run may not stop before its last step."""
     earliest_end = heartbeat.outlook.earliest_end
     if earliest_end is None or not steps.left:
         return 1.0
@@ -219,8 +224,8 @@ def _share_until_earliest_end(heartbeat: Heartbeat, steps: Work) -> float:
 
 
 def _share_before_last_step(heartbeat: Heartbeat) -> float:
-    """The share (0 to 1) of the remaining evaluation answers that are asked before the last step is
-    done; 0 where none remain."""
+    """Return the share (0 to 1) of the remaining evaluation answers that are asked before the last
+    step is done; 0 if none remain."""
     answers_left = heartbeat.work.get("evaluation", Work()).left
     if not answers_left:
         return 0.0

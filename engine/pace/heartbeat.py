@@ -1,8 +1,8 @@
 """`heartbeat.json` of a run: what its trainer is doing, how far it is, and how long its work took.
 
-The trainer writes it at every change of phase and about twice a second in between, in place, as one
-line of fixed length. Whoever reads it sees a whole line: it is written by one call and is shorter
-than a page.
+The trainer overwrites the file in place, at every change of phase and about twice a second in
+between, with one line of fixed length. A reader always sees a whole line, because one call writes
+it and it is shorter than a memory page.
 """
 
 import json
@@ -18,22 +18,22 @@ from engine.home.run_dir import RunDir
 Phase = Literal[
     "loading", "sampling", "training", "evaluation", "skill check", "checkpoint", "finishing"
 ]
-EXAM_PHASES = ("evaluation", "skill check")  # in them answers are counted, and no step moves
-_LINE_BYTES = 3072
+EXAM_PHASES = ("evaluation", "skill check")  # these phases count answers, and no step advances
+_LINE_BYTES = 3072  # less than a memory page, so that readers never see half a line
 
 
 @dataclass(frozen=True)
 class Work:
     """Work of one kind (a phase) that an attempt has to do, and how long it has taken so far.
 
-    A unit is a step of training, an answer of an evaluation or of the skill check, or a checkpoint.
+    A unit is a training step, an answer in an evaluation or skill check, or a checkpoint.
 
     Attributes:
-        planned: units that the attempt will do from its start to its end.
-        done: units that it has done.
-        seconds: that the units done took, without other work in between.
-        squares: the sum of the squares of the seconds of each unit, for their spread; 0 where units
-            are not timed one by one.
+        planned: how many units the attempt will do from its start to its end.
+        done: how many units it has done.
+        seconds: how long the units done took together, without other work in between.
+        squares: the sum of the squares of the seconds of each unit, to compute their variance; 0 if
+            units are not timed one by one.
         longest_silence_s: the longest time between two signs of life in this phase.
     """
 
@@ -45,19 +45,18 @@ class Work:
 
     @property
     def left(self) -> int:
-        """The units that are still to do."""
+        """How many units are still to do."""
         return max(0, self.planned - self.done)
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What an attempt knows about its steps and its end beside the work of each phase.
+    """What an attempt knows about its steps and its end, besides the work of each phase.
 
     Attributes:
-        steps_before: steps that earlier attempts have done.
-        answers_at_end: answers of evaluations that are asked after the last step.
-        earliest_end: the step at which the run may end at the earliest, where it may end before its
-            last one; None where it may not.
+        steps_before: how many steps earlier attempts have done.
+        answers_at_end: how many evaluation answers are asked after the last step.
+        earliest_end: the first step at which the run may stop early; None if it may not.
     """
 
     steps_before: int = 0
@@ -70,13 +69,13 @@ class Heartbeat:
     """The last sign of life of a trainer.
 
     Attributes:
-        attempt: which attempt of the run it is.
-        time: when it was given, in unix seconds.
+        attempt: the number of the attempt of the run.
+        time: when the heartbeat was written, in unix seconds.
         phase: what the trainer is doing.
-        done, of: how many units of this phase are done, and of how many; 0 of 0 where nothing is
+        done, of: how many units of this phase are done, and of how many; both are 0 if nothing is
             counted.
-        outlook: what it knows about the attempt's steps and end.
-        work: what is planned and done, by phase.
+        outlook: what the trainer knows about the attempt's steps and end.
+        work: what is planned and done in each phase.
     """
 
     attempt: int
@@ -89,23 +88,23 @@ class Heartbeat:
 
     @property
     def percent(self) -> float | None:
-        """How much of the phase is done; None where nothing is counted."""
+        """How much of the phase is done, in percent; None if nothing is counted."""
         return round(min(100.0, 100 * self.done / self.of), 1) if self.of > 0 else None
 
     def to_line(self) -> bytes:
-        """The heartbeat as JSON, filled up with spaces to a line of `_LINE_BYTES` bytes, so that
-        nothing of an earlier heartbeat stays in the file."""
+        """Return the heartbeat as one line of JSON, padded with spaces to `_LINE_BYTES` bytes, so
+        that nothing of an earlier heartbeat remains in the file."""
         text = json.dumps(asdict(self), allow_nan=False, separators=(",", ":"))
         return text.ljust(_LINE_BYTES - 1).encode() + b"\n"
 
 
 def write_heartbeat(descriptor: int, heartbeat: Heartbeat) -> None:
-    """Write a heartbeat into the open file `descriptor`, over the one before. Raises OSError."""
+    """Write a heartbeat into the open file `descriptor`, over the previous one. Raises OSError."""
     os.pwrite(descriptor, heartbeat.to_line(), 0)
 
 
 def read_heartbeat(run: RunDir) -> Heartbeat | None:
-    """The last heartbeat of a run; None where there is none, or where its file is damaged.
+    """Read the last heartbeat of a run. Returns None if there is none, or if its file is damaged.
 
     Runs of earlier versions, and those that score stored answers again, write none.
     """
@@ -126,7 +125,7 @@ def read_heartbeat(run: RunDir) -> Heartbeat | None:
 
 
 def _outlook(stored: Mapping[str, Any]) -> Outlook:
-    """The outlook as it was stored. Raises TypeError, ValueError or AttributeError if damaged."""
+    """Parse a stored outlook. Raises TypeError, ValueError or AttributeError if it is damaged."""
     earliest_end = stored.get("earliest_end")
     return Outlook(
         steps_before=int(stored.get("steps_before", 0)),
@@ -136,7 +135,8 @@ def _outlook(stored: Mapping[str, Any]) -> Outlook:
 
 
 def _work(stored: Mapping[str, Any]) -> Work:
-    """One entry of `work` as it was stored. Raises KeyError, TypeError or ValueError if damaged."""
+    """Parse one stored entry of `work`. Raises KeyError, TypeError or ValueError if it is
+    damaged."""
     return Work(
         planned=int(stored["planned"]),
         done=int(stored["done"]),
@@ -147,7 +147,7 @@ def _work(stored: Mapping[str, Any]) -> Work:
 
 
 def _number(value: Any) -> float:
-    """`value` as a finite float. Raises TypeError or ValueError for anything else."""
+    """Convert `value` to a finite float. Raises TypeError or ValueError if that is impossible."""
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not finite")

@@ -1,4 +1,4 @@
-"""How far a run is, read from its files; and STATUS.md, the same for a person with a pager."""
+"""Reads how far a run is from its files, and writes it to STATUS.md for people."""
 
 import json
 import math
@@ -19,8 +19,8 @@ from engine.pace.heartbeat import EXAM_PHASES, Heartbeat, read_heartbeat
 from engine.pace.staleness import patience
 
 _PACE_STEPS = 20  # the pace is measured over this many of the last steps
-_PACE_BYTES = 64_000  # how much of the end of metrics.jsonl is read for them
-_MAX_ALERTS = 10  # the latest are shown
+_PACE_BYTES = 64_000  # how much of the end of metrics.jsonl is read to find these steps
+_MAX_ALERTS = 10  # how many of the latest alerts are shown
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class Progress:
     """How far a run is.
 
     Attributes:
-        step, total_steps: the last step that was measured, and how many there will be; None where
-            no file says so yet.
-        eta_s: seconds left; None when it is not known, or when the run has ended.
+        step, total_steps: the last step that was measured, and how many steps there will be; None
+            until a file says so.
+        eta_s: seconds left; None if unknown, or if the run has ended.
         metrics: the last line of metrics.jsonl; {} before the first.
-        remaining: what is left of the attempt under way, as a band; None where no trainer runs, and
-            before it has planned its work.
-        phase: what the trainer is doing; "" where it does not say so.
-        phase_percent: how much of that phase is done; None where nothing in it is counted.
-        quiet_s: seconds since the trainer gave a sign of life or wrote anything; None where no
-            trainer is running.
-        stalled: why the run counts as stalled; "" where it does not.
+        remaining: what is left of the attempt under way; None if no trainer runs, or before it has
+            planned its work.
+        phase: what the trainer is doing; "" if it has written no heartbeat.
+        phase_percent: how much of that phase is done, in percent; None if nothing in it is counted.
+        quiet_s: seconds since the trainer gave a sign of life or wrote anything; None if no trainer
+            is running.
+        stalled: why the run counts as stalled; "" if it does not.
         alerts: the events of the latest alerts.
-        cursor: the byte after the last event.
-        started: the event of each start, the first one first.
+        cursor: the byte after the last event in events.jsonl.
+        started: the event of each start, oldest first.
     """
 
     step: int | None
@@ -69,21 +69,23 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
         rows, end = read_lines(run.events, cursor)
         events += rows
         if end == cursor or not rows:  # no whole line is left
-            # `end` is less than `cursor` where the file was shortened.
+            # `end` is less than `cursor` if the file was shortened.
             return events, max(end, cursor)
         cursor = end
 
 
 def events_end(run: RunDir) -> int:
-    """The cursor after the last complete event."""
+    """Return the cursor after the last complete event."""
     _, cursor = events_from(run, cursor=0)
     return cursor
 
 
 def attempt_begin(run: RunDir, attempt: int) -> int:
-    """The cursor (in bytes of events.jsonl) of the first event of an attempt. Where the attempt has
-    written none yet: 0 for the first attempt, the end of the file for a later one, as all events
-    belong to earlier attempts."""
+    """Return the cursor (in bytes of events.jsonl) of the first event of an attempt.
+
+    If the attempt has written no event yet, this is 0 for the first attempt, and the end of the
+    file for a later one, because all existing events belong to earlier attempts.
+    """
     try:
         lines = run.events.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -97,28 +99,28 @@ def attempt_begin(run: RunDir, attempt: int) -> int:
 
 
 def _starts_attempt(line: bytes, attempt: int) -> bool:
-    """Whether a line of events.jsonl says that this attempt has started."""
+    """Tell whether a line of events.jsonl says that this attempt has started."""
     try:
         event = json.loads(line)
-    except ValueError:  # a line that is being written, or damaged
+    except ValueError:  # the line is damaged, or still being written
         return False
     return event.get("event") == "attempt_started" and event.get("attempt") == attempt
 
 
 def alerts_in(events: list[JsonObject]) -> list[JsonObject]:
-    """The events that are alerts."""
+    """Return those of the events that are alerts."""
     return [event for event in events if event.get("event") == "alert"]
 
 
 def read_progress(run: RunDir, row: RunRow) -> Progress:
-    """How far a run is, from its events and the last line of its metrics. Only the run's state is
-    taken from its database row `row`."""
+    """Read how far a run is, from its events and the last line of its metrics. Only the run's state
+    and attempt are taken from its database row `row`."""
     events, cursor = events_from(run, cursor=0)
     last_metrics = last_line(run.metrics) or {}
     starts = [event for event in events if event.get("event") == "started"]
     total = _total_steps(starts)
     step = _as_whole_number(last_metrics.get("step"))
-    # In these states, from preparation to the stop, and in no other the run has a process.
+    # Only in these states, from preparation to the stop, does the run have a process.
     has_process = row.state in HOLDS_DEVICE
     heartbeat = _own_heartbeat(run, row) if has_process else None
     left = remaining(run, heartbeat) if heartbeat is not None else None
@@ -141,7 +143,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _own_heartbeat(run: RunDir, row: RunRow) -> Heartbeat | None:
-    """The last heartbeat of the attempt under way; None where it has given none."""
+    """Read the last heartbeat of the attempt under way, or None if this attempt has written
+    none."""
     heartbeat = read_heartbeat(run)
     return heartbeat if heartbeat is not None and heartbeat.attempt == row.attempt else None
 
@@ -149,9 +152,10 @@ def _own_heartbeat(run: RunDir, row: RunRow) -> Heartbeat | None:
 def _time_left(
     run: RunDir, row: RunRow, left: Remaining | None, step: int | None, total: int | None
 ) -> float | None:
-    """Likely seconds until the run has ended; None where that is not known, or it has ended.
+    """Return the likely seconds until the run has ended, or None if unknown or if the run has
+    ended.
 
-    A run without heartbeats, of an earlier version, is judged by the times of its last steps.
+    For a run without heartbeats (of an earlier version), the times of its last steps are used.
     """
     if row.state in TERMINAL:
         return None
@@ -161,10 +165,10 @@ def _time_left(
 def _why_stalled(
     run: RunDir, row: RunRow, heartbeat: Heartbeat | None, quiet_s: float | None
 ) -> str:
-    """A sentence that says that a run counts as stalled: it has been silent for `quiet_s` seconds,
-    longer than its pace explains. "" where it does not, and where `quiet_s` is None."""
-    # A process that scores stored answers again ("regrade"), or asks models behind a URL (on no
-    # device), writes no heartbeats.
+    """Explain that a run counts as stalled because it has been silent for `quiet_s` seconds, longer
+    than its pace explains. Returns "" if it does not, or if `quiet_s` is None."""
+    # These processes write no heartbeats: one that scores stored answers again ("regrade"), and one
+    # that asks models behind a URL (and so has no GPU).
     if quiet_s is None or row.algorithm == "regrade" or row.gpus == 0:
         return ""
     limits = patience(heartbeat, estimated_seconds(run), _stop_minutes(run))
@@ -175,8 +179,8 @@ def _why_stalled(
 
 
 def _stop_minutes(run: RunDir) -> float:
-    """The setting `stop_stalled_minutes` of the home; its default where config.toml is damaged,
-    which is reported elsewhere."""
+    """Read the setting `stop_stalled_minutes` of the home. If config.toml is damaged, which is
+    reported elsewhere, return the default."""
     try:
         return run.home.user_config().stop_stalled_minutes
     except UserError:
@@ -184,8 +188,9 @@ def _stop_minutes(run: RunDir) -> float:
 
 
 def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
-    """How many steps the run has: the number in the last of its "started" events (`starts`) that
-    has one; None if none has. A resumed run may have another number than before."""
+    """Return how many steps the run has, or None if no event says so. `starts` are its "started"
+    events; the last one with a number counts, because a resumed run may have another number than
+    before."""
     total = None
     for event in starts:
         steps_of_start = _as_whole_number(event.get("total_steps"))
@@ -195,19 +200,20 @@ def _total_steps(starts: Iterable[Mapping[str, Any]]) -> int | None:
 
 
 def answer_count(run: RunDir) -> int:
-    """How many answers an evaluation has written, of all its models: lines of their files."""
+    """Count the answers that an evaluation has written for all its models, one per line of their
+    files."""
     count = 0
     for path in run.evals_dir.glob("model_*.jsonl"):
         try:
             count += path.read_bytes().count(b"\n")
-        except FileNotFoundError:  # a later attempt begins its files anew
+        except FileNotFoundError:  # a new attempt has just deleted the file to write its own
             continue
     return count
 
 
 def write_status(run: RunDir, row: RunRow) -> None:
-    """Write STATUS.md anew. An error of the disk is ignored, because a run must not fail only
-    because its STATUS.md cannot be written."""
+    """Write STATUS.md anew. Errors of the disk are ignored: a run must not fail just because its
+    STATUS.md cannot be written."""
     try:
         write_text(run.status_md, status_text(run, row), fsync=False)
     except OSError:
@@ -215,8 +221,8 @@ def write_status(run: RunDir, row: RunRow) -> None:
 
 
 def status_text(run: RunDir, row: RunRow) -> str:
-    """The text of STATUS.md: a heading such as `# sums-grpo-3: running`, a list of facts, and when
-    it was written. engine/home/recovery.py reads it back."""
+    """Compose the text of STATUS.md: a heading such as `# sums-grpo-3: running`, a list of facts,
+    and when it was written. engine/home/recovery.py reads this text back."""
     progress = read_progress(run, row)
     lines = [
         f"# {row.run_id}: {row.state}",
@@ -233,14 +239,16 @@ def status_text(run: RunDir, row: RunRow) -> str:
 
 
 def _steps_done(progress: Progress) -> str:
-    """The step of a run and how many it has, such as "3 of 20"; "-" before the first step."""
+    """Return the step of a run and how many it has, such as "3 of 20"; "-" stands for no step
+    yet."""
     step = progress.step if progress.step is not None else "-"
     of_total = f" of {progress.total_steps}" if progress.total_steps is not None else ""
     return f"{step}{of_total}"
 
 
 def _end_lines(row: RunRow) -> list[str]:
-    """The lines of STATUS.md about the verdict, the reason of the end and what to do next."""
+    """Return the lines of STATUS.md about the verdict, the reason of the end and what to do
+    next."""
     lines = []
     if row.verdict:
         lines.append(f"- verdict: {row.verdict}")
@@ -252,18 +260,18 @@ def _end_lines(row: RunRow) -> list[str]:
 
 
 def _as_whole_number(value: Any) -> int | None:
-    """`value` as an int, with a fraction cut off. None for anything but a finite number: a damaged
-    line may hold text or an infinity."""
+    """Convert `value` to an int, dropping any fraction. Returns None for anything but a finite
+    number, since a damaged line may hold text or an infinity."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return int(value) if is_number and math.isfinite(value) else None
 
 
 def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | None:
-    """Seconds until the last step is done, at the pace of the last steps that this attempt (from
-    the run's last start on) has measured.
+    """Forecast the seconds until the last step is done, at the pace of the last steps that the
+    current attempt has measured.
 
-    0 when every step is done. None where `step` or `total` is None, or where the pace is not known:
-    fewer than two steps were measured, or the last of them is not after the first.
+    Returns 0 if every step is done. Returns None if `step` or `total` is None or the pace is
+    unknown, because fewer than two different steps were measured.
 
     Args:
         step: the last step that was measured.
@@ -278,20 +286,20 @@ def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | N
         return None
     first_time, first_step = step_times[0]
     last_time, last_step = step_times[-1]
-    # Without started.json all attempts count, and one that was resumed went back some steps.
+    # Without started.json the steps of all attempts count, and a resumed attempt goes back some.
     if last_step <= first_step:
         return None
-    # The clock may have been set back in between: the pace is never negative.
+    # max: if the clock was set back in between, the pace must not become negative.
     seconds_per_step = max(0.0, last_time - first_time) / (last_step - first_step)
     return round(seconds_per_step * (total - step), 1)
 
 
 def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
-    """(time in unix seconds, step) of the last steps that this attempt has measured, the oldest
-    first: at most `_PACE_STEPS`, of lines of metrics that have both numbers."""
+    """Return (time in unix seconds, step) of the last steps that this attempt has measured, oldest
+    first. At most `_PACE_STEPS` lines of metrics that have both numbers are used."""
     try:
         tail_start = max(0, os.stat(run.metrics).st_size - _PACE_BYTES)
-    except OSError:  # nothing was measured yet
+    except OSError:  # nothing has been measured yet
         return []
     rows, _ = read_lines(run.metrics, tail_start, _PACE_BYTES)
     attempt_began = _attempt_start(run)
@@ -301,7 +309,8 @@ def _last_step_times(run: RunDir) -> list[tuple[float, int]]:
 
 
 def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:
-    """The time in unix seconds and the step of a line of metrics; None if it lacks either."""
+    """Return the time in unix seconds and the step of a line of metrics, or None if either is
+    missing."""
     written_at = line.get("time")
     step = _as_whole_number(line.get("step"))
     if not isinstance(written_at, int | float) or step is None:
@@ -310,8 +319,8 @@ def _step_time(line: Mapping[str, Any]) -> tuple[float, int] | None:
 
 
 def _attempt_start(run: RunDir) -> float:
-    """When the run's last attempt began, in unix seconds; 0 where started.json is missing or
-    damaged, so that the steps of all attempts count."""
+    """Return when the run's last attempt began, in unix seconds. Returns 0 if started.json is
+    missing or damaged, so that the steps of all attempts count."""
     try:
         return float(read_json(run.started_record)["time"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -319,8 +328,9 @@ def _attempt_start(run: RunDir) -> float:
 
 
 def _quiet_seconds(run: RunDir, heartbeat: Heartbeat | None) -> float | None:
-    """Seconds since the trainer gave its last sign of life. Without heartbeats, since it last wrote
-    to its metrics, events or logs; None where it has written nothing."""
+    """Return the seconds since the trainer's last sign of life. Without heartbeats, these are
+    the seconds since it last wrote to its metrics, events or logs, or None if it has written
+    nothing."""
     if heartbeat is not None:
         return round(max(0.0, time.time() - heartbeat.time), 1)
     last_written = 0.0

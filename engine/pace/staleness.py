@@ -1,9 +1,10 @@
-"""Whether a run has been silent for longer than its own pace explains.
+"""Decides whether a run has been silent for longer than its own pace explains.
 
 How long a trainer may be silent depends on what it does: reading weights of many gigabytes gives no
-sign of life, a round of the sampler does every few milliseconds. So the bound is a multiple of the
-longest silence that this attempt has shown in the same phase, and of what a step or an evaluation
-takes, and never below a floor. How long a trainer may take to stop follows from the same.
+sign of life, while the sampler gives one every few milliseconds. So the limit is a multiple of the
+longest silence that this attempt has shown in the same phase, and of the time of a step or an
+evaluation, and never below a floor. How long a trainer may take to stop follows from the same
+numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,26 +13,26 @@ from dataclasses import dataclass
 from engine.home.user_config import DEFAULT_STOP_MINUTES
 from engine.pace.heartbeat import Heartbeat, Work
 
-# Phases without a loop of our own inside, in which a long silence is normal.
+# A long silence is normal in these phases: libraries do the work, and give no sign of life.
 _QUIET_PHASES = ("loading", "finishing", "checkpoint")
-_QUIET_FACTOR = 3  # times the floor of other phases, for these
-_USUAL_FACTOR = 30  # times the longest silence so far
-_EXPECTED_FACTOR = 10  # times what one step is expected to take, or one evaluation
-LEAST_GRACE_S, MOST_GRACE_S = 20.0, 300.0  # to write a checkpoint after SIGTERM
-_GRACE_FACTOR = 2  # times what is expected of the step or the evaluation under way
-# A run is called stalled after this share of the silence that ends it.
+_QUIET_FACTOR = 3  # the floor of the quiet phases, as a multiple of that of other phases
+_USUAL_FACTOR = 30  # the limit as a multiple of the longest silence so far
+_EXPECTED_FACTOR = 10  # the limit as a multiple of the expected time of a step or an evaluation
+LEAST_GRACE_S, MOST_GRACE_S = 20.0, 300.0  # time to write a checkpoint after SIGTERM
+_GRACE_FACTOR = 2  # extra grace as a multiple of the expected time of the step or evaluation
+# A run counts as stalled after this share of the silence that ends it.
 _STALLED_SHARE = 0.3
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a trainer may be silent in the phase that it is in, in seconds.
+    """How long a trainer may be silent in its current phase, in seconds.
 
     Attributes:
-        phase: what it did at its last heartbeat; "loading" before the first.
+        phase: what the trainer did at its last heartbeat; "loading" before the first.
         stalled_s: a run that is silent for longer is shown as stalled.
         stop_s: a run that is silent for longer is ended.
-        usual_s: the longest silence in this phase so far; 0 where there was none.
+        usual_s: the longest silence in this phase so far; 0 if there was none.
     """
 
     phase: str
@@ -43,14 +44,14 @@ class Patience:
 def patience(
     heartbeat: Heartbeat | None, estimated: Mapping[str, float], stop_minutes: float
 ) -> Patience:
-    """How long a trainer may be silent now.
+    """Compute how long a trainer may be silent now.
 
     Args:
-        heartbeat: its last; None before its first, while its program is loaded.
-        estimated: likely seconds of each phase of the whole run, as submit estimated them.
+        heartbeat: the trainer's last heartbeat; None before its first, while its program is loaded.
+        estimated: likely seconds of each phase of the whole run, as estimated at submit.
         stop_minutes: the setting `stop_stalled_minutes`: the shortest silence in minutes that ends
-            a trainer, in phases that are not quiet by nature. With 0 no silence ends it, and
-            `DEFAULT_STOP_MINUTES` decides when it is shown as stalled.
+            a trainer, in phases other than the quiet ones. If it is 0, no silence ends the trainer,
+            and `DEFAULT_STOP_MINUTES` decides when it is shown as stalled.
     """
     phase = heartbeat.phase if heartbeat is not None else "loading"
     work = heartbeat.work.get(phase, Work()) if heartbeat is not None else Work()
@@ -71,12 +72,12 @@ def patience(
 
 
 def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
-    """Seconds that a trainer may take to stop after it was asked to: it ends its step or its
-    evaluation first and then writes a checkpoint, so a slow one is given longer.
+    """Return how many seconds a trainer may take to stop after it was asked to. It first ends its
+    step or evaluation and then writes a checkpoint, so a slow one is given longer.
 
     Args:
-        heartbeat: its last; None before its first.
-        estimated: likely seconds of each phase of the whole run, as submit estimated them.
+        heartbeat: the trainer's last heartbeat; None before its first.
+        estimated: likely seconds of each phase of the whole run, as estimated at submit.
     """
     if heartbeat is None:
         return LEAST_GRACE_S
@@ -85,8 +86,8 @@ def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) ->
 
 
 def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
-    """Where the time of a phase's work stands: (the phase under which its units are counted, the
-    phases of the estimate)."""
+    """Return (the phase under which a phase's units are counted, the names of its phases in the
+    estimate)."""
     if phase in ("training", "sampling"):
         return "training", ("training", "rollouts", "rewards")
     if phase == "checkpoint":
@@ -95,11 +96,11 @@ def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
 
 
 def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
-    """Seconds that the work of a phase is expected to take that may pass without a heartbeat: the
-    start, one step with its sampling, one checkpoint, or all answers of one evaluation.
+    """Return how many seconds of a phase's work may pass without a heartbeat: those of the start,
+    of one step with its sampling, of one checkpoint, or of all answers of one evaluation.
 
-    As this attempt has measured it; before it has, as it was estimated (`estimated` has the seconds
-    of each phase of the whole run); 0 without an estimate.
+    They are taken from this attempt's measurements, or from the estimate before there are any
+    (`estimated` has the seconds of each phase of the whole run), or are 0 without an estimate.
     """
     if heartbeat is None or phase == "loading":
         return estimated.get("startup", 0.0)
@@ -109,7 +110,7 @@ def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str,
     work = heartbeat.work.get(counted, Work())
     if work.done:
         measured_s = work.seconds
-        if counted == "training":  # sampling is timed apart and belongs to the step
+        if counted == "training":  # a step includes its sampling, which is timed separately
             measured_s += heartbeat.work.get("sampling", Work()).seconds
         return measured_s / work.done * units
     estimated_s = sum(estimated.get(name, 0.0) for name in estimated_phases)

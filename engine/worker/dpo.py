@@ -1,13 +1,15 @@
 """Direct preference optimisation of an adapter, top to bottom.
 
-Minimises, over batches of pairs of a better and a worse answer to one task, the mean of
--log sigmoid(beta ((log p(better) - log q(better)) - (log p(worse) - log q(worse)))), with p the
-policy and q the reference, the policy that the run started from (arXiv 2305.18290), plus
-sft_weight times the mean of the better answers' negative log-probability per token. The
-log-probability of an answer is the sum over its tokens, its end token included; of an answer of
-several turns that the chat template splits into rows, over its last turn. Every pair is seen
-once per epoch; the last batch of an epoch may be smaller and is divided by its own pairs.
-Nothing is sampled while training; where the environment scores, the evaluations do.
+A run minimises, over batches of pairs of a better and a worse answer to the same task, the mean of
+-log sigmoid(beta ((log p(better) - log q(better)) - (log p(worse) - log q(worse)))). Here p is the
+policy and q the reference, which is the policy that the run started from (arXiv 2305.18290). To
+this it adds sft_weight times the mean of the better answers' negative log-probability per token.
+
+The log-probability of an answer is the sum over its tokens, including its end token. If an answer
+has several turns and the chat template splits it into rows, only its last turn counts. Every pair
+is seen once per epoch; the last batch of an epoch may be smaller and is divided by its own number
+of pairs. Nothing is sampled while training; if the environment scores answers, the evaluations
+sample some.
 """
 
 import time
@@ -53,13 +55,13 @@ from envs.tool_schemas import tools_of
 
 
 def train(job: Job[DPOConfig]) -> Result:
-    """Train with direct preference optimisation to the end of the run: render the pairs, then step
-    by step update the policy on a batch of them. Returns the record for result.json
+    """Train with direct preference optimisation to the end of the run: render the pairs, then
+    update the policy on one batch of them after the other. Returns the record for result.json
     (`Training.finish`).
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
-        Stopped: it was asked to stop.
+        Stopped: the run was asked to stop.
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
@@ -92,10 +94,12 @@ def train(job: Job[DPOConfig]) -> Result:
 def update(
     training: Training, settings: DPOSettings, batch: Sequence[Pair], step: int, budget: int
 ) -> dict[str, float]:
-    """Do the optimizer step with number `step` on a batch of pairs, with at most `budget` tokens in
-    the model at once. Returns metrics by name."""
+    """Do the optimizer step with number `step` on a batch of pairs. Returns metrics by name.
+
+    `budget`: the most tokens that go through the model at once.
+    """
     preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
-    # Runs the pass, again in smaller microbatches if memory runs out.
+    # Run the pass, and run it again in smaller microbatches if memory runs out.
     pending = training.within_memory(step, budget, preference_pass)
     rows = [row for pair in batch for row in pair.rows]
     # The whole batch in one call: the counts of its microbatches would only be added up.
@@ -112,7 +116,7 @@ def update(
 
 
 def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | RowsOnDemand[Pair]:
-    """The pairs that are trained on: those of at most `max_examples` tasks that have one. Raises
+    """Render the pairs to train on: those of at most `max_examples` tasks that have one. Raises
     WorkerFailure (kind data) if there are none."""
     settings = job.config.settings
     tasks = tasks_with_pair(tasks_of(components, "train"))
@@ -125,17 +129,20 @@ def training_pairs(job: Job[DPOConfig], components: Components) -> list[Pair] | 
 
 
 def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
-    """The tasks of the evaluations, at most `limit` dev and `limit` held-out ones; see
-    `exam.exam_tasks`. Where the environment does not score answers, only tasks with a pair of a
-    preferred and a rejected answer: nothing else can be measured."""
+    """Return the tasks of the evaluations, at most `limit` dev and `limit` held-out ones (see
+    `exam.exam_tasks`).
+
+    If the environment does not score answers, only tasks with a pair of a preferred and a rejected
+    answer are returned, because nothing else can be measured.
+    """
     # `bool` is true for every task, since no task is an empty object.
     is_usable = bool if components.env.scored else pair_of
     return exam.exam_tasks(components.env, limit, is_usable)
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
-    """The metrics of DPO's loss over a batch of `count` pairs, by name. The rewards are means: an
-    answer's reward is `beta` times what it has gained in log-probability against the reference."""
+    """Return the metrics of the DPO loss over a batch of `count` pairs, by name. The rewards are
+    means; an answer's reward is `beta` times its gain in log-probability over the reference."""
     return {
         "loss": sums.loss,  # already the mean
         "preference_accuracy": sums.correct / count,
@@ -145,8 +152,8 @@ def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, flo
 
 
 def tasks_with_pair(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
-    """The tasks with a pair. Of a dataset that is read row by row all tasks are returned: whether
-    one has a pair shows when a step reads it."""
+    """Return the tasks that have a pair. Of a dataset that is read row by row, all tasks are
+    returned; whether one has a pair shows only when a step reads it."""
     if isinstance(tasks, IndexedRows):
         return tasks
     return [task for task in tasks if pair_of(task)]
@@ -157,17 +164,18 @@ def render(
 ) -> list[Pair] | RowsOnDemand[Pair]:
     """Render the pairs of the tasks, and write the event `data` about them.
 
-    A dataset read row by row with more than `RENDERED_FIRST` pairs is rendered when a step needs
-    its pairs; the event then gives only the number of its rows.
+    A dataset that is read row by row and has more than `RENDERED_FIRST` pairs is rendered only when
+    a step needs its pairs; the event then gives only its number of rows.
 
     Raises:
-        WorkerFailure: kind data, when no pair is left.
+        WorkerFailure: kind data, if no pair is left.
     """
     if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
         message = f"{len(tasks)} pairs, each read when it is trained on"
         job.event("data", message, rows=len(tasks))
 
         def render_one(task: TaskRow) -> Pair | None:
+            """Render the pair of one task when a step needs it; None if nothing can be compared."""
             rendered = _pair(job, components, task)
             return rendered.pair if rendered is not None else None
 
@@ -197,10 +205,10 @@ def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) 
 
 @dataclass(frozen=True)
 class RenderedPairs:
-    """Pairs that have something to compare within max_length.
+    """Pairs whose two answers can be compared within max_length.
 
     Attributes:
-        cut_count: how many of them were cut there.
+        cut_count: how many of the pairs were cut at max_length.
         split_count: how many have a conversation that the chat template splits into several rows.
     """
 
@@ -212,7 +220,7 @@ class RenderedPairs:
 def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> RenderedPairs:
-    """Render the pairs of those tasks that have one, and count the cut and the split pairs."""
+    """Render the pairs of those tasks that have one, and count the pairs that are cut or split."""
     rendered_or_none = [_pair(job, components, task) for task in tasks]
     rendered = [pair for pair in rendered_or_none if pair is not None]
     return RenderedPairs(
@@ -224,10 +232,10 @@ def pairs_of(
 
 @dataclass(frozen=True)
 class _RenderedPair:
-    """The pair of one task.
+    """The rendered pair of one task.
 
     Attributes:
-        is_cut: whether it was cut at max_length.
+        is_cut: whether the pair was cut at max_length.
         is_split: whether the chat template splits one of its conversations into several rows.
     """
 
@@ -237,7 +245,7 @@ class _RenderedPair:
 
 
 def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _RenderedPair | None:
-    """Render the pair of one task; None where there is nothing to compare within max_length.
+    """Render the pair of one task; None if nothing can be compared within max_length.
 
     A chat template that changes earlier turns splits a conversation into several rows. Only the
     last row is compared: it holds the last turn, and the beginning that both conversations share is
@@ -259,7 +267,8 @@ def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _Render
 def _conversation_rows(
     components: Components, task: TaskRow
 ) -> tuple[list[Rendered], list[Rendered]]:
-    """The rows of the better and of the worse conversation of a task; both [] if it has no pair."""
+    """Render the better and the worse conversation of a task to training rows. Returns (their rows,
+    its rows), or two empty lists if the task has no pair."""
     conversations = pair_of(task)
     if conversations is None:
         return [], []
@@ -273,8 +282,8 @@ def _conversation_rows(
 
 @dataclass(frozen=True)
 class PairLoss:
-    """The mean loss of preference pairs (DPO): ln 2 at the start, where the policy is its own
-    reference."""
+    """The mean DPO loss of preference pairs. It is ln 2 at the start, when policy and reference are
+    the same."""
 
     pairs: Sequence[Pair]
     beta: float
@@ -283,8 +292,11 @@ class PairLoss:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each pair whose task id is in `tasks`; every pair has the weight 1. Fulfils
-        `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: the most tokens of a microbatch."""
+        """Compute the loss of each pair whose task id is in `tasks`; every pair has the weight 1.
+
+        Implements `HeldoutLoss` (evaluation/heldout_loss.py). `budget`: the most tokens of a
+        microbatch.
+        """
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
@@ -293,9 +305,9 @@ class PairLoss:
         return measured
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
-        """Return the loss of each pair in nats; all pairs go through the model together."""
+        """Compute the loss of each pair in nats; all pairs go through the model together."""
         chosen, rejected, _ = gains(policy, pairs, training=False)
-        # pairs_in_batch=1: each loss is left whole instead of being the pair's share of a mean.
+        # With pairs_in_batch=1 each value is the pair's whole loss, not its share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()
         return [
             MeasuredLoss(pair.task_id, loss, weight=1, tokens=pair.trained_tokens)

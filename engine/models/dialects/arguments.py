@@ -1,4 +1,4 @@
-"""Whether a call names a tool that exists, with arguments that fit its schema."""
+"""Checks whether a call names a tool that exists, with arguments that fit the tool's schema."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,16 +7,17 @@ from engine.models.dialects.reading import ParsedCall
 from envs.json_schema import schema_errors
 from envs.json_types import JsonObject, ToolSchema
 
-_SHOWN_TOOLS = 8  # tools that a fault names
-_FAULT_CHARS = 200
+_SHOWN_TOOLS = 8  # how many of the existing tools a message names
+_FAULT_CHARS = 200  # the longest message
 
 
 def fault_of(call: ParsedCall, tools: Sequence[ToolSchema]) -> str | None:
-    """Why a call is invalid: no such tool, or the first argument that breaks its schema. None if it
-    is valid.
+    """Explain why a call is invalid: its tool does not exist, or an argument breaks the tool's
+    schema. Returns None if the call is valid.
 
-    A schema with something that `envs/json_schema.py` does not know is not checked. Nor is any
-    `pattern`: a regular expression of the environment's author, of which a match might never end.
+    A schema with a keyword that `envs/json_schema.py` does not know is not checked. Neither is any
+    `pattern`: the environment's author wrote that regular expression, and matching it might never
+    end.
     """
     functions = _functions_by_name(tools)
     function = functions.get(call.name)
@@ -34,7 +35,8 @@ def fault_of(call: ParsedCall, tools: Sequence[ToolSchema]) -> str | None:
 
 
 def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
-    """The `function` of each tool (name, description, schema of the parameters), by its name."""
+    """Return the `function` of each tool (name, description, schema of the parameters), by tool
+    name."""
     return {
         str(tool["function"].get("name")): tool["function"]
         for tool in tools
@@ -43,8 +45,8 @@ def _functions_by_name(tools: Sequence[ToolSchema]) -> JsonObject:
 
 
 def _without_patterns(schema: Any) -> Any:
-    """A copy of a JSON schema, or of a part of one, without the patterns (regular expressions) that
-    texts must match."""
+    """Copy a JSON schema, or a part of one, without its `pattern`s (regular expressions for
+    strings)."""
     if isinstance(schema, dict):
         return {
             key: _without_patterns(value)

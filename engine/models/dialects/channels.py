@@ -1,7 +1,7 @@
-"""Replies of several messages, each in a channel: gpt-oss (Harmony) and Muse.
+"""Reads replies of several messages, each in a channel, as gpt-oss (Harmony) and Muse write them.
 
-A completion begins inside the first message: the prompt ends with `<|start|>assistant`. A message
-is a header, `<|message|>` and its text, up to one of the marks that end it.
+A message is a header, `<|message|>` and its text, up to one of the marks that end it. A completion
+begins inside the header of its first message, because the prompt ends with `<|start|>assistant`.
 """
 
 import re
@@ -38,9 +38,11 @@ class _Message:
 
     Attributes:
         source: the message as it was written, with header and marks.
-        channel: analysis, commentary, final; "" where the header names none.
-        recipient: whom it is for; "" where the header names nobody.
-        text: what it says.
+        channel: the channel, such as "analysis", "commentary" or "final"; "" if the header names
+            none.
+        recipient: whom the message is for, such as "user" or "functions.search"; "" if the header
+            names nobody.
+        text: the text of the message.
         start: how many characters of the reply stand before `text`.
     """
 
@@ -52,13 +54,13 @@ class _Message:
 
 
 def harmony(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """Read the tool calls of a reply as gpt-oss writes them:
+    """Read the tool calls of a reply as gpt-oss writes them, for example
 
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`
 
     The recipient (`to=`) may also stand after the channel. A message without a recipient, or to the
-    user or the assistant, is content. A call that cannot be read becomes a fault. No schema of a
-    tool is needed to read such calls.
+    user or the assistant, is content. A call that cannot be read becomes a fault. These calls can
+    be read without the schemas of the tools.
     """
     contents: list[str] = []
     calls: list[ParsedCall] = []
@@ -76,7 +78,7 @@ def harmony(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def _call_of(message: _Message) -> ParsedCall:
-    """The call in a message to a function.
+    """Return the tool call in a message whose recipient is a function, such as `functions.search`.
 
     Raises Malformed if the message holds anything but one JSON object of arguments.
     """
@@ -88,12 +90,12 @@ def _call_of(message: _Message) -> ParsedCall:
 
 
 def muse(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """Read the tool calls of a reply as Muse writes them:
+    """Read the tool calls of a reply as Muse writes them, for example
 
     ` to=name<|message|><atem:function_calls><atem:invoke name="name">...`
 
-    A message to the user, or to nobody, that holds no call is content. A call that cannot be read
-    becomes a fault. The schemas of `tools` say what type an argument has.
+    A message to the user, or without a recipient, is content if it holds no call. A call that
+    cannot be read becomes a fault. The schemas of `tools` say which type an argument has.
     """
     contents: list[str] = []
     calls: list[ParsedCall] = []
@@ -113,10 +115,10 @@ def muse(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def _atem_calls(text: str, position: int, tools: Sequence[ToolSchema]) -> list[ParsedCall]:
-    """Read the calls of a message of Muse, each between `<atem:invoke ...>` and `</atem:invoke>`.
+    """Read the calls in a Muse message, each between `<atem:invoke ...>` and `</atem:invoke>`.
 
-    The first must begin at `position`; the schemas of `tools` say what type an argument has. Raises
-    Malformed.
+    The first call must begin at `position`. The schemas of `tools` say which type an argument has.
+    Raises Malformed if a call cannot be read or has no closing tag.
     """
     calls: list[ParsedCall] = []
     while position >= 0:  # -1 after the last one
@@ -130,7 +132,7 @@ def _atem_calls(text: str, position: int, tools: Sequence[ToolSchema]) -> list[P
 
 
 def _messages(text: str) -> list[_Message]:
-    """The messages of a reply. Text without a header is a message of its own."""
+    """Split a reply into its messages. Text without a header counts as a message of its own."""
     messages = []
     end = 0  # where the current message ends, in characters of the reply
     for source in re.split(r"(?=<\|start\|>)", text):
@@ -154,35 +156,35 @@ def _messages(text: str) -> list[_Message]:
 
 
 def _first_group(pattern: re.Pattern[str], text: str) -> str:
-    """What group 1 of the pattern finds first in the text; "" if it finds nothing."""
+    """Return what group 1 of the pattern matches first in the text, or "" if nothing matches."""
     match = pattern.search(text)
     return match.group(1) if match else ""
 
 
 def _thought_reader(is_thought: Callable[[_Message], bool]) -> ThoughtReader:
-    """The reader of thoughts for a family that writes them as messages of their own.
+    """Make the reader of reasoning for a family that writes each thought as a message of its own.
 
-    `is_thought` says whether a message is a thought. A thought that was cut short counts as well.
-    No prompt of such a family opens a thought, so `_opened` (whether it did) is ignored.
+    `is_thought` tells whether a message is a thought. A thought that was cut short counts as well.
     """
 
     def take_off(text: str) -> tuple[str | None, str]:
-        """Split a reply into (its thoughts, the text of its other messages); (None, the whole
-        reply) if it has no thoughts."""
+        """Split a reply into (its thoughts, the text of its other messages). Returns (None, the
+        whole reply) if it has no thoughts."""
         messages = _messages(text)
         thoughts = [message.text.strip() for message in messages if is_thought(message)]
         other_text = "".join(message.source for message in messages if not is_thought(message))
         return ("\n".join(thoughts), other_text) if thoughts else (None, text)
 
     def spans(text: str, _opened: bool) -> list[Span]:
-        """(start, end) of each thought in a reply, in characters."""
+        """Return (start, end) of each thought in a reply, in characters. `_opened` (whether the
+        prompt opened a thought) is ignored: no prompt of these families does."""
         thoughts = [message for message in _messages(text) if is_thought(message)]
         return [(message.start, message.start + len(message.text)) for message in thoughts]
 
     return ThoughtReader(take_off, spans)
 
 
-# The channel `analysis`; where it names a recipient, it is a call.
+# A thought is a message in the channel `analysis`. With a recipient it is a tool call instead.
 HARMONY_THOUGHTS = _thought_reader(lambda part: part.channel == "analysis" and not part.recipient)
-# What the model writes to itself.
+# A thought is a message that the model writes to itself.
 MUSE_THOUGHTS = _thought_reader(lambda part: part.recipient == "self")

@@ -1,8 +1,10 @@
-"""All dialects, and which of them a model writes.
+"""All dialects (the forms in which model families write tool calls), and how to tell which one a
+model writes.
 
-The chat template decides, never the name of a model: it is asked to write a conversation with a
-tool call, and the first dialect that reads the same call back is the model's. Where a template
-refuses such a conversation, or leaves calls out, the marks in its source decide.
+A model's dialect follows from its chat template, never from its name. The template is asked to
+write a conversation with a tool call, and the first dialect that reads the same call back is the
+model's. If the template refuses such a conversation or leaves calls out, the special strings in its
+source decide.
 """
 
 import json
@@ -30,12 +32,13 @@ class Dialect:
     """How a family of models writes tool calls.
 
     Attributes:
-        name: of the dialect.
-        calls: reads them.
-        marks: strings of which a template of this family has one in its source; () where the
-            dialect has no marks of its own.
-        thoughts: finds reasoning in a reply; None where tags stand around it.
-        short_ids: whether an id of a call must have nine letters and digits.
+        name: the name of the dialect.
+        calls: the function that reads the tool calls of a reply.
+        marks: strings that give the dialect away: a chat template whose source has one of them
+            writes this dialect. () if the dialect has no such string.
+        thoughts: finds the reasoning in a reply. None if reasoning simply stands between tags,
+            such as <think> and </think>.
+        short_ids: whether the id of a call must have exactly nine letters and digits.
     """
 
     name: str
@@ -46,7 +49,7 @@ class Dialect:
 
 
 HERMES = Dialect("hermes", json_calls.hermes)
-# Those without marks of their own come last.
+# The order matters: the first dialect that fits is taken. HERMES is also the fallback.
 DIALECTS = (
     Dialect("harmony", channels.harmony, ("<|channel|>commentary",), channels.HARMONY_THOUGHTS),
     Dialect("muse", channels.muse, ("<atem:",), channels.MUSE_THOUGHTS),
@@ -86,9 +89,10 @@ class Reply:
     """What a model wrote in one turn.
 
     Attributes:
-        message: role, content, and where there are any reasoning_content and tool_calls.
-        invalid_calls: why a tool call is invalid, one text each: it cannot be read, names no tool
-            that there is, or has arguments that break the tool's schema.
+        message: the reply as a chat message: role and content, and reasoning_content and tool_calls
+            if the reply has some.
+        invalid_calls: one text for each invalid tool call, saying why: the call cannot be read,
+            names a tool that does not exist, or has arguments that break the tool's schema.
     """
 
     message: ChatMessage
@@ -100,8 +104,8 @@ class ReplyReader:
     """Reads the replies of one model.
 
     Attributes:
-        dialect: of its tool calls.
-        thoughts: finds reasoning in a reply.
+        dialect: the form in which the model writes tool calls.
+        thoughts: finds the reasoning in a reply.
     """
 
     dialect: Dialect
@@ -110,9 +114,9 @@ class ReplyReader:
     def read(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
         """Turn the text of a completion into an assistant message.
 
-        Its reasoning, if there is any, becomes `reasoning_content`; tool calls become `tool_calls`
-        in OpenAI's form, only where there are `tools`; the other text becomes `content`. The reply
-        also lists what is wrong with the calls.
+        The reasoning becomes `reasoning_content`, the tool calls become `tool_calls` in OpenAI's
+        form, and the rest becomes `content`. Calls are taken out of the content only if `tools` is
+        not empty and every call can be read. The reply also lists what is wrong with the calls.
         """
         thought, text_without_thought = self.thoughts.take_off(text)
         parsed = self.dialect.calls(text_without_thought, tools)
@@ -132,19 +136,21 @@ class ReplyReader:
         return Reply(message, (*parsed.faults, *_argument_faults(parsed.calls, tools)))
 
     def certain(self, text: str, tools: Sequence[ToolSchema]) -> str:
-        """The beginning of an unfinished reply that is content whatever follows.
+        """Return the beginning of an unfinished reply that is content whatever follows, for
+        streaming.
 
-        "" in a dialect with channels, since only the headers of a reply tell what is content.
-        Otherwise, with `tools`, it ends before the first character that may begin a call or a
-        thought; without them it is all of the text, tags of thoughts included.
+        With `tools`, this is the text before the first character that may begin a call or a
+        thought; without `tools`, it is the whole text, including tags of reasoning. In a dialect
+        with channels (gpt-oss, Muse) it is "", since only the headers of a reply tell what is
+        content.
         """
         if self.dialect.thoughts is not None:  # the dialects with channels
             return ""
         return _MAY_BEGIN_CALL_OR_THOUGHT.split(text, maxsplit=1)[0] if tools else text
 
     def _as_openai(self, call: ParsedCall, number: int) -> JsonObject:
-        """A call in OpenAI's form. Its id is the one that the model wrote, or made of `number`, the
-        call's place in the reply, from 1."""
+        """Return a call in OpenAI's form. A call that the model gave no id gets one made of
+        `number`, the call's place in the reply, counted from 1."""
         made_id = f"call{number:05}" if self.dialect.short_ids else f"call_{number}"
         return {
             "id": call.id or made_id,
@@ -154,16 +160,18 @@ class ReplyReader:
 
 
 def _argument_faults(calls: Sequence[ParsedCall], tools: Sequence[ToolSchema]) -> list[str]:
-    """Why calls are invalid that could be read: they name no tool, or break its schema."""
+    """Explain which of the calls, all of them readable, are invalid: one text for each call that
+    names no existing tool or breaks the tool's schema."""
     faults = [fault_of(call, tools) for call in calls]
     return [fault for fault in faults if fault]
 
 
 def reader_of(chat: ChatFormat) -> ReplyReader:
-    """The reader of the replies that a model with this chat template writes.
+    """Return the reader for the replies of a model with this chat template.
 
-    Its dialect is the first that reads a call which the template wrote. If there is none, it is the
-    first whose marks stand in the template's source, and else Hermes.
+    Its dialect is the first one that reads a call back which the template wrote. If there is none,
+    it is the first dialect one of whose marks stands in the template's source; failing that,
+    Hermes.
     """
     source = chat.tool_template or chat.template
     by_tags = reasoning.tagged_thoughts(reasoning.tags_of(chat.template + chat.tool_template))
@@ -177,9 +185,9 @@ def reader_of(chat: ChatFormat) -> ReplyReader:
 
 
 def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) -> Dialect | None:
-    """The first dialect that reads the call `_CALL` from one of these turns; None if none does.
+    """Return the first dialect that reads the call `_CALL` back from one of these turns, or None.
 
-    `by_tags` takes the reasoning off the turn for a dialect that has no reader of its own for it.
+    `by_tags` removes the reasoning from the turn if the dialect has no reasoning reader of its own.
     """
     for dialect in DIALECTS:
         thoughts = dialect.thoughts or by_tags
@@ -189,8 +197,8 @@ def _first_that_reads(turns: Sequence[str], by_tags: reasoning.ThoughtReader) ->
 
 
 def _first_with_mark(source: str) -> Dialect:
-    """The first dialect of which a mark stands in `source`, the text of a chat template; Hermes if
-    there is none."""
+    """Return the first dialect with a mark in `source` (the text of a chat template), or else
+    Hermes."""
     for dialect in DIALECTS:
         if any(mark in source for mark in dialect.marks):
             return dialect
@@ -198,8 +206,8 @@ def _first_with_mark(source: str) -> Dialect:
 
 
 def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: str) -> bool:
-    """Whether a dialect reads the call `_CALL` from an assistant's turn, and no other call.
-    `thoughts` takes the reasoning off the turn first."""
+    """Tell whether a dialect reads exactly the call `_CALL`, and no other, from an assistant's
+    turn. `thoughts` removes the reasoning from the turn first."""
     _, rest = thoughts.take_off(turn)
     parsed = dialect.calls(rest, [_TOOL])
     calls = [(call.name, call.arguments) for call in parsed.calls]
@@ -207,9 +215,11 @@ def _reads_the_call(dialect: Dialect, thoughts: reasoning.ThoughtReader, turn: s
 
 
 def _written_turns(chat: ChatFormat) -> list[str]:
-    """The assistant's turn with the call `_CALL`, as the chat template writes it: once from
-    arguments given as an object and once from their JSON text, because a template may read only one
-    form. A turn that the template refuses to write is left out."""
+    """Have the chat template write the assistant's turn that makes the call `_CALL`.
+
+    The turn is written twice, with the arguments given as an object and as JSON text, because some
+    templates accept only one of these forms. Forms that the template refuses are left out.
+    """
     object_form = {"name": _CALL.name, "arguments": _CALL.arguments}
     text_form = {"name": _CALL.name, "arguments": json.dumps(_CALL.arguments)}
     turns = [_written_turn(chat, object_form), _written_turn(chat, text_form)]
@@ -217,10 +227,10 @@ def _written_turns(chat: ChatFormat) -> list[str]:
 
 
 def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
-    """The assistant's turn with one call, as the chat template writes it, without the token that
-    ends the turn. None if the template refuses it.
+    """Return the assistant's turn with one call, as the chat template writes it.
 
-    `function` holds the name and the arguments of the call.
+    `function` holds the name and the arguments of the call. The token that ends the turn is cut
+    off. Returns None if the template refuses the conversation.
     """
     question: ChatMessage = {"role": "user", "content": _QUESTION}
     call = {"id": "call00001", "type": "function", "function": function}
@@ -238,6 +248,7 @@ def _written_turn(chat: ChatFormat, function: JsonObject) -> str | None:
 
 
 def _up_to_last(text: str, stops: Sequence[str]) -> str:
-    """The text up to the last of the `stops` in it; all of it if it has none of them."""
+    """Return the text up to the last occurrence of any of the `stops`, or all of it if none
+    occurs."""
     stop_positions = [text.rfind(stop) for stop in stops if stop in text]
     return text[: max(stop_positions)] if stop_positions else text

@@ -1,5 +1,7 @@
-"""Gemma 4's tool calls: `<|tool_call>call:name{key:value,...}<tool_call|>`; a text is
-`<|"|>text<|"|>`, and keys have no quotes or those of a text."""
+"""Reads Gemma 4's tool calls, such as `<|tool_call>call:name{key:value,...}<tool_call|>`.
+
+Strings stand between special quotes: `<|"|>text<|"|>`. Keys have either no quotes or these.
+"""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +22,11 @@ _NAME = re.compile(r"\s*call:([^\s{]+)")
 
 
 def gemma(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of a reply as Gemma writes them: `<|tool_call>call:name{a:1}<tool_call|>`."""
+    """Read the tool calls of a reply as Gemma writes them:
+    `<|tool_call>call:name{a:1}<tool_call|>`.
+
+    If the reply has no calls, the result holds the unchanged text as its content.
+    """
     parsed = between_marks(text, "<|tool_call>", "<tool_call|>", _read_call)
     if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
@@ -30,9 +36,10 @@ def gemma(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def _read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
-    """Read the call that begins at `position` of the text: a name and an object.
+    """Read one call, such as `call:name{a:1}`, that begins at `position` of the text.
 
-    Returns (a list of this one call, the position after it). Raises Malformed.
+    Returns (a list with this one call, the position after it). Raises Malformed if no call begins
+    there or its arguments cannot be read.
     """
     name_match = _NAME.match(text, position)
     if not name_match:
@@ -42,10 +49,10 @@ def _read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
 
 
 def _text_at(text: str, position: int) -> tuple[str, int] | None:
-    """Read the text in quotes that begins at `position`.
+    """Read the quoted string (between two `<|"|>`) that begins at `position`.
 
-    Returns (the text without quotes, the position after it); None if no quote stands at `position`.
-    Raises Malformed if the text has no closing quote.
+    Returns (the string without quotes, the position after it), or None if no quote stands at
+    `position`. Raises Malformed if the closing quote is missing.
     """
     if not text.startswith(_QUOTE, position):
         return None

@@ -24,26 +24,32 @@ _DEEPSEEK_FENCE = re.compile(r"\s*```(?:json)?\s*")
 
 
 def hermes(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3."""
+    """Read calls in the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes,
+    Qwen2.5 and Qwen3 write them."""
     return between_marks(text, "<tool_call>", "</tool_call>", _json_call)
 
 
 def phi(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """`<|tool_call|>` and a call or a list of calls, then `<|/tool_call|>` (Phi-4-mini) or nothing
-    (Granite 3)."""
+    """Read calls in the form `<|tool_call|>`, one call or a list of calls, `<|/tool_call|>`.
+
+    Phi-4-mini writes the closing mark; Granite 3 leaves it out.
+    """
     return between_marks(text, "<|tool_call|>", closing="", body=_json_list_and_mark)
 
 
 def mistral(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or `[TOOL_CALLS]name[ARGS]{...}` once for
-    each call, with `[CALL_ID]id` in between in some versions."""
+    """Read calls as Mistral writes them: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or
+    `[TOOL_CALLS]name[ARGS]{...}` for each call. Some versions put `[CALL_ID]id` before `[ARGS]`."""
     return between_marks(text, "[TOOL_CALLS]", closing="", body=_mistral_body)
 
 
 def deepseek(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of a reply, each in the form
-    `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed and the arguments in a
-    fence of JSON (V3, R1), or `name<｜tool▁sep｜>{...}` (V3.1), then `<｜tool▁call▁end｜>`."""
+    """Read the calls of a reply as DeepSeek writes them.
+
+    V3 and R1 write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed, the
+    arguments in a fence of JSON, and `<｜tool▁call▁end｜>`. V3.1 writes
+    `name<｜tool▁sep｜>{...}` between the same two marks.
+    """
     parsed = between_marks(text, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", _deepseek_body)
     if not parsed.calls and not parsed.faults:  # an answer without calls
         return parsed
@@ -55,11 +61,11 @@ def deepseek(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def llama(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of Llama 3.1 to 3.3: the whole reply is `{"name": ..., "parameters": {...}}`, or
-    several of these with ";" between them, with or without `<|python_tag|>` before them. Tools that
-    the model has built in are written `<|python_tag|>name.call(a=1)`.
+    """Read the calls of Llama 3.1 to 3.3, which make up the whole reply.
 
-    A reply of other JSON without the tag is an answer, not a call.
+    A call is `{"name": ..., "parameters": {...}}`; several have ";" between them; `<|python_tag|>`
+    may stand before them. Calls of the model's built-in tools are `<|python_tag|>name.call(a=1)`. A
+    reply of other JSON, without the tag, is an answer and not a call.
     """
     has_tag = text.lstrip().startswith(PYTHON_TAG)
     body = text.lstrip().removeprefix(PYTHON_TAG) if has_tag else text
@@ -76,8 +82,13 @@ def llama(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def _llama_calls(body: str, *, is_certain: bool) -> list[ParsedCall] | None:
-    """The calls that a text of JSON values consists of. None if a value has not the form of a call;
-    with `is_certain`, which says that all are calls, this raises Malformed, as bad JSON does."""
+    """Return the calls in a text that consists of JSON values, such as `{"name": ...}; {"name":
+    ...}`.
+
+    If a value does not have the form of a call, this returns None (the text is an answer), or
+    raises Malformed if `is_certain` says that all values are calls. Bad JSON raises Malformed as
+    well.
+    """
     calls: list[ParsedCall] = []
     for value in _json_values(body):
         if not is_certain and not _is_call(value):
@@ -87,8 +98,8 @@ def _llama_calls(body: str, *, is_certain: bool) -> list[ParsedCall] | None:
 
 
 def _json_values(text: str) -> Iterator[object]:
-    """The JSON values that a text consists of, at least one; ";" may stand after each. Raises
-    Malformed where a value should begin and is no JSON."""
+    """Yield the JSON values that a text consists of, at least one. ";" may follow each value.
+    Raises Malformed if a value is not valid JSON."""
     position = 0
     is_at_end = False
     while not is_at_end:
@@ -101,15 +112,16 @@ def _json_values(text: str) -> Iterator[object]:
 
 
 def _is_call(value: object) -> bool:
-    """Whether a JSON value has the form of a call of Llama's."""
+    """Tell whether a JSON value has the form of a Llama call: a name and parameters (or
+    arguments)."""
     if not isinstance(value, dict):
         return False
     return "name" in value and ("parameters" in value or "arguments" in value)
 
 
 def _json_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
-    """Read the call at `position`, one JSON object: ([the call], the position after it). Raises
-    Malformed."""
+    """Read the call at `position`, one JSON object: return ([the call], the position after it).
+    Raises Malformed if no such object stands there."""
     value, position = json_value(text, position)
     return [call_from_json(value)], position
 
@@ -117,7 +129,8 @@ def _json_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
 def _json_list(text: str, position: int) -> tuple[list[ParsedCall], int]:
     """Read the calls at `position`: a list of JSON objects, or one object.
 
-    Returns (the calls, the position after them). Raises Malformed, also for an empty list.
+    Returns (the calls, the position after them). Raises Malformed if a call cannot be read or the
+    list is empty.
     """
     value, position = json_value(text, position)
     values = value if isinstance(value, list) else [value]
@@ -127,9 +140,10 @@ def _json_list(text: str, position: int) -> tuple[list[ParsedCall], int]:
 
 
 def _json_list_and_mark(text: str, position: int) -> tuple[list[ParsedCall], int]:
-    """Read the calls at `position`, a list of JSON objects or one object, and the closing mark.
+    """Read the calls at `position` (a list of JSON objects, or one object) and the closing mark.
 
-    Returns (the calls, the position after the mark). The mark may be missing. Raises Malformed.
+    The mark may be missing. Returns (the calls, the position after them and the mark). Raises
+    Malformed if a call cannot be read.
     """
     calls, position = _json_list(text, position)
     closing = "<|/tool_call|>"
@@ -142,7 +156,7 @@ def _json_list_and_mark(text: str, position: int) -> tuple[list[ParsedCall], int
 def _mistral_body(text: str, position: int) -> tuple[list[ParsedCall], int]:
     """Read Mistral's calls at `position`: a list of objects, or one `name[ARGS]{...}`.
 
-    Returns (the calls, the position after them). Raises Malformed.
+    Returns (the calls, the position after them). Raises Malformed if neither can be read there.
     """
     position = skip_space(text, position)
     if text.startswith(("[", "{"), position):
@@ -159,10 +173,10 @@ def _mistral_body(text: str, position: int) -> tuple[list[ParsedCall], int]:
 
 
 def _mistral_call_id(text: str, position: int) -> tuple[str, int]:
-    """Read the id of a call, `[CALL_ID]` and a name, at `position`.
+    """Read the optional id of a call at `position`, such as `[CALL_ID]abc`.
 
-    Returns (the id, the position after it); ("", `position`) if there is none. Raises Malformed for
-    the mark of an id without an id.
+    Returns (the id, the position after it), or ("", `position`) if there is no `[CALL_ID]`. Raises
+    Malformed if the mark is there but no id follows.
     """
     if not text.startswith("[CALL_ID]", position):
         return "", position
@@ -173,10 +187,10 @@ def _mistral_call_id(text: str, position: int) -> tuple[str, int]:
 
 
 def _deepseek_body(text: str, position: int) -> tuple[list[ParsedCall], int]:
-    """Read DeepSeek's call at `position`: ([the call], the position after it). Raises Malformed.
+    """Read DeepSeek's call at `position`: return ([the call], the position after it).
 
     V3 and R1 write a type, the separator, a name and fenced arguments; V3.1 writes a name, the
-    separator and arguments.
+    separator and arguments. Raises Malformed if neither form can be read.
     """
     separator = text.find("<｜tool▁sep｜>", position)
     if separator < 0:
@@ -190,9 +204,10 @@ def _deepseek_body(text: str, position: int) -> tuple[list[ParsedCall], int]:
 
 
 def _deepseek_fenced_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
-    """Read a name, and its arguments as JSON between lines of three backticks, at `position`.
+    """Read a name at `position` and its arguments, which are JSON in a fence of three backticks.
 
-    Returns ([the call], the position after it). Raises Malformed.
+    Returns ([the call], the position after it). Raises Malformed if the name, the fence or the JSON
+    is missing or damaged.
     """
     name_match = _NAME.match(text, position)
     fence = _DEEPSEEK_FENCE.match(text, name_match.end()) if name_match else None

@@ -1,7 +1,7 @@
-"""Tool calls as Python: `[name(a=1, b='x'), ...]`. Nothing of it is run.
+"""Reads tool calls written as Python: `[name(a=1, b='x'), ...]`. None of it is executed.
 
-Python's own parser does not read them all: names of tools have hyphens, objects are JSON, and some
-templates write quotes and line feeds inside a text as they are.
+Python's own parser cannot read all of these calls: tool names have hyphens, objects are JSON, and
+some templates write quotes and line feeds inside a string without escapes.
 """
 
 import re
@@ -21,18 +21,20 @@ from envs.json_types import ToolSchema
 _NAME = re.compile(r"\s*([A-Za-z_][\w.\-]*)\s*\(")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"', "/": "/"}
-_FOLLOWS_A_TEXT = (",", ")", "]", "}", ":")  # one of these follows the closing quote of a text
+_FOLLOWS_A_TEXT = (",", ")", "]", "}", ":")  # one of these follows the closing quote of a string
 
 
 def lfm(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """`<|tool_call_start|>[name(a=1)]<|tool_call_end|>`: LFM2."""
+    """Read the calls of LFM2: `<|tool_call_start|>[name(a=1)]<|tool_call_end|>`."""
     return between_marks(text, "<|tool_call_start|>", "<|tool_call_end|>", _calls)
 
 
 def pythonic(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of Llama 3.2 and 4: the whole reply is `[name(a=1), ...]`, with or without
-    `<|python_start|>` before it and `<|python_end|>` behind it. A list that does not begin with a
-    call is an answer."""
+    """Read the calls of Llama 3.2 and 4, whose whole reply is `[name(a=1), ...]`.
+
+    The marks `<|python_start|>` and `<|python_end|>` around it are optional. A list that does not
+    begin with a call is an answer.
+    """
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
     if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: behind the bracket
         return ParsedCalls(text)
@@ -40,11 +42,11 @@ def pythonic(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def python_calls(body: str, text: str) -> ParsedCalls:
-    """The calls in a reply that is nothing but calls.
+    """Read the calls of a reply that consists of nothing but calls.
 
     Args:
-        body: the calls, as an expression of Python, without the marks around it.
-        text: the whole reply; it stays the content, with a fault, if `body` cannot be read.
+        body: the calls as a Python expression, without any marks around it.
+        text: the whole reply, which becomes the content, with a fault, if `body` cannot be read.
     """
     try:
         calls, end = _calls(body, position=0)
@@ -58,7 +60,8 @@ def python_calls(body: str, text: str) -> ParsedCalls:
 def _calls(text: str, position: int) -> tuple[list[ParsedCall], int]:
     """Read the calls at `position`: one call, or a list of calls in brackets.
 
-    Returns (the calls, the position after them). Raises Malformed, also for an empty list.
+    Returns (the calls, the position after them). Raises Malformed if a call cannot be read or the
+    list is empty.
     """
     position = skip_space(text, position)
     if not text.startswith("[", position):
@@ -78,7 +81,7 @@ def _calls(text: str, position: int) -> tuple[list[ParsedCall], int]:
 def _call(text: str, position: int) -> tuple[ParsedCall, int]:
     """Read the call at `position`: `name(a=1)`, or `name.call(a=1)` as Llama writes built-in tools.
 
-    Returns (the call, the position after it). Raises Malformed.
+    Returns (the call, the position after it). Raises Malformed if no call can be read there.
     """
     name_match = _NAME.match(text, position)
     if not name_match:
@@ -88,10 +91,10 @@ def _call(text: str, position: int) -> tuple[ParsedCall, int]:
 
 
 def _text_at(text: str, position: int) -> tuple[str, int] | None:
-    """Read the text in quotes that begins at `position`.
+    """Read the quoted string that begins at `position`.
 
-    Returns (the text without quotes, the position after it); None if no quote stands at `position`.
-    Raises Malformed if the text has no closing quote.
+    Returns (the string without quotes, the position after it), or None if no quote stands at
+    `position`. Raises Malformed if the closing quote is missing.
     """
     quote = text[position : position + 1]
     if quote not in ("'", '"'):
@@ -103,10 +106,11 @@ def _text_at(text: str, position: int) -> tuple[str, int] | None:
 
 
 def _closing_quote(text: str, position: int, quote: str) -> int | None:
-    """Find the quote that closes a text, from `position` on: its position, None without one.
+    """Find the position of the quote that closes a string, searching from `position`; None if there
+    is none.
 
     It is the first `quote` that is not escaped and stands before a comma, a colon or a closing
-    bracket.
+    bracket, since a string may contain unescaped quotes.
     """
     while position < len(text):
         if text[position] == "\\":  # it escapes the character after it
@@ -121,7 +125,8 @@ def _closing_quote(text: str, position: int, quote: str) -> int | None:
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """The character that a matched escape stands for; an unknown escape stays as it is."""
+    """Return the character that a matched escape stands for. An unknown escape is kept
+    unchanged."""
     code = match.group(1)
     if len(code) > 1:  # u or x, then hex digits
         return chr(int(code[1:], 16))

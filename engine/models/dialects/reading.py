@@ -1,6 +1,6 @@
 """What all readers of tool calls share: calls, faults, marks, and values written as plain text.
 
-A reader is a function from the text of a reply (its reasoning taken off) to `ParsedCalls`.
+A reader is a function from the text of a reply, without its reasoning, to `ParsedCalls`.
 """
 
 import json
@@ -12,8 +12,8 @@ from envs.json_types import JsonObject, ToolSchema
 
 
 def finite(text: str) -> float:
-    """The number that a text is. Raises ValueError for any other text, and for numbers that JSON
-    does not have: NaN, and those too large for a float (infinity)."""
+    """Convert a text to a float. Raises ValueError if the text is no number, or one that JSON does
+    not have: NaN, or a number too large for a float (infinity)."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"no number: {text}")
@@ -21,12 +21,12 @@ def finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_float=finite, parse_constant=finite)
-_SHOWN_CHARS = 60  # of a text that cannot be read, in the fault
+_SHOWN_CHARS = 60  # how much of an unreadable text an error message quotes
 _CONSTANTS = {"True": True, "False": False, "None": None}
 
 
 class Malformed(ValueError):
-    """Something began as a tool call and is none; the text says why."""
+    """A part of a reply began as a tool call but is none; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ParsedCall:
     """One call that a model wrote.
 
     Attributes:
-        name: of the tool, whether or not it exists.
-        arguments: by name.
-        id: where the dialect writes one, else "".
+        name: the name of the tool, whether or not such a tool exists.
+        arguments: the arguments by name.
+        id: the id that the model gave the call; "" if the dialect writes none.
     """
 
     name: str
@@ -50,8 +50,8 @@ class ParsedCalls:
 
     Attributes:
         content: the text without the calls.
-        calls: in the order they were written.
-        faults: why a call could not be read, one text for each.
+        calls: the calls that could be read, in the order they were written.
+        faults: one text for each call that could not be read, saying why.
     """
 
     content: str
@@ -60,21 +60,21 @@ class ParsedCalls:
 
 
 Reader = Callable[[str, Sequence[ToolSchema]], ParsedCalls]
-# Reads one call or several from a position of the text; returns them with the position after them.
+# Reads one or more calls at a position of the text. Returns (the calls, the position after them).
 Body = Callable[[str, int], tuple[list[ParsedCall], int]]
 
 
 def between_marks(text: str, opening: str, closing: str, body: Body) -> ParsedCalls:
-    """Read the calls that stand between two marks, any number of times in a text.
+    """Read the calls that stand between two marks, which may occur any number of times in a text.
 
     Args:
         opening: the mark before the calls.
-        closing: the mark that must follow them; "" for none.
-        body: given the text and the position after `opening`, returns the calls there and the
-            position after them; raises Malformed.
+        closing: the mark that must follow them; "" if none must.
+        body: reads the calls at a position of the text, the one after `opening`. Returns (the
+            calls, the position after them) or raises Malformed.
 
-    Returns the calls, the faults (one for each place that cannot be read) and, as content, the text
-    outside the marks; the whole text where there is neither a call nor a fault.
+    Returns the calls, one fault for each place that cannot be read, and the text outside the marks
+    as the content. If there is neither a call nor a fault, the content is the unchanged text.
     """
     calls: list[ParsedCall] = []
     faults: list[str] = []
@@ -94,10 +94,10 @@ def between_marks(text: str, opening: str, closing: str, body: Body) -> ParsedCa
 def _read_closed(
     text: str, position: int, closing: str, body: Body
 ) -> tuple[list[ParsedCall], list[str], int]:
-    """Read calls with `body` at `position`, up to the mark `closing`.
+    """Read calls with `body` at `position`, and the mark `closing` after them.
 
-    Returns (the calls, the faults, the position from which to go on). There is one fault and no
-    call if the calls could not be read, else no fault.
+    Returns (the calls, the faults, the position from which to go on). If the calls cannot be read,
+    the list of calls is empty and there is one fault; otherwise there is no fault.
     """
     try:
         calls, body_end = body(text, position)
@@ -107,18 +107,18 @@ def _read_closed(
 
 
 def _end_of_fault(text: str, position: int, closing: str) -> int:
-    """The position from which to go on after a call at `position` that could not be read.
+    """Return the position from which to go on after an unreadable call at `position`.
 
-    That is after the next mark `closing`; without one the end of the text, all of which belongs to
-    the fault.
+    This is the position after the next mark `closing`. Without such a mark it is the end of the
+    text, because everything up to there may belong to the call.
     """
     end = text.find(closing, position) if closing else -1
     return len(text) if end < 0 else end + len(closing)
 
 
 def skip_mark(text: str, position: int, mark: str) -> int:
-    """The position after `mark`, which must stand at `position`, or after white space there. Raises
-    Malformed if it does not."""
+    """Return the position after `mark`, which must stand at `position` or after white space there.
+    Raises Malformed if it does not."""
     position = skip_space(text, position)
     if not text.startswith(mark, position):
         raise Malformed(f"{mark} should follow, not {shown(text[position:])}")
@@ -126,21 +126,22 @@ def skip_mark(text: str, position: int, mark: str) -> int:
 
 
 def skip_space(text: str, position: int) -> int:
-    """The position of the first character from `position` on that is no white space."""
+    """Return the position of the first character, from `position` on, that is not white space."""
     while position < len(text) and text[position].isspace():
         position += 1
     return position
 
 
 def shown(text: str) -> str:
-    """The beginning of a text as it stands in a fault."""
+    """Return the beginning of a text in quotes, as an error message shows it ("the end" for no
+    text)."""
     return repr(text[:_SHOWN_CHARS]) if text else "the end"
 
 
 def json_value(text: str, position: int) -> tuple[object, int]:
     """Read the JSON value that begins at `position`, after any white space.
 
-    Returns (the value, the position after it). Raises Malformed.
+    Returns (the value, the position after it). Raises Malformed if no valid JSON stands there.
     """
     position = skip_space(text, position)
     try:
@@ -153,9 +154,11 @@ def json_value(text: str, position: int) -> tuple[object, int]:
 
 
 def call_from_json(value: object) -> ParsedCall:
-    """The call that an object describes: its `name`, its `arguments` (or `parameters`), which may
-    be text that is JSON, and its `id`, if it has one. Raises Malformed if `value` is no such
-    object."""
+    """Return the call that a JSON object describes, such as `{"name": "f", "arguments": {"a": 1}}`.
+
+    The key may also be `parameters`, its value may also be JSON text, and the object may have an
+    `id`. Raises Malformed if `value` has another form.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise Malformed(f"a call is an object with a name, not {shown(json.dumps(value))}")
     arguments = value.get("arguments", value.get("parameters"))
@@ -168,8 +171,11 @@ def call_from_json(value: object) -> ParsedCall:
 
 
 def arguments_from(value: object, name: str) -> JsonObject:
-    """The arguments of a call of the tool `name`. `value` is what the call gives for them: an
-    object, the JSON text of one, or None or blank text for no arguments. Raises Malformed."""
+    """Return the arguments that a call of the tool `name` gives as `value`.
+
+    `value` is an object or the JSON text of one; None and blank text mean no arguments. Raises
+    Malformed for anything else.
+    """
     if isinstance(value, str):
         if not value.strip():
             return {}
@@ -182,8 +188,8 @@ def arguments_from(value: object, name: str) -> JsonObject:
 
 
 def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object]:
-    """The schemas of the parameters of the tool `name`, by the names of the parameters; {} if there
-    is no such tool in `tools`, or its schema names no parameters."""
+    """Return the schemas of the parameters of the tool `name`, by the names of the parameters.
+    Returns {} if `tools` has no such tool, or the tool's schema names no parameters."""
     for tool in tools:
         function = tool.get("function")
         if isinstance(function, dict) and function.get("name") == name:
@@ -194,30 +200,33 @@ def parameters_of(tools: Sequence[ToolSchema], name: str) -> Mapping[str, object
 
 
 def typed(text: str, schema: object) -> object:
-    """The value that an argument stands for in a dialect that writes texts without quotes.
+    """Convert an argument that a dialect without quotes wrote as `text` to its value.
 
-    The schema of the parameter decides whether "75001" is a text or a number. Without a schema,
-    text that is valid JSON (but no quoted text), or Python's True, False or None, stands for that
-    value, and all other text for itself.
+    The parameter's schema decides whether "75001" is a text or a number. Without a schema, text
+    that is valid JSON (but no quoted string), or Python's True, False or None, becomes that value;
+    any other text stays text.
     """
     allowed_types = _types(schema)
     if allowed_types == {"string"}:
         return text
     value = _literal(text.strip())
-    if isinstance(value, str):  # quotes in the text belong to it
+    if isinstance(value, str):  # a quoted string keeps its quotes: they are part of the text
         return text
     value_types = {_type_of(value)}
     if _is_number(value):  # an integer is a number too
         value_types.add("number")
-    # The schema allows a text, and no value of this type.
+    # The schema allows a string but no value of this type, so "75001" stays a string.
     if "string" in allowed_types and not value_types & allowed_types:
         return text
     return value
 
 
 def _types(schema: object) -> set[str]:
-    """The names of the types that a schema allows: those in its `type`, `anyOf` and `oneOf`, or
-    else those of the values in its `enum`. Empty if it has none of these."""
+    """Return the names of the types that a JSON schema allows, such as {"string", "null"}.
+
+    They stand in its `type`, `anyOf` and `oneOf`; without these, the types of the values in its
+    `enum` count. The set is empty if the schema has none of the four.
+    """
     if not isinstance(schema, dict):
         return set()
     declared = schema.get("type")
@@ -231,13 +240,14 @@ def _types(schema: object) -> set[str]:
 
 
 def _listed(schema: Mapping[str, object], keyword: str) -> list[object]:
-    """What a schema lists under the keyword; [] if it has no list there."""
+    """Return the list that a schema has under `keyword`, or [] if it has no list there."""
     value = schema.get(keyword)
     return value if isinstance(value, list) else []
 
 
 def _type_of(value: object) -> str:
-    """The name in JSON schema of a value's type, the narrowest: "integer" for 2 and for 2.0."""
+    """Return JSON schema's name for the narrowest type of a value, e.g. "integer" for 2 and for
+    2.0."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -250,11 +260,14 @@ def _type_of(value: object) -> str:
 
 
 def _is_number(value: object) -> bool:
+    """Tell whether a value is a number. True and False are not, although Python makes them
+    integers."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _literal(text: str) -> object:
-    """The value of a text that is JSON or one of Python's constants; else the text itself."""
+    """Parse a text that is JSON or one of Python's True, False and None; return any other text as
+    it is."""
     if text in _CONSTANTS:
         return _CONSTANTS[text]
     try:

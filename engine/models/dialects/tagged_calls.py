@@ -1,6 +1,7 @@
-"""Tool calls as tags with plain text between them: Qwen3-Coder, Qwen3.5 and Nemotron 3, GLM.
+"""Reads tool calls written as tags with plain text between them: Qwen3-Coder, Qwen3.5 and Nemotron
+3, GLM.
 
-Texts have no quotes there, so a parameter's schema decides whether "75001" is a number.
+Strings have no quotes there, so a parameter's schema decides whether "75001" is a number.
 """
 
 import re
@@ -30,11 +31,11 @@ _GLM_ARGUMENT = re.compile(
 
 
 def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of a reply, each in the form
+    """Read the calls of a reply, each in the form
     `<tool_call><function=name><parameter=a>1</parameter></function></tool_call>`."""
 
     def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
-        """([the call that begins at `position`], the position after its closing tag)."""
+        """Read the call at `position`: return ([the call], the position after `</function>`)."""
         call, position = tagged_call(text, position, _QWEN_NAME, _QWEN_ARGUMENT, tools)
         return [call], skip_mark(text, position, "</function>")
 
@@ -42,11 +43,12 @@ def qwen_tags(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
 
 
 def glm(text: str, tools: Sequence[ToolSchema]) -> ParsedCalls:
-    """The calls of a reply, each in the form
+    """Read the calls of a reply, each in the form
     `<tool_call>name<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>`."""
 
     def read_call(text: str, position: int) -> tuple[list[ParsedCall], int]:
-        """([the call that begins at `position`], the position after its last argument)."""
+        """Read the call at `position`: return ([the call], the position after its last
+        argument)."""
         call, position = tagged_call(text, position, _GLM_NAME, _GLM_ARGUMENT, tools)
         return [call], position
 
@@ -63,9 +65,9 @@ def tagged_call(
     """Read the call at `position`, whose arguments are tags.
 
     Args:
-        name_pattern: matches the name of the tool with its tag; its group 1 is the name.
-        argument_pattern: matches one argument; its group 1 is the name, group 2 the value.
-        tools: their schemas say what type a value has.
+        name_pattern: matches the tool's name with its tag; group 1 is the name.
+        argument_pattern: matches one argument; group 1 is its name, group 2 its value.
+        tools: the tools, whose schemas say which type a value has.
 
     Returns (the call, the position after its last argument). Raises Malformed if no name stands at
     `position`.
@@ -82,11 +84,11 @@ def tagged_call(
 def _arguments(
     text: str, position: int, pattern: re.Pattern[str], schemas: Mapping[str, object]
 ) -> tuple[JsonObject, int]:
-    """Read the arguments that stand one after the other from `position` on.
+    """Read the arguments that follow one another from `position` on.
 
-    `pattern` matches one argument: its group 1 is the name, group 2 the value as text. `schemas`
-    maps a name to the schema of its value, which tells the value's type. Returns (the arguments by
-    name, the position after the last).
+    `pattern` matches one argument: group 1 is its name, group 2 its value as text. `schemas` maps a
+    name to the schema of its value, which gives the value's type. Returns (the arguments by name,
+    the position after the last).
     """
     arguments: JsonObject = {}
     while argument := pattern.match(text, position):

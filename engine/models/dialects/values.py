@@ -1,7 +1,8 @@
-"""Values in notations that are almost JSON: Gemma's and Python's.
+"""Reads values in notations that are almost JSON: Gemma's and Python's.
 
-Numbers, lists, objects, and true, false and null, in Python's words too. How a text is written is
-the notation's own: a `ReadText` reads one.
+A value is a number, a list, an object, a string, or one of true, false and null (True, False and
+None in Python). Each notation has its own quotes, so the caller passes a `ReadText`, the function
+that reads one quoted string.
 """
 
 import re
@@ -10,15 +11,15 @@ from collections.abc import Callable
 from engine.models.dialects.reading import Malformed, finite, shown, skip_mark, skip_space
 from envs.json_types import JsonObject
 
-# Gives the text in quotes that begins at a position, and the position after it; None where none
-# begins there.
+# Reads the quoted string that begins at a position of the text. Returns (the string, the position
+# after it), or None if no quoted string begins there.
 ReadText = Callable[[str, int], tuple[str, int] | None]
 
 _KEY = re.compile(r"[^\s:=,(){}\[\]]+")
 _NUMBER = re.compile(r"-?\d+(?P<fraction>\.\d*)?(?P<exponent>[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
-_DEEPEST = 50  # levels of lists and objects
-_MOST_DIGITS = 400  # of a number
+_DEEPEST = 50  # nested lists and objects; more would risk the interpreter's recursion limit
+_MOST_DIGITS = 400  # in one number; Python refuses integers of some thousands of digits
 
 
 def read_pairs(
@@ -29,17 +30,18 @@ def read_pairs(
     closing: str = "}",
     depth: int = 0,
 ) -> tuple[JsonObject, int]:
-    """Read the pairs of an object, or the named arguments of a call.
+    """Read the pairs of an object such as `a:1,b:2}`, or the named arguments of a call.
 
     Args:
-        position: after the opening bracket of the object or call.
-        read_text: given the text and a position, returns the text in quotes there and the position
-            after it; None if none begins there.
-        separator: what stands between a key and its value.
+        position: the position after the opening bracket.
+        read_text: reads the quoted string at a position of the text: returns (the string, the
+            position after it), or None if there is none.
+        separator: the character between a key and its value.
         closing: the closing bracket.
-        depth: the number of lists and objects around the pairs.
+        depth: how many lists and objects enclose these pairs.
 
-    Returns (the pairs, the position after the closing bracket). Raises Malformed.
+    Returns (the pairs, the position after the closing bracket). Raises Malformed if they cannot be
+    read.
     """
     pairs: JsonObject = {}
     position = skip_space(text, position)
@@ -52,9 +54,10 @@ def read_pairs(
 
 
 def _read_key(text: str, position: int, read_text: ReadText) -> tuple[str, int]:
-    """Read the key at `position`, with quotes or without them: (the key, the position after it).
+    """Read the key at `position`, with or without quotes.
 
-    `read_text` reads a text in quotes, or returns None. Raises Malformed if no key stands there.
+    `read_text` reads a quoted string, or returns None. Returns (the key, the position after it).
+    Raises Malformed if no key stands there.
     """
     quoted = read_text(text, position)
     if quoted:
@@ -66,20 +69,21 @@ def _read_key(text: str, position: int, read_text: ReadText) -> tuple[str, int]:
 
 
 def after_item(text: str, position: int, closing: str) -> int:
-    """The position at which to go on after an item that ends at `position`.
+    """Return the position at which to go on after an item that ends at `position`.
 
-    That is the position after the comma, or that of the bracket `closing`, which follows the last
-    item. Raises Malformed where neither follows.
+    This is the position after a comma, or that of the bracket `closing` if the item was the last.
+    Raises Malformed if neither follows the item.
     """
     position = skip_space(text, position)
     return position if text.startswith(closing, position) else skip_mark(text, position, ",")
 
 
 def _read_value(text: str, position: int, read_text: ReadText, depth: int) -> tuple[object, int]:
-    """Read the value at `position`, after any white space: (the value, the position after it).
+    """Read the value at `position`, after any white space.
 
-    `read_text` reads a text in quotes, or returns None. `depth` is the number of lists and objects
-    around the value. Raises Malformed, also where that is more than `_DEEPEST`.
+    `read_text` reads a quoted string, or returns None. `depth` is how many lists and objects
+    enclose the value. Returns (the value, the position after it). Raises Malformed if no value
+    stands there or `depth` exceeds `_DEEPEST`.
     """
     if depth > _DEEPEST:
         raise Malformed(f"nested more than {_DEEPEST} levels")
@@ -96,7 +100,7 @@ def _read_value(text: str, position: int, read_text: ReadText, depth: int) -> tu
 
 
 def _read_word(text: str, position: int) -> tuple[object, int]:
-    """Read the value of the word at `position`, such as `true`: (the value, the position after it).
+    """Read a constant such as `true` at `position`: return (its value, the position after it).
 
     Raises Malformed if none of `_WORDS` stands there.
     """
@@ -107,8 +111,8 @@ def _read_word(text: str, position: int) -> tuple[object, int]:
 
 
 def _number(match: re.Match[str]) -> float:
-    """The number that `_NUMBER` matched; an int if it has neither fraction nor exponent. Raises
-    Malformed if it has too many characters or is too large for a float."""
+    """Convert the number that `_NUMBER` matched: to an int if it has neither fraction nor exponent,
+    else to a float. Raises Malformed if it has too many characters or is too large for a float."""
     digits = match.group()
     if len(digits) > _MOST_DIGITS:
         raise Malformed(f"a number of {len(digits)} characters")
@@ -122,10 +126,11 @@ def _number(match: re.Match[str]) -> float:
 def _read_list(
     text: str, position: int, read_text: ReadText, depth: int
 ) -> tuple[list[object], int]:
-    """Read the items of a list; `position` is the one after its opening bracket.
+    """Read the items of a list, where `position` is the one after its opening bracket.
 
-    `read_text` reads a text in quotes, or returns None. `depth` is the number of lists and objects
-    around the items. Returns (the items, the position after the closing bracket). Raises Malformed.
+    `read_text` reads a quoted string, or returns None. `depth` is how many lists and objects
+    enclose the items. Returns (the items, the position after the closing bracket). Raises Malformed
+    if an item cannot be read or a comma is missing.
     """
     items: list[object] = []
     position = skip_space(text, position)

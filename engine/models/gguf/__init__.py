@@ -6,5 +6,5 @@ interpreter of the workers; start with `importer.py`.
     names.py      how GGUF and transformers name the same things
     tokenizer.py  the tokenizer of a GGUF file
     vocabulary.py  the tokenizer of a model folder under GGUF's keys
-    weights.py    its tensors, checked and written as safetensors
+    weights.py    the tensors of a GGUF file, checked and written as safetensors
 """

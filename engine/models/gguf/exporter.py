@@ -1,12 +1,12 @@
-"""Turn a model folder into a GGUF file, with weights of the kind f16 or q8_0 (blocks of 32 numbers
-of 8 bits). Matrices are stored so, vectors as float32.
+"""Turns a model folder into a GGUF file with weights of the kind f16, or q8_0 (blocks of 32 numbers
+of 8 bits each). Matrices are stored in that kind, vectors as float32.
 
-The file holds the vocabulary, the rule that cuts words and the chat template, so that llama.cpp and
-what is built on it ask the model as it was trained. A model whose tokenizer or positions GGUF has
-no name for is refused with what is missing.
+The file holds the vocabulary, the rule that cuts text into words and the chat template, so that
+llama.cpp and programs built on it prompt the model as it was trained. A model with a tokenizer or
+positions that GGUF has no name for is refused, with a message that says what is missing.
 
-Runs in the process that merged the model: it needs the package `gguf` and numpy. Memory stays at
-one tensor.
+This code runs in the process that merged the model: it needs the package `gguf` and numpy. It holds
+one tensor in memory at a time.
 
 Sources: the GGUF specification (github.com/ggml-org/ggml, docs/gguf.md), and the order of rows in
 llama.cpp's convert_hf_to_gguf.py.
@@ -32,7 +32,7 @@ from engine.models.model_files import ModelFacts
 KINDS = ("f16", "q8_0")
 _ARCHITECTURES = {model: kind for kind, (model, _) in names.ARCHITECTURES.items()}
 _ARCHITECTURES["MistralForCausalLM"] = "llama"
-_LENGTH_BYTES = 8  # before the header of a safetensors file: its length
+_LENGTH_BYTES = 8  # a safetensors file begins with the length of its header, in 8 bytes
 _TOP_NAMES = {name: gguf for gguf, name in names.TOP_NAMES.items()}
 _LAYER_NAMES = {name: gguf for gguf, name in names.LAYER_NAMES.items()}
 
@@ -42,10 +42,11 @@ class _StoredTensor:
     """A tensor of a safetensors file.
 
     Attributes:
-        dtype: its type in that file, such as "BF16".
-        shape: as [outputs, inputs], or [size].
-        first_byte: where its values begin in the file.
-        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
+        dtype: the type of its values in that file, such as "BF16".
+        shape: (outputs, inputs) of a matrix, or (size,) of a vector.
+        first_byte: where its values begin in the file, in bytes.
+        reordered_heads: the number of attention heads, if GGUF stores the tensor's rows in another
+            order within each head; 0 if the order stays.
     """
 
     file: Path
@@ -59,8 +60,8 @@ class _StoredTensor:
 def export_gguf(folder: Path, file: Path, kind: str) -> None:
     """Write the model in `folder` as the GGUF file `file`, which appears complete or not at all.
 
-    `kind`: how the weights are stored, one of KINDS. Raises NotExportable if GGUF has no name for a
-    part of the model, UserError MODEL_UNSUPPORTED if the folder holds no whole model.
+    `kind` is how the weights are stored, one of KINDS. Raises NotExportable if GGUF has no name for
+    a part of the model, UserError MODEL_UNSUPPORTED if the folder holds no complete model.
     """
     facts = model_files.read_facts(folder)
     config = model_files.load_json(folder / "config.json")
@@ -82,7 +83,7 @@ def export_gguf(folder: Path, file: Path, kind: str) -> None:
 
 
 def _gguf_architecture(facts: ModelFacts) -> str:
-    """GGUF's name of the model's architecture. Raises NotExportable if it has none."""
+    """Return GGUF's name of the model's architecture. Raises NotExportable if GGUF has none."""
     architecture = _ARCHITECTURES.get(facts.architecture)
     if architecture is None:
         raise NotExportable(f"its architecture is {facts.architecture}")
@@ -90,7 +91,8 @@ def _gguf_architecture(facts: ModelFacts) -> str:
 
 
 def _add_metadata(writer: GGUFWriter, metadata: JsonObject, kind: str) -> None:
-    """Add the values by their keys, and the file's type; `kind` is one of KINDS."""
+    """Add the metadata, and the file type that follows from `kind` (one of KINDS), to the GGUF
+    file."""
     for key, value in metadata.items():
         add_value(writer, key, value)
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind.upper()}"])
@@ -102,9 +104,10 @@ def _write_tensors(
     rope_factors: np.ndarray | None,
     kind: str,
 ) -> None:
-    """Write the header, the metadata that the writer has, and all tensors; `kind` is one of KINDS.
+    """Write the header, the metadata that was added to the writer, and all tensors.
 
-    In the file the descriptions of all tensors come first, then their values in the same order.
+    `kind` is one of KINDS. The file holds the descriptions of all tensors first, then their values
+    in the same order.
     """
     for tensor in tensors:
         name, storage = _gguf_name(tensor.name), _storage(tensor.shape, kind)
@@ -123,9 +126,10 @@ def _write_tensors(
 
 
 def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObject:
-    """The sizes of the model and the scaling of its rotary positions, under GGUF's keys.
+    """Return the sizes of the model and the scaling of its rotary positions, under GGUF's keys.
 
-    Raises NotExportable for a scaling or a window that GGUF has no key for.
+    Raises NotExportable if GGUF has no key for the scaling, or the model attends to a sliding
+    window.
     """
     # A config.json has `rope_parameters`. An older one has `rope_scaling`, whose kind is called
     # `type`, and `rope_theta` (the base of the frequencies) beside it, not in it.
@@ -145,16 +149,17 @@ def _sizes(config: JsonObject, facts: ModelFacts, architecture: str) -> JsonObje
         "vocab_size": facts.vocab,
     }
     sizes |= _rope_scaling(rope, facts.max_positions)
-    # A window: how far back attention goes. Some models name one and do not use it.
+    # A sliding window limits how far back attention reaches. Some models name one without using it.
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         raise NotExportable(f"it looks back {config['sliding_window']} tokens only")
     return {f"{architecture}.{key}": value for key, value in sizes.items()}
 
 
 def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
-    """The scaling of the rotary positions, under GGUF's keys; {} if it needs no key.
+    """Return the scaling of the rotary positions under GGUF's keys, or {} if none is needed.
 
-    `rope` is the part of config.json that has it. Raises NotExportable for an unknown scaling.
+    `rope` is the part of config.json that describes the positions. Raises NotExportable for an
+    unknown scaling.
     """
     scaling = rope.get("rope_type", rope.get("type", "default"))  # "type": the older key
     if scaling in ("default", "llama3"):  # Llama 3's is a tensor of the file: `_rope_factors`
@@ -169,7 +174,8 @@ def _rope_scaling(rope: JsonObject, max_positions: int) -> JsonObject:
 
 
 def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
-    """The number by which Llama 3's scaling divides each rotary frequency; None for other models.
+    """Return the number by which Llama 3's scaling divides each rotary frequency, shape [head_dim /
+    2]. Returns None for models without this scaling.
 
     The formula is that of transformers' modeling_rope_utils for Llama 3.1.
     """
@@ -188,10 +194,11 @@ def _rope_factors(config: JsonObject, facts: ModelFacts) -> np.ndarray | None:
 
 
 def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Iterator[_StoredTensor]:
-    """Yield the tensors of a model folder in the form in which the GGUF file stores them.
+    """Yield the tensors of a model folder with the order of rows that the GGUF file needs.
 
     An output layer that shares the weights of the embedding is left out. For the `architecture`
-    "llama" the query and key projections are marked to be reordered, by their number of heads.
+    "llama", the query and key projections get their number of heads, by which their rows are
+    reordered.
     """
     # The projections whose rows GGUF stores in another order, with their number of heads.
     heads_by_projection: dict[str, int] = {}
@@ -207,8 +214,11 @@ def _stored_tensors(folder: Path, facts: ModelFacts, architecture: str) -> Itera
 
 
 def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
-    """The tensors of a safetensors file: it holds the length of its header, the header as JSON,
-    then the values, whose places the header counts from its own end."""
+    """Yield the tensors that a safetensors file describes in its header.
+
+    The file holds the length of the header, the header as JSON, then the values. The header counts
+    the places of the values from its own end.
+    """
     with open(path, "rb") as file:
         [header_bytes] = struct.unpack("<Q", file.read(_LENGTH_BYTES))
         header: JsonObject = json.loads(file.read(header_bytes))
@@ -225,21 +235,25 @@ def _tensors_of_file(path: Path) -> Iterator[_StoredTensor]:
 
 
 def _gguf_name(name: str) -> str:
-    """GGUF's name of a tensor, such as "blk.3.attn_q.weight" for
-    "model.layers.3.self_attn.q_proj.weight". Raises NotExportable if it has none."""
+    """Return GGUF's name of a tensor, e.g. "blk.3.attn_q.weight" for
+    "model.layers.3.self_attn.q_proj.weight". Raises NotExportable if GGUF has none."""
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
     prefix, _, layer_and_path = name.partition("model.layers.")
     layer, _, path = layer_and_path.partition(".")
     projection, _, ending = path.rpartition(".")
-    if prefix or projection not in _LAYER_NAMES:  # a prefix: of another part, or of no layer at all
+    # A prefix means that the tensor belongs to another part of the model, or to no layer.
+    if prefix or projection not in _LAYER_NAMES:
         raise NotExportable(f"GGUF has no name for the tensor {name}")
     return f"blk.{layer}.{_LAYER_NAMES[projection]}.{ending}"
 
 
 def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
-    """The type in which a tensor of this shape is stored: float32 for a vector, float16 where a row
-    does not divide into the blocks of the type of `kind` (one of KINDS), and else that type."""
+    """Return the type in which GGUF stores a tensor of this shape.
+
+    A vector is float32. A matrix has the type of `kind` (one of KINDS), or float16 if its rows
+    cannot be divided into blocks of that type.
+    """
     if len(shape) == 1:
         return GGMLQuantizationType.F32
     wanted = GGMLQuantizationType[kind.upper()]
@@ -250,17 +264,19 @@ def _storage(shape: tuple[int, ...], kind: str) -> GGMLQuantizationType:
 def _describe_tensor(
     writer: GGUFWriter, name: str, shape: tuple[int, ...], storage: GGMLQuantizationType
 ) -> None:
-    """Add the description of a tensor, whose values are written later as the type `storage`. To the
-    writer the tensor is one of plain bytes, since numpy has no quantized types."""
+    """Add the description of a tensor whose values are written later in the type `storage`.
+
+    The writer is told that the tensor consists of bytes, because numpy has no quantized types.
+    """
     bytes_shape = gguf.quant_shape_to_byte_shape(shape, storage)
     size = int(np.prod(bytes_shape))
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
 
 
 def _read(tensor: _StoredTensor) -> np.ndarray:
-    """The values of a tensor in float32, its rows in GGUF's order.
+    """Return the values of a tensor in float32, with its rows in GGUF's order.
 
-    Raises NotExportable if they are stored in another type than F32, F16 and BF16.
+    Raises NotExportable if the file stores them in a type other than F32, F16 and BF16.
     """
     # numpy has no bfloat16: the two bytes of a value are read as they are, and widened below.
     numpy_types = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -281,10 +297,10 @@ def _read(tensor: _StoredTensor) -> np.ndarray:
 
 
 def _reordered_rows(values: np.ndarray, heads: int) -> np.ndarray:
-    """The rows of a projection, which come in transformers' order, in GGUF's order.
+    """Reorder the rows of a projection from transformers' order to GGUF's.
 
-    Rotary positions turn two rows of a head together: these stand half a head apart in
-    transformers, and side by side in GGUF.
+    Rotary positions rotate two rows of a head together. In transformers these two stand half a head
+    apart, in GGUF side by side.
     """
     pairs_per_head = values.shape[0] // heads // 2
     by_half = values.reshape(heads, 2, pairs_per_head, *values.shape[1:])

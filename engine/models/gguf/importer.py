@@ -1,13 +1,13 @@
-"""Turn a GGUF file into a model folder:
-`python -P -m engine.models.gguf.importer FILE FOLDER SOURCE LICENSE`.
+"""Turns a GGUF file into a model folder: `python -P -m engine.models.gguf.importer FILE FOLDER
+SOURCE LICENSE`.
 
 The folder gets config.json, model.safetensors, tokenizer.json, tokenizer_config.json,
-generation_config.json and chat_template.jinja, so everything else here treats it as any other model
-folder, and model.json with SOURCE and LICENSE. Only architectures whose weights and tokenizer can
-be restored exactly are taken; anything else is refused with the name of what is missing.
+generation_config.json and chat_template.jinja, so that the rest of the code can treat it like any
+other model folder, and model.json with SOURCE and LICENSE. A file is refused, with a message that
+says why, unless its weights and tokenizer can be restored exactly.
 
-Runs in a process of its own, with the interpreter of the workers: it needs the package `gguf` and
-numpy. Memory stays at one tensor, because weights are written one after the other.
+This code runs in a process of its own with the interpreter of the workers, because it needs the
+package `gguf` and numpy. It writes one tensor after the other and holds only that one in memory.
 
 Sources: the GGUF specification (github.com/ggml-org/ggml, docs/gguf.md), and the order of rows in
 llama.cpp's convert_hf_to_gguf.py.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
 
 ERROR_STATUS = 3  # exit status after a refusal; the reason is on stdout as {"error": ...}
-_NO_FILE_TYPE = -1  # the file does not say of which type its weights are
-# The factors of Llama 3.1 and 3.2 (their config.json), which GGUF stores as one number per
-# frequency; which `factor` it was is tried out.
+_NO_FILE_TYPE = -1  # stands for a file that does not name the type of its weights
+# The position scaling of Llama 3.1 and 3.2, from their config.json. A GGUF file stores only the
+# resulting number per frequency, so each known `factor` is tried until one gives these numbers.
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -51,9 +51,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     """Write the model of the GGUF file `file` to `folder`, which must not exist and appears
     complete or not at all.
 
-    `source` and `license_name` are written to model.json; "" as `source` stands for the file's
-    path, "" as `license_name` for the license that the file names. Raises NotImportable if the file
-    is damaged, or something is missing or unknown.
+    `source` and `license_name` are written to model.json. An empty `source` stands for the file's
+    path, an empty `license_name` for the license that the file names. Raises NotImportable if the
+    file is damaged, or something in it is missing or unknown.
     """
     reader = _open(file)
     values = _Metadata(reader)
@@ -78,8 +78,9 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
 
 
 def _empty_folder_beside(folder: Path) -> Path:
-    """A new folder in which the model is written before it becomes `folder`."""
-    # Always the same name, so that an import clears away what a killed one left behind.
+    """Create an empty folder beside `folder`, in which the model is written before it is
+    renamed."""
+    # The name is always the same, so that an import removes what a killed import left behind.
     unfinished = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -97,7 +98,7 @@ def _write_model(
 
 
 def _file_type_name(file_type: int) -> str:
-    """llama.cpp's name of a file type, such as "MOSTLY_Q8_0"; "" for `_NO_FILE_TYPE`."""
+    """Return llama.cpp's name of a file type, such as "MOSTLY_Q8_0", or "" for `_NO_FILE_TYPE`."""
     # Imported late, so that control processes can read this module's names without numpy.
     from gguf import LlamaFileType  # noqa: PLC0415
 
@@ -105,20 +106,21 @@ def _file_type_name(file_type: int) -> str:
 
 
 def _move_into_place(finished: Path, folder: Path) -> None:
-    """Rename the folder `finished` to `folder`, so that a power failure leaves no half model."""
+    """Rename the folder `finished` to `folder`, so that not even a power failure leaves half a
+    model."""
     sync_folder(finished)
     os.replace(finished, folder)
     sync_folder(folder.parent)
 
 
 def _open(file: Path) -> "GGUFReader":
-    """A reader of the GGUF file. Raises NotImportable if the file is damaged or big-endian."""
+    """Open the GGUF file for reading. Raises NotImportable if the file is damaged or big-endian."""
     # Imported late, so that control processes can read this module's names without numpy.
     from gguf import GGUFReader  # noqa: PLC0415
 
     try:
         reader = GGUFReader(file)
-    # Whatever the package raises for a file that is cut short or of another kind.
+    # All that the package raises for a file that is cut short or of another kind.
     except (ValueError, KeyError, IndexError, OSError, OverflowError, struct.error) as error:
         raise NotImportable(f"{file.name} is no complete GGUF file ({error})") from error
     if reader.byte_order == "S":  # swapped
@@ -127,8 +129,8 @@ def _open(file: Path) -> "GGUFReader":
 
 
 def _require_usable(folder: Path) -> None:
-    """Raise NotImportable if the facts of the model in `folder` cannot be read: whoever uses the
-    model reads them."""
+    """Raise NotImportable if the rest of the code could not use the model in `folder`, because the
+    facts of the model (its sizes and parts) cannot be read."""
     try:
         model_files.read_facts(folder)
     except UserError as error:
@@ -136,13 +138,14 @@ def _require_usable(folder: Path) -> None:
 
 
 class _Metadata:
-    """The key-value part of a GGUF file."""
+    """The metadata of a GGUF file: values by their keys, such as "general.architecture"."""
 
     def __init__(self, reader: "GGUFReader") -> None:
         self._fields = reader.fields
 
     def get(self, key: str) -> Any:
-        """The value of `key` (a number, text, truth value or list); None if the file lacks the key.
+        """Return the value of `key` (a number, string, bool or list), or None if the file lacks the
+        key.
 
         Raises NotImportable if the value cannot be decoded.
         """
@@ -153,13 +156,14 @@ class _Metadata:
             raise NotImportable(f"{key} cannot be read ({error})") from error
 
     def names(self) -> list[str]:
-        """The keys of the file."""
+        """Return the keys of all values."""
         return list(self._fields)
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The number at `key`, or `default` if the file has no such key.
+        """Return the number at `key`, or `default` if the file has no such key.
 
-        Raises NotImportable if the value is no number, or if it is missing and `default` is None.
+        Raises NotImportable if the value is no number, or if the key is missing and `default` is
+        None.
         """
         value = self.get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
@@ -171,7 +175,8 @@ class _Metadata:
         return default
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text at `key`, else `default`. Raises NotImportable if there is neither."""
+        """Return the text at `key`, or `default` if there is none. Raises NotImportable if
+        `default` is None as well."""
         value = self.get(key)
         if isinstance(value, str):
             return value
@@ -181,8 +186,8 @@ class _Metadata:
 
 
 def _require_whole_model(values: _Metadata) -> None:
-    """Raise NotImportable if the file holds something else than a model, such as an adapter, or
-    only a part of one."""
+    """Raise NotImportable if the file holds something other than a model, such as an adapter, or
+    only a part of a model."""
     kind = values.text("general.type", default="model")
     if kind != "model":
         raise NotImportable(f"it holds no model but {kind!r}")
@@ -193,10 +198,10 @@ def _require_whole_model(values: _Metadata) -> None:
 
 
 def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
-    """transformers' config.json for the model.
+    """Make transformers' config.json for the model.
 
-    Raises NotImportable if something is missing in the file, or is set that is not known here, such
-    as another architecture than those of `names.ARCHITECTURES`.
+    Raises NotImportable if the file lacks a value, or has one that is not known here, such as an
+    architecture beyond those of `names.ARCHITECTURES`.
     """
     kind = values.text("general.architecture")
     _require_known(values, kind)
@@ -222,10 +227,10 @@ def _config(values: _Metadata, reader: "GGUFReader") -> JsonObject:
 
 
 def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> JsonObject:
-    """The sizes of the model by their names in transformers' config.json.
+    """Return the sizes of the model by their names in transformers' config.json.
 
-    `kind` is the architecture, `embedding` the tensor token_embd.weight, None if the file lacks it.
-    Raises NotImportable if that tensor or a size is missing.
+    `kind` is the architecture. `embedding` is the tensor token_embd.weight, or None if the file
+    lacks it. Raises NotImportable if that tensor or a size is missing.
     """
     heads = values.number(f"{kind}.attention.head_count")
     hidden = values.number(f"{kind}.embedding_length")
@@ -242,17 +247,17 @@ def _sizes(values: _Metadata, kind: str, embedding: "ReaderTensor | None") -> Js
         "intermediate_size": values.number(f"{kind}.feed_forward_length"),
         "vocab_size": int(embedding.shape[1]),
         "max_position_embeddings": values.number(f"{kind}.context_length"),
-        # float32 in the file: 1e-6 is stored as 9.99999997e-07.
+        # Rounded to 6 digits, because the file's float32 turns 1e-6 into 9.99999997e-07.
         "rms_norm_eps": float(f"{values.number(f'{kind}.attention.layer_norm_rms_epsilon'):.6g}"),
     }
 
 
 def _head_dim(values: _Metadata, kind: str, usual: int) -> int:
-    """The size of an attention head: the length of its keys, or `usual` if the file does not give
-    it.
+    """Return the size of an attention head: the length of its keys, or `usual` if the file has
+    none.
 
-    `kind` is the architecture. Raises NotImportable if the values of a head, or its rotary
-    positions, have another size.
+    `kind` is the architecture. Raises NotImportable if the head's values or rotary positions have
+    another size.
     """
     head_dim = values.number(f"{kind}.attention.key_length", default=usual)
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -269,15 +274,16 @@ def _require_embedding_of_tokens(values: _Metadata, rows: int) -> None:
 
 
 def _generation_config(config: JsonObject, values: _Metadata) -> JsonObject:
-    """transformers' generation_config.json: the tokens that begin and end an answer."""
+    """Make transformers' generation_config.json, which names the tokens that begin and end an
+    answer."""
     end_of_turn = values.number("tokenizer.ggml.eot_token_id", default=-1)
     end_tokens = {config["eos_token_id"], end_of_turn} - {-1}  # -1: the file names none
     return {"bos_token_id": config["bos_token_id"], "eos_token_id": sorted(end_tokens)}
 
 
 def _require_known(values: _Metadata, kind: str) -> None:
-    """Raise NotImportable unless the architecture `kind` is known here, is no mixture of experts,
-    and all that the file sets for it is known."""
+    """Raise NotImportable unless the architecture `kind` and every value that the file sets for it
+    are known here, and the model is no mixture of experts."""
     if kind not in names.ARCHITECTURES:
         raise NotImportable(
             f"its architecture is {kind}; taken are {', '.join(names.ARCHITECTURES)}, others as "
@@ -292,12 +298,13 @@ def _require_known(values: _Metadata, kind: str) -> None:
 
 
 def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonObject:
-    """transformers' rope_parameters, made from the file's values. Raises NotImportable for a
-    scaling that is not known.
+    """Make transformers' rope_parameters (the settings of rotary positions) from the file's values.
 
     Args:
         kind: GGUF's name of the architecture, with which the keys begin.
-        factors: the tensor that Llama 3's scaling is stored as; None if the file has none.
+        factors: the tensor in which a file stores Llama 3's scaling; None if there is none.
+
+    Raises NotImportable for an unknown scaling.
     """
     theta = float(values.number(f"{kind}.rope.freq_base", default=10000.0))
     scaling = values.text(f"{kind}.rope.scaling.type", default="none")
@@ -322,10 +329,10 @@ def _rope(values: _Metadata, kind: str, factors: "ReaderTensor | None") -> JsonO
 
 
 def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
-    """The parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
+    """Find the parameters of Llama 3's scaling that give the stored `factors`, one per frequency.
 
-    `theta` is the base of the frequencies. Only the parameter `factor` differs between models:
-    raises NotImportable if no value in `_LLAMA3_FACTORS` gives these factors.
+    `theta` is the base of the rotary frequencies. Models differ only in the parameter `factor`.
+    Raises NotImportable if no value in `_LLAMA3_FACTORS` gives these factors.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
@@ -343,19 +350,20 @@ def _llama3_rope(theta: float, factors: "np.ndarray") -> JsonObject:
 
 
 def _write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main(file: str, folder: str, source: str, license_name: str) -> int:
-    """Import a file and print one line of JSON: {}, or {"error": reason} after a refusal.
+    """Import a file and print one line of JSON: {}, or {"error": reason} if the file is refused.
 
-    Returns the exit status: 0, or `ERROR_STATUS` after a refusal.
+    Returns the exit status: 0, or `ERROR_STATUS` if the file is refused.
     """
     reason = ""
     try:

@@ -1,4 +1,4 @@
-"""How GGUF and transformers name the same things.
+"""Names of architectures, tensors and keys in GGUF, and the same things' names in transformers.
 
 Sources: the GGUF specification (github.com/ggml-org/ggml, docs/gguf.md) and the table of names in
 the package `gguf`.
@@ -30,7 +30,7 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-# What each layer must have; a model whose layers lacked one would be filled with random numbers.
+# Weights that every layer must have. transformers would fill a missing one with random numbers.
 _LAYER_WEIGHTS = frozenset(
     f"{part}.weight"
     for part in (

@@ -23,7 +23,7 @@ class NotImportable(ValueError):
 
 
 class Values(Protocol):
-    """The metadata of a GGUF file."""
+    """The metadata of a GGUF file, with the methods of `importer._Metadata`."""
 
     def get(self, key: str) -> Any: ...
     def number(self, key: str, default: float | None = None) -> Any: ...
@@ -39,8 +39,8 @@ _LLAMA3 = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def _words_by_pattern(pattern: str) -> PreTokenizer:
-    """The rule that cuts text into words by the regular expression `pattern`, and then writes each
-    byte of a word as one character, as GPT-2 does."""
+    """Make the rule that cuts text into words by the regular expression `pattern`, and then writes
+    each byte of a word as one character, as GPT-2 does."""
     return pre.Sequence(
         [
             pre.Split(Regex(pattern), behavior="isolated"),
@@ -50,7 +50,8 @@ def _words_by_pattern(pattern: str) -> PreTokenizer:
 
 
 def _single_digits() -> PreTokenizer:
-    """The rule that makes each digit a word, and cuts the rest into words as GPT-2 does."""
+    """Make the rule that makes each digit a word of its own and cuts the rest into words as GPT-2
+    does."""
     return pre.Sequence(
         [
             pre.Digits(individual_digits=True),
@@ -59,7 +60,7 @@ def _single_digits() -> PreTokenizer:
     )
 
 
-# By the name that the file gives (llama.cpp's convert_hf_to_gguf.py).
+# The rules by the names that GGUF files use for them (llama.cpp's convert_hf_to_gguf.py).
 PRE_TOKENIZERS = {
     "smollm": _single_digits,  # SmolLM, SmolLM2
     "qwen2": lambda: _words_by_pattern(_QWEN2),  # Qwen2, 2.5, 3
@@ -82,7 +83,7 @@ WORD_START = "\u2581"  # what SentencePiece writes for a space
 def write(folder: Path, values: Values) -> None:
     """Write the tokenizer's files to `folder`.
 
-    Raises NotImportable if a part is missing or the rule of the tokenizer is not known.
+    Raises NotImportable if a part of the tokenizer is missing or its rule for words is not known.
     """
     tokens = _tokens(values)
     template = values.text("tokenizer.chat_template", default="")
@@ -103,7 +104,8 @@ def write(folder: Path, values: Values) -> None:
 
 
 def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
-    """The texts of the tokens that begin, end and fill a text, as tokenizer_config.json names them.
+    """Return the texts of the special tokens by their names in tokenizer_config.json, such as
+    {"eos_token": "</s>"}.
 
     Raises NotImportable if the file names no token that ends a text.
     """
@@ -118,10 +120,10 @@ def _named_tokens(values: Values, tokens: list[str]) -> dict[str, str]:
 
 
 def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str]) -> None:
-    """Tell the tokenizer which tokens it must never split where they stand in a text. Their ids
-    stay those of the vocabulary.
+    """Tell the tokenizer which tokens it must never split when they occur in a text. Their ids stay
+    those of the vocabulary.
 
-    Raises NotImportable unless there are as many types as tokens.
+    Raises NotImportable unless there are as many token types as tokens.
     """
     types = values.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
     if len(types) != len(tokens):
@@ -139,8 +141,8 @@ def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str])
 
 
 def _tokens(values: Values) -> list[str]:
-    """The texts of the tokens, in the order of their ids. Raises NotImportable if there are none,
-    or two of the same text."""
+    """Return the texts of the tokens in the order of their ids. Raises NotImportable if there are
+    none, or two with the same text."""
     tokens = values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
         raise NotImportable("the file has no tokens (tokenizer.ggml.tokens)")
@@ -150,13 +152,13 @@ def _tokens(values: Values) -> list[str]:
 
 
 def _added_token(text: str) -> AddedToken:
-    """A token that is recognised as a whole wherever it stands."""
+    """Make a token that is recognised as a whole wherever it occurs in a text."""
     return AddedToken(text, normalized=False)
 
 
 def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
-    """The tokenizer without its added tokens. Raises NotImportable if its kind is not known, or
-    what it needs is missing."""
+    """Make the tokenizer without its added tokens. Raises NotImportable if its kind is not known or
+    a part of it is missing."""
     kind = values.text("tokenizer.ggml.model")
     if kind == "gpt2":
         return _byte_level(values, tokens)
@@ -166,9 +168,9 @@ def _tokenizer(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
-    """The tokenizer of a model with byte-level BPE, without its added tokens.
+    """Make the tokenizer of a model with byte-level BPE, without its added tokens.
 
-    Raises NotImportable if its rule for cutting words is not known, or the file has no merges.
+    Raises NotImportable if its rule for words is not known, or the file has no valid merges.
     """
     rule = _known_rule(values)
     merges = values.get("tokenizer.ggml.merges")
@@ -187,8 +189,8 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _known_rule(values: Values) -> str:
-    """The name of the rule that cuts text into words. Raises NotImportable if the file names none,
-    or one that is not in PRE_TOKENIZERS."""
+    """Return the name of the rule that cuts text into words, such as "qwen2". Raises NotImportable
+    if the file names no rule, or one that is not in PRE_TOKENIZERS."""
     rule = values.text("tokenizer.ggml.pre", default="")
     if rule not in PRE_TOKENIZERS:
         raise NotImportable(
@@ -199,9 +201,9 @@ def _known_rule(values: Values) -> str:
 
 
 def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
-    """Split a merge rule, two tokens with a space between them, into these two tokens.
+    """Split a merge rule such as "th e" into its two tokens.
 
-    Raises NotImportable if one of them, or the token they make together, is not in `vocab`.
+    Raises NotImportable if one of them, or the token that they make together, is not in `vocab`.
     """
     first_token, space, second_token = merge.partition(" ")
     if not space:
@@ -213,8 +215,8 @@ def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
 
 
 def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
-    """The tokenizer of a model with SentencePiece's BPE, such as Llama 2 and Mistral, without its
-    added tokens. Characters without a token are written as tokens of bytes.
+    """Make the tokenizer of a model with SentencePiece's BPE, such as Llama 2 or Mistral, without
+    its added tokens. Characters without a token are written as tokens of bytes.
 
     Raises NotImportable if the tokens have no scores.
     """
@@ -233,8 +235,8 @@ def _sentence_piece(values: Values, tokens: list[str]) -> Tokenizer:
 
 
 def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
-    """Make the tokenizer write WORD_START for each space, and one before the text unless the file
-    forbids that. Its decoder writes the spaces again and drops the one before the text."""
+    """Make the tokenizer write WORD_START for each space, and one more before the text unless the
+    file forbids it. Its decoder turns these back into spaces and drops the one before the text."""
     to_tokens: list[Any] = [normalizers.Replace(" ", WORD_START)]
     to_text: list[Any] = [
         decoders.Replace(WORD_START, " "),
@@ -249,8 +251,11 @@ def _write_spaces_as_words(tokenizer: Tokenizer, values: Values) -> None:
 
 
 def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """The merges that SentencePiece stores as scores of tokens: every way to make a token of two
-    others, sorted by the token's score, highest first, and then by the ids of the two."""
+    """Restore the merges, which SentencePiece stores only as scores of tokens.
+
+    Every way to make a token of two others is a merge. Merges are sorted by the new token's score,
+    highest first, and then by the ids of the two.
+    """
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, token_id in vocab.items():
         for left, right in _cuts(token):
@@ -260,5 +265,6 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
 
 
 def _cuts(token: str) -> Iterator[tuple[str, str]]:
-    """Every way to cut a token into two texts."""
+    """Yield every way to cut a token into two non-empty texts, such as ("a", "bc") and ("ab",
+    "c")."""
     return ((token[:cut], token[cut:]) for cut in range(1, len(token)))

@@ -1,8 +1,8 @@
-"""The tokenizer of a model folder under GGUF's keys.
+"""Reads the tokenizer of a model folder and gives its parts under GGUF's keys.
 
-GGUF names the rule that cuts text into words: that of `tokenizer.PRE_TOKENIZERS` which equals the
-tokenizer's own. A tokenizer with another rule is refused: a reader of the file would read other
-tokens than the model was trained on.
+A GGUF file only names the rule that cuts text into words. The name is that of the rule in
+`tokenizer.PRE_TOKENIZERS` which equals the tokenizer's own. A tokenizer with another rule is
+refused, because a reader of the file would give the model other tokens than it was trained on.
 """
 
 import json
@@ -31,7 +31,7 @@ class NotExportable(ValueError):
 
 
 def read(folder: Path, rows: int) -> JsonObject:
-    """The tokenizer and the chat template of the model in `folder`, by GGUF's keys.
+    """Return the tokenizer and the chat template of the model in `folder`, under GGUF's keys.
 
     `rows` is the number of rows of the embedding matrix; a row without a token gets a placeholder.
     Raises NotExportable if the tokenizer is not BPE or GGUF has no name for a part of it, UserError
@@ -60,12 +60,12 @@ def read(folder: Path, rows: int) -> JsonObject:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The tokens of a model, by their ids.
+    """The tokens of a model by their ids.
 
     Attributes:
         texts: the texts of all tokens.
         added: the entries of tokenizer.json for tokens that were added to the vocabulary.
-        rows: the number of rows of the embedding matrix, one for each id.
+        rows: the number of rows of the embedding matrix. There may be more rows than tokens.
     """
 
     texts: dict[int, str]
@@ -73,20 +73,22 @@ class _Vocabulary:
     rows: int
 
     def ids(self) -> dict[str, int]:
-        """The id of every token by its text."""
+        """Return the id of every token by its text."""
         return {text: token_id for token_id, text in self.texts.items()}
 
     def tokens(self) -> list[str]:
-        """The text of each row, a placeholder for an id without a token."""
+        """Return the text of each row's token. An id without a token gets a placeholder such as
+        "[PAD7]"."""
         return [self.texts.get(token_id, f"[PAD{token_id}]") for token_id in range(self.rows)]
 
     def types(self) -> list[int]:
-        """GGUF's type of each row, but for tokens of bytes."""
+        """Return GGUF's type of each row's token, except that tokens of single bytes are not told
+        apart."""
         return [self._type_of(token_id) for token_id in range(self.rows)]
 
     def _type_of(self, token_id: int) -> int:
-        """GGUF's type of the token with this id; _UNUSED for an id without a token: its row of the
-        embedding matrix is only padding."""
+        """Return GGUF's type of the token with this id. An id without a token is _UNUSED, since its
+        row of the embedding matrix is only padding."""
         if token_id not in self.texts:
             return _UNUSED
         if token_id not in self.added:
@@ -97,8 +99,8 @@ class _Vocabulary:
 
 
 def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
-    """The tokens in `state`, the content of tokenizer.json, of a model whose embedding has `rows`
-    rows. Raises NotExportable if a token has no row."""
+    """Collect the tokens from `state` (the content of tokenizer.json) of a model whose embedding
+    has `rows` rows. Raises NotExportable if a token has no row."""
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
     texts = {token_id: text for text, token_id in state["model"]["vocab"].items()}
     texts |= {token_id: entry["content"] for token_id, entry in added.items()}
@@ -108,19 +110,21 @@ def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
 
 
 def _merges(model: JsonObject) -> list[list[str]]:
-    """The two texts of each merge, which files store as a pair or as one text with a space."""
+    """Return the two tokens of each merge. tokenizer.json stores a merge as a pair, or as one text
+    with a space between the two."""
     return [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
 
 
 def _with_byte_tokens(types: list[int], tokens: list[str]) -> list[int]:
-    """The types of the tokens, with that of a byte for tokens such as "<0x0A>"."""
+    """Return the types of the tokens, in which tokens such as "<0x0A>" have the type of a byte."""
     return [_BYTE if _is_byte(token) else kind for token, kind in zip(tokens, types, strict=True)]
 
 
 def _byte_level(state: JsonObject) -> JsonObject:
-    """The values of a tokenizer whose tokens are made of bytes, as GPT-2's are.
+    """Return the values of a byte-level BPE tokenizer, such as GPT-2's, under GGUF's keys.
 
-    `state` is the content of tokenizer.json. Raises NotExportable if its rule has no name in GGUF.
+    `state` is the content of tokenizer.json. Raises NotExportable if GGUF has no name for the rule
+    that cuts text into words.
     """
     merges = _merges(state["model"])
     return {
@@ -131,16 +135,16 @@ def _byte_level(state: JsonObject) -> JsonObject:
 
 
 def _is_byte(token: str) -> bool:
-    """Whether a token stands for a single byte, written as "<0x0A>"."""
+    """Tell whether a token stands for a single byte, such as "<0x0A>"."""
     return len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
 
 def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
-    """The values of a SentencePiece tokenizer, by GGUF's keys. GGUF stores no merges for it, but a
-    score per token: the earlier the merge that makes a token, the higher the token's score.
+    """Return the values of a SentencePiece tokenizer under GGUF's keys.
 
-    `state` is the content of tokenizer.json. Raises NotExportable if text is prepared in another
-    way than Llama 2 does.
+    GGUF stores no merges for such a tokenizer, but a score per token: the earlier the merge that
+    makes a token, the higher its score. `state` is the content of tokenizer.json. Raises
+    NotExportable if the tokenizer prepares text in another way than Llama 2's.
     """
     merges = _merges(state["model"])
     normalizer = state.get("normalizer") or {}
@@ -158,7 +162,7 @@ def _sentence_piece(state: JsonObject, tokens: list[str]) -> JsonObject:
 
 
 def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
-    """The score of each token: the earlier the merge that makes the token, the higher."""
+    """Return the score of each token: the earlier the merge that makes the token, the higher."""
     merge_order: dict[str, int] = {}  # token -> place of the first merge that makes it
     for left, right in merges:
         merge_order.setdefault(left + right, len(merge_order))
@@ -167,8 +171,8 @@ def _scores(tokens: list[str], merges: list[list[str]]) -> list[float]:
 
 
 def _rule(state: JsonObject) -> str:
-    """GGUF's name of the rule that cuts text into words. The name also stands for how text is
-    normalized, and for whether a word that is a token skips the merges.
+    """Return GGUF's name of the rule that cuts text into words. The name also covers how text is
+    normalized, and whether a word that is itself a token skips the merges.
 
     `state` is the content of tokenizer.json. Raises NotExportable if GGUF has no name for the rule.
     """
@@ -192,10 +196,11 @@ def _rule(state: JsonObject) -> str:
 
 
 def _comparable(rule: object) -> object:
-    """A copy of a tokenizer's rule, or of a part of it, for comparison with others.
+    """Copy a rule of a tokenizer, or a part of one, into a form in which equal rules compare as
+    equal.
 
-    It lacks "trim_offsets", which does not change the ids of tokens. A "ByteLevel" always has
-    "use_regex" in it, whose default (true) some files leave out.
+    "trim_offsets" is left out, because it does not change the ids of tokens. A "ByteLevel" always
+    gets "use_regex", whose default (true) some files leave out.
     """
     if isinstance(rule, list):
         return [_comparable(part) for part in rule]
@@ -208,7 +213,7 @@ def _comparable(rule: object) -> object:
 
 
 def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
-    """The ids of the tokens that begin, end and fill a text, under GGUF's keys.
+    """Return the ids of the special tokens (such as the end of a text) under GGUF's keys.
 
     `ids` maps the text of every token to its id. Raises NotExportable if no token ends a text.
     """
@@ -226,8 +231,11 @@ def _special_ids(folder: Path, ids: dict[str, int]) -> JsonObject:
 
 
 def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
-    """The ids of the special tokens that `settings` (the content of tokenizer_config.json) names,
-    under GGUF's keys; tokens without an id are left out. `ids`: text of a token -> its id."""
+    """Return the ids of the special tokens that tokenizer_config.json names, under GGUF's keys.
+
+    `settings` is the content of that file, `ids` maps the text of a token to its id. Special tokens
+    without an id are left out.
+    """
     values: JsonObject = {}
     for name, key in _SPECIAL_KEYS.items():
         text = settings.get(name)
@@ -239,8 +247,8 @@ def _named_ids(settings: JsonObject, ids: dict[str, int]) -> JsonObject:
 
 
 def _end_ids(folder: Path) -> list[int]:
-    """The ids that end an answer, from the first of generation_config.json and config.json that
-    names some; [] if none does."""
+    """Return the ids that end an answer: those of generation_config.json, or of config.json if the
+    former names none. Returns [] if neither names any."""
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             value = model_files.load_json(folder / name).get("eos_token_id")

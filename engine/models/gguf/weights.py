@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file, checked and written as a safetensors file.
+"""Checks the tensors of a GGUF file and writes them as a safetensors file.
 
-Weights that were quantized are stored as float16, whose rounding is far below that of any
-quantization; the others keep their type.
+Quantized weights are stored as float16, whose rounding error is far below that of any quantization;
+other weights keep their type.
 """
 
 import json
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import numpy as np
     from gguf import GGUFReader, ReaderTensor
 
-_SHOWN_TENSORS = 3  # in a message that names some
-_MAX_FLOAT16 = 65504.0
-_BFLOAT16_EXPONENT = 0x7F80  # all ones in NaN and infinity
+_SHOWN_TENSORS = 3  # how many tensors a message names
+_MAX_FLOAT16 = 65504.0  # the largest finite number
+_BFLOAT16_EXPONENT = 0x7F80  # the bits of the exponent, which are all ones in NaN and infinity
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,11 @@ class StoredTensor:
 
     Attributes:
         source: the tensor in the GGUF file.
-        name: its name in transformers.
-        dtype: its type in the file: F32, F16 or BF16.
-        shape: as transformers has it: (outputs, inputs), or (size,).
-        reordered_heads: the number of heads by which GGUF reorders its rows; 0 if it does not.
+        name: the tensor's name in transformers.
+        dtype: its type in the new file: F32, F16 or BF16.
+        shape: its shape in transformers: (outputs, inputs), or (size,).
+        reordered_heads: the number of attention heads, if GGUF stores the tensor's rows in another
+            order within each head; 0 if the order stays.
     """
 
     source: "ReaderTensor"
@@ -47,9 +48,10 @@ class StoredTensor:
 
 
 def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTensor]:
-    """The tensors to write, in the order of the file.
+    """Return the tensors to write, in the order of the GGUF file.
 
-    Raises NotImportable if one is unknown, missing or of another shape than the sizes say.
+    Raises NotImportable if a tensor is unknown, missing, or of another shape than `config` (the
+    content of config.json) demands.
     """
     # The factors of the rotary positions are no weight here: they become a part of config.json.
     tensors = [tensor for tensor in reader.tensors if tensor.name != names.ROPE_FACTORS]
@@ -60,9 +62,9 @@ def stored_tensors(reader: "GGUFReader", config: JsonObject) -> list[StoredTenso
 
 
 def _names_by_layer(tensor_names: Iterable[str]) -> dict[int, set[str]]:
-    """GGUF's names of the tensors of each layer, by the number of the layer.
+    """Return GGUF's names of the tensors in each layer, by the layer's number.
 
-    The names do not hold that number: "blk.3.attn_q.weight" is "attn_q.weight" of layer 3.
+    The names lack that number: "blk.3.attn_q.weight" becomes "attn_q.weight" of layer 3.
     """
     names_by_layer: dict[int, set[str]] = {}
     for name in tensor_names:
@@ -73,8 +75,8 @@ def _names_by_layer(tensor_names: Iterable[str]) -> dict[int, set[str]]:
 
 
 def _layer_name(name: str) -> tuple[str, str, str]:
-    """The parts of GGUF's name of a layer's tensor, such as ("3", "attn_q", "weight") for
-    "blk.3.attn_q.weight". Raises NotImportable for any other name."""
+    """Split GGUF's name of a layer's tensor, e.g. "blk.3.attn_q.weight" into ("3", "attn_q",
+    "weight"). Raises NotImportable for any other name."""
     match = names.LAYER_TENSOR.fullmatch(name)
     if match is None or match[2] not in names.LAYER_NAMES:
         raise NotImportable(f"the tensor {name} is unknown")
@@ -82,8 +84,8 @@ def _layer_name(name: str) -> tuple[str, str, str]:
 
 
 def _stored_tensor(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
-    """A tensor of the GGUF file with the name, the type and the shape that it gets in the
-    safetensors file. Raises NotImportable if transformers has no name for it."""
+    """Give a tensor of the GGUF file the name, type and shape for the safetensors file. Raises
+    NotImportable if transformers has no name for it."""
     shape = tuple(int(size) for size in tensor.shape[::-1])  # GGUF names the inputs first
     dtype = _dtype(tensor)
     if tensor.name in names.TOP_NAMES:
@@ -95,12 +97,12 @@ def _stored_tensor(tensor: "ReaderTensor", config: JsonObject) -> StoredTensor:
 
 
 def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -> None:
-    """Raise NotImportable unless every layer has the tensors of its architecture and no others.
+    """Raise NotImportable unless every layer has exactly the tensors of its architecture.
 
-    `tensors_of_layer` holds, by the number of the layer, GGUF's names of its tensors without that
-    number, such as "attn_q.weight".
+    `tensors_of_layer` maps a layer's number to GGUF's names of its tensors without that number,
+    such as "attn_q.weight".
     """
-    # One set of names, or two where an architecture may have biases: without and with them.
+    # One set of names, or two (without and with biases) if the architecture allows both.
     choices = names.LAYER_TENSORS[config["model_type"]]
     first_layer = tensors_of_layer.get(0, set())
     # The choice that differs least from the first layer: with biases, if that layer has some.
@@ -115,9 +117,9 @@ def _require_layers(config: JsonObject, tensors_of_layer: dict[int, set[str]]) -
 def _require_layer(
     layer: int, actual: AbstractSet[str], required: AbstractSet[str], model_type: str
 ) -> None:
-    """Raise NotImportable unless the tensor names of layer `layer` are exactly the required ones.
+    """Raise NotImportable unless layer number `layer` has exactly the required tensors.
 
-    `actual` are the names it has, `required` those of the architecture `model_type`.
+    `actual` are the names of the tensors it has, `required` those of the architecture `model_type`.
     """
     if missing := required - actual:
         raise NotImportable(f"layer {layer} has no {_first_names(missing)}")
@@ -129,17 +131,17 @@ def _require_layer(
 
 
 def _first_names(tensors: AbstractSet[str]) -> str:
-    """The first names of the tensors in the order of the alphabet, for a message."""
+    """Return the alphabetically first few names of the tensors, as a text for a message."""
     return ", ".join(sorted(tensors)[:_SHOWN_TENSORS])
 
 
 def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
-    """Raise NotImportable if a tensor has another shape than the sizes in `config` say, or if the
-    last norm is missing."""
+    """Raise NotImportable if a tensor has another shape than the sizes in `config` demand, or if
+    the norm after the last layer is missing."""
     shapes = _matrix_shapes(config)
     for tensor in stored:
         module = tensor.name.split(".")[-2]  # such as "q_proj" of "...q_proj.weight"
-        # The parts that are not in `shapes` are norms of the hidden state.
+        # Every module that is not in `shapes` is a norm of the hidden state.
         shape = shapes.get(module, (config["hidden_size"],))
         if tensor.name.endswith(".bias"):
             shape = shape[:1]  # a bias has one value per output of its matrix
@@ -153,8 +155,8 @@ def _require_shapes(config: JsonObject, stored: list[StoredTensor]) -> None:
 
 
 def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
-    """The shapes that the weights must have, by transformers' names: (outputs, inputs) for a
-    matrix, (length,) for the norms of queries and keys."""
+    """Return the shapes that the weights must have, by the names of their modules in transformers:
+    (outputs, inputs) for a matrix, (length,) for the norms of queries and keys."""
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     inner = config["intermediate_size"]  # width of the MLP
     query = config["num_attention_heads"] * config["head_dim"]
@@ -175,10 +177,10 @@ def _matrix_shapes(config: JsonObject) -> dict[str, tuple[int, ...]]:
 
 
 def _reordered_heads(config: JsonObject, part: str) -> int:
-    """How many attention heads a projection has, if GGUF stores its rows in another order than
-    transformers; 0 if the order is the same. `part`: GGUF's name of the projection."""
-    # Rotary positions turn two rows together. In models of the type llama, llama.cpp puts them side
-    # by side; in all others they stand half a head apart, as in transformers.
+    """Return the number of attention heads of a projection whose rows GGUF stores in another order
+    than transformers, or 0 if the order is the same. `part` is GGUF's name of the projection."""
+    # Rotary positions rotate two rows together. In models of the type llama, llama.cpp puts these
+    # two side by side; in all others they stand half a head apart, as in transformers.
     if config["model_type"] != "llama":
         return 0
     counts = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -186,15 +188,15 @@ def _reordered_heads(config: JsonObject, part: str) -> int:
 
 
 def _dtype(tensor: "ReaderTensor") -> str:
-    """The type that a tensor gets in the safetensors file."""
+    """Return the type that a tensor gets in the safetensors file: F32, BF16 or F16."""
     gguf_type = tensor.tensor_type.name
     return gguf_type if gguf_type in ("F32", "BF16") else "F16"
 
 
 def write(path: Path, stored: list[StoredTensor]) -> None:
-    """Write a safetensors file, one tensor after the other.
+    """Write the tensors to the safetensors file `path`, one after the other.
 
-    Raises NotImportable if a weight is not finite or does not fit its type.
+    Raises NotImportable if a weight is not finite or too large for its type.
     """
     header = _header(stored)
     with open(path, "wb") as file:
@@ -206,10 +208,10 @@ def write(path: Path, stored: list[StoredTensor]) -> None:
 
 
 def _header(stored: list[StoredTensor]) -> bytes:
-    """Make the header of a safetensors file: type, shape and place of each tensor, as JSON.
+    """Make the header of a safetensors file: the type, shape and place of each tensor, as JSON.
 
-    `stored` are the tensors in the order of their data. Places are byte offsets (start, end) after
-    the header. The header is padded with spaces to a multiple of 8 bytes.
+    `stored` are the tensors in the order of their values. A place is a pair of byte offsets (start,
+    end) counted from the end of the header. Spaces pad the header to a multiple of 8 bytes.
     """
     entries: JsonObject = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -227,10 +229,10 @@ def _header(stored: list[StoredTensor]) -> bytes:
 
 
 def _array(stored: StoredTensor) -> "np.ndarray":
-    """The values of a tensor as they are written to the safetensors file.
+    """Return the values of a tensor as they are written to the safetensors file.
 
-    Raises NotImportable if a value is NaN, infinite, or too large for a tensor that becomes
-    float16, or if the GGUF file holds the tensor in a type that is not known.
+    Raises NotImportable if a value is NaN, infinite, or too large for float16 (if the tensor
+    becomes float16), or if the GGUF file stores the tensor in an unknown type.
     """
     import numpy as np  # noqa: PLC0415  only in the importing process
 
@@ -252,15 +254,16 @@ def _array(stored: StoredTensor) -> "np.ndarray":
 
 
 def _as_float16(array: "np.ndarray", name: str) -> "np.ndarray":
-    """The values of the tensor `name` in float16. Raises NotImportable if one is too large."""
+    """Convert the values of the tensor `name` to float16. Raises NotImportable if one is too
+    large."""
     if abs(array).max() > _MAX_FLOAT16:
         raise NotImportable(f"the tensor {name} has values beyond float16")
     return array.astype("float16")
 
 
 def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
-    """The values of a tensor of the GGUF file in float32. Raises NotImportable for a type that the
-    package `gguf` does not turn back."""
+    """Convert the values of a tensor of the GGUF file to float32. Raises NotImportable if the
+    package `gguf` cannot convert its type."""
     from gguf import dequantize  # noqa: PLC0415  only in the importing process
 
     try:
@@ -273,10 +276,10 @@ def _dequantized(tensor: "ReaderTensor") -> "np.ndarray":
 
 
 def _original_rows(array: "np.ndarray", heads: int) -> "np.ndarray":
-    """The rows of a projection, which come in llama.cpp's order, in transformers' order.
+    """Reorder the rows of a projection from llama.cpp's order to transformers'.
 
-    Rotary positions turn two rows of a head together: these stand side by side in llama.cpp, and
-    half a head apart in transformers.
+    Rotary positions rotate two rows of a head together. In llama.cpp these two stand side by side,
+    in transformers half a head apart.
     """
     pairs_per_head = array.shape[0] // heads // 2
     by_pair = array.reshape(heads, pairs_per_head, 2, *array.shape[1:])

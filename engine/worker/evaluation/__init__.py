@@ -1,5 +1,5 @@
-"""Held-out tasks and earlier skills, asked at the start, on the way and at the end. Start with
-`during_training.py`.
+"""Evaluations during training: held-out tasks and earlier skills at the start, on the way and at
+the end. Start with `during_training.py`.
 
     during_training.py  held-out tasks at step 0, on the way, at the end
     heldout.py          held-out tasks played, and the rows they leave

@@ -1,8 +1,10 @@
-"""Evaluations of a training run: held-out tasks at step 0, every `eval_every` steps, at the end.
+"""Evaluations of a training run: held-out tasks at step 0, every `eval_every` steps, and at the
+end.
 
-The validation half (`select` in files) chooses the best checkpoint; once the run is over the test
-half (`report`) is played with it. At both ends the model is also asked what it could do before
-training (prior_skills.py). Where the environment does not score, the held-out loss decides.
+The held-out tasks are divided into two halves. The validation half (`select` in files) chooses the
+best checkpoint; the test half (`report`) is played with this checkpoint once the run is over. At
+step 0 and at the end, the model is also asked what it could do before training (prior_skills.py).
+If the environment does not score answers, the loss on held-out tasks decides.
 """
 
 import math
@@ -28,17 +30,18 @@ from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext
 from envs.json_types import TaskRow
 
-_CLEARLY_LESS = 0.01  # share of the smallest loss so far by which a new one must be below it
+_CLEARLY_LESS = 0.01  # a clearly smaller loss is below the smallest so far by this share of it
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best step so far on the validation half; of equal scores the one with the higher reward,
-    then the one with the smaller loss.
+    """The best step so far on the validation half. Of equal scores the higher reward counts, then
+    the smaller loss.
 
     Attributes:
-        step: -1 before any.
-        since: evaluations since the policy last made progress, see `best_after`.
+        step: the best step; -1 before there is one.
+        score, loss, reward: those of the best step.
+        since: how many evaluations ago the policy last made progress, see `best_after`.
         least_loss: the smallest held-out loss of any step.
     """
 
@@ -55,10 +58,10 @@ class HalfResult:
     """What the policy did on one half of the held-out tasks.
 
     Attributes:
-        curves: columns of the metrics; the environment may have named some of them.
-        score: what checkpoints are compared by, as measured here; None if nothing was played.
-        loss: held-out loss as measured here; None if it was not.
-        rows: as they were written to the file of the evaluation.
+        curves: metrics by name, for metrics.jsonl; the environment may have named some of them.
+        score: the score by which checkpoints are compared; None if no task was played.
+        loss: the loss on held-out tasks; None if it was not measured.
+        rows: the rows that were written to the evaluation's file.
     """
 
     curves: dict[str, float]
@@ -68,15 +71,15 @@ class HalfResult:
 
 
 def best_after(best: Best, step: int, result: HalfResult) -> Best:
-    """The best step after the evaluation of `step`; `best` is the one before that evaluation.
+    """Return the best step after the evaluation of `step`; `best` is the one before that
+    evaluation.
 
-    A higher score is better, of equal scores the higher reward, then the smaller loss; without
-    scores only the loss counts.
-    `since` counts evaluations without progress. Progress is a higher score. While some task is not
-    solved, a loss clearly below every earlier one is progress too: a success of 0 can hide for long
-    that the answers come nearer.
+    A higher score is better, of equal scores the higher reward, then the smaller loss. Without
+    scores only the loss counts. `since` counts evaluations without progress. Progress is a higher
+    score, or, while not all tasks are solved, a loss clearly below every earlier one: a success
+    rate of 0 can hide for a long time that the answers are getting closer.
     """
-    loss = math.inf  # not measured, or not a number: decides nothing
+    loss = math.inf  # an unmeasured loss, or NaN, decides nothing
     if result.loss is not None and math.isfinite(result.loss):
         loss = result.loss
     score = -loss if result.score is None else result.score  # the higher the better
@@ -100,10 +103,10 @@ class Questions:
 
     Attributes:
         env: the version of the environment that the tasks belong to.
-        tasks: held-out tasks, and dev tasks where there are any (`exam.exam_tasks`).
-        context: how they are played; None plays none.
+        tasks: held-out tasks, and dev tasks if there are any (`exam.exam_tasks`).
+        context: how the tasks are played; None if they are not played.
         params: how answers are sampled.
-        losses: the loss of the same tasks as conversations; None where it is not measured.
+        losses: measures the loss on the same tasks; None if it is not measured.
     """
 
     env: EnvRecord
@@ -114,12 +117,12 @@ class Questions:
 
 
 class HeldoutEvaluation:
-    """The evaluations of one training run; see the module.
+    """The evaluations of one training run.
 
     Attributes:
         half_of_task: VALIDATION or TEST for each task id.
-        choosing_count: how many tasks choose the checkpoint.
-        dev_count: how many of the tasks are dev tasks; where there are any, they choose.
+        choosing_count: how many tasks choose the best checkpoint.
+        dev_count: how many of the tasks are dev tasks; if there are any, these choose.
         best: the best step so far.
     """
 
@@ -159,11 +162,11 @@ class HeldoutEvaluation:
 
     def evaluate(self, step: int, *halves: str) -> HalfResult:
         """Evaluate the policy as it is now on the given halves (VALIDATION, TEST or both), and
-        write the rows to `evals/step_NNNNNN.jsonl`. At step 0 the skills that the model has before
-        training are measured too. At the end the sampler frees its memory.
+        write the rows to `evals/step_NNNNNN.jsonl`.
 
-        Returns the result of the validation half, by which the best step is chosen; an empty
-        `HalfResult` if only TEST was given.
+        At step 0, the skills that the model has before training are measured too. Afterwards the
+        sampler frees its memory. Returns the result of the validation half, which chooses the best
+        step; it is an empty `HalfResult` if only TEST was given.
         """
         with pulse.phase("evaluation", of=self.units(*halves)):
             results = self._evaluate_halves(step, halves)
@@ -180,8 +183,8 @@ class HeldoutEvaluation:
         return validation
 
     def units(self, *halves: str) -> int:
-        """How many answers are scored and losses measured of these halves, for percentages: one of
-        each kind that the run has for every task."""
+        """Count the units of an evaluation of these halves, for percentages: one answer to score
+        and one loss to measure for every task, if the run does both."""
         tasks = sum(half in halves for half in self.half_of_task.values())
         return tasks * ((self.context is not None) + (self.losses is not None))
 
@@ -190,14 +193,14 @@ class HeldoutEvaluation:
         half."""
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Drop rows of an earlier attempt that was interrupted: each task counts once.
+        # Rows of an earlier, interrupted attempt are dropped, so that each task counts once.
         keep_lines(path, lambda row: row["half"] not in halves)
         with Appender(path) as file:
             return {half: self._evaluate_half(half, file) for half in halves}
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play the tasks of one half if the environment scores, measure their loss if the run
-        measures one, and write the rows of both to `file`. Returns the numbers and the rows."""
+        """Play the tasks of one half if the environment scores answers, measure their loss if the
+        run does so, and write the rows to `file`. Returns the numbers and the rows."""
         tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
         played = HalfResult({})
         if self.context is not None and tasks:
@@ -208,7 +211,7 @@ class HeldoutEvaluation:
         return result
 
     def _play(self, tasks: Sequence[TaskRow], context: RolloutContext) -> HalfResult:
-        """Play the tasks with the policy as it is, and return the numbers and rows of its
+        """Play the tasks with the policy as it is now, and return the numbers and rows of its
         answers."""
         self.sampler.load(self.policy.adapter)
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
@@ -221,7 +224,7 @@ class HeldoutEvaluation:
         return HalfResult(summary.curves(), score=summary.score, rows=rows)
 
     def _with_loss(self, played: HalfResult, half: str) -> HalfResult:
-        """Add the held-out loss of a half to `played`, the result of playing that half.
+        """Add the loss on a half's tasks to `played`, the result of playing that half.
 
         The loss is the mean over all supervised tokens (SFT) or all pairs (DPO). Returns `played`
         itself if no loss is measured.
@@ -237,17 +240,20 @@ class HeldoutEvaluation:
         return HalfResult(curves, score=played.score, loss=loss, rows=rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
-        """The losses of the conversations of one half; empty where they are not measured."""
+        """Measure the losses of the conversations of one half; empty if this run measures none."""
         if self.losses is None:
             return ()
         task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
         measured = self.losses.measure(self.policy, task_ids, self.budget)
-        pulse.advance(len(task_ids))  # also those without an answer to measure
+        pulse.advance(len(task_ids))  # `units` also counts tasks without an answer to measure
         return measured
 
     def _loss_row(self, measured: MeasuredLoss, half: str) -> EvaluationRow:
-        """The row for the evaluation file of a task in the half `half` whose loss was measured and
-        that was not played."""
+        """Make the row for the evaluation file of a task whose loss was measured but that was not
+        played.
+
+        `half` is the half that the task belongs to.
+        """
         group = self.group_of_task.get(measured.task_id)
         return EvaluationRow(
             model=self.job.run.id,
@@ -269,10 +275,11 @@ class HeldoutEvaluation:
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
 
     def habits(self) -> dict[str, float]:
-        """How long the answers in all evaluations of the run were; {} if no task was played.
+        """Return how long the answers in all evaluations of the run were; {} if no task was played.
 
         Keys:
-            said_share: the mean number of tokens of an episode, as a multiple of max_tokens.
+            said_share: the mean number of tokens of an episode (one played task), as a multiple of
+                max_tokens.
             turns_mean: the mean number of turns of an episode.
         """
         if not self._episodes:
@@ -284,10 +291,11 @@ class HeldoutEvaluation:
         }
 
     def report(self, load_best: Callable[[int], None]) -> int:
-        """Play the test half with the best checkpoint, then measure how much the same checkpoint
-        has kept of the skills that the model had before training. While the skills are measured, a
-        second env process scores a sample of the test half's answers again, to check that scores
-        repeat. Returns the checkpoint's step.
+        """Play the test half with the best checkpoint, then measure how much this checkpoint has
+        kept of the skills that the model had before training. Returns the checkpoint's step.
+
+        While the skills are measured, a second env process (one that runs the environment's code)
+        scores a sample of the test half's answers again, to check that scores are repeatable.
 
         Args:
             load_best: loads the checkpoint of the step it is called with into the policy.
@@ -304,10 +312,10 @@ class HeldoutEvaluation:
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        """A context with a second env process, to check that scores repeat.
+        """Context manager with a second env process, to check that scores are repeatable.
 
         Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
-        sample of those answers again in the background. If the run plays no tasks, that function
+        sample of those answers again in the background. If the run plays no tasks, the function
         does nothing.
         """
         if self.context is None:

@@ -1,6 +1,6 @@
-"""Held-out tasks played and scored, and the rows that are written.
+"""Plays and scores held-out tasks, and makes the rows that are written about them.
 
-Which tasks those are, in which order and in which half: engine/runs/evaluation/exam.py.
+Which tasks are held out, in which order and in which half: engine/runs/evaluation/exam.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ def evaluate(
     params: SamplingParams,
     attempts: int = 1,
 ) -> list[Group]:
-    """Play and score each task `attempts` times. Returns one group per task, in the order of
-    `tasks`."""
+    """Play and score each task `attempts` times. Returns one group of trajectories per task, in the
+    order of `tasks`."""
     groups, _times = collect(tasks, attempts, context, sampler, params)
     return groups
 
@@ -31,7 +31,8 @@ def evaluate(
 def write_rows(
     file: Appender, groups: Sequence[Group], half_of_task: dict[str, str], *, model: str
 ) -> None:
-    """Append the row of each trajectory to an evaluation file; arguments as for `rows_of`."""
+    """Append the row of each trajectory to an evaluation file. The arguments are those of
+    `rows_of`."""
     for row in rows_of(groups, half_of_task, model=model):
         file.append(row.to_line())
 
@@ -39,14 +40,14 @@ def write_rows(
 def rows_of(
     groups: Sequence[Group], half_of_task: dict[str, str], *, model: str, with_tools: bool = False
 ) -> Iterator[EvaluationRow]:
-    """Yield the row of each trajectory for an evaluation file, group by group; `attempt` counts the
-    members of a group from 0.
+    """Yield the row of each trajectory for an evaluation file, group by group. `attempt` numbers
+    the members of a group from 0.
 
     Args:
-        half_of_task: VALIDATION or TEST for each task id. A task that is missing counts as TEST: it
-            chooses no checkpoint. {} for tasks that are not divided.
+        half_of_task: VALIDATION or TEST for each task id. A missing task counts as TEST, so it
+            chooses no checkpoint. {} if the tasks are not divided.
         model: the name of the model in the rows.
-        with_tools: the rows also say what the model could call.
+        with_tools: whether the rows also list the tools that the model could call.
     """
     for group in groups:
         for attempt, trajectory in enumerate(group.members):

@@ -1,4 +1,4 @@
-"""The loss of held-out conversations, for runs that learn from rows."""
+"""The loss on held-out conversations, for runs that learn from rows (SFT and DPO)."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ class MeasuredLoss:
     """The loss of one held-out task.
 
     Attributes:
-        total: the sum over its terms, whose number is `weight`: its tokens, or one for a pair.
+        total: the sum of the task's loss terms: one per token (SFT), or one per pair (DPO).
+        weight: the number of these terms.
         tokens: how many tokens have a loss.
     """
 
@@ -27,7 +28,7 @@ class MeasuredLoss:
 
     @property
     def loss(self) -> float:
-        """The mean over its terms: per token, or the loss of the pair."""
+        """The mean over the task's loss terms: the loss per token, or the loss of the pair."""
         return self.total / max(1, self.weight)
 
 
@@ -37,14 +38,14 @@ class HeldoutLoss(Protocol):
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The losses of those conversations whose task id is in `tasks`, with at most `budget`
-        tokens in a forward pass. Gradients and random state do not change."""
+        """Measure the losses of those conversations whose task id is in `tasks`, with at most
+        `budget` tokens in a forward pass. Gradients and random state do not change."""
         ...
 
 
 @dataclass(frozen=True)
 class LossRow:
-    """A held-out conversation, or one of the rows it is split into, to measure the loss on."""
+    """A held-out conversation, or one of the rows that it is split into, for measuring the loss."""
 
     task_id: str
     row: Row
@@ -60,8 +61,8 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """The loss of each conversation whose task id is in `tasks`; see `HeldoutLoss`. Its weight
-        is the number of supervised tokens in all its rows."""
+        """Measure the loss of each conversation whose task id is in `tasks`, see `HeldoutLoss`. Its
+        weight is the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for members in policy.base.network.split([r.row for r in rows], budget):
@@ -71,11 +72,11 @@ class CrossEntropy:
 
 
 def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
-    """The loss of each row: a sum over its supervised tokens, whose number is its weight. All rows
-    go through the model together."""
+    """Compute the loss of each row, summed over its supervised tokens, whose number is its weight.
+    All rows go through the model together."""
     network = policy.base.network
     batch = network.collate([r.row for r in rows])
-    logprobs, _ = network.logprobs(batch, policy.adapter)  # of all supervised tokens
+    logprobs, _ = network.logprobs(batch, policy.adapter)  # one per supervised token
     row_of_token = batch.row.cpu()
     sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())
     counts = torch.bincount(row_of_token, minlength=len(rows))
@@ -86,7 +87,7 @@ def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
 
 
 def _summed_by_task(row_losses: Sequence[MeasuredLoss]) -> list[MeasuredLoss]:
-    """The loss of each task, summed over its rows; tasks in the order of their first rows."""
+    """Sum the losses of each task over its rows; tasks are in the order of their first rows."""
     by_task: dict[str, MeasuredLoss] = {}
     for row in row_losses:
         nothing = MeasuredLoss(row.task_id, total=0.0, weight=0, tokens=0)

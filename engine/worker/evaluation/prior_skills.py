@@ -1,11 +1,10 @@
-"""Asks the model before and after training what it could already do: did the training break
-something?
+"""Asks the model before and after training what it could already do, to see what training broke.
 
-Three batteries of tasks exist: what pebble was taught, for pebble; short questions in English, for
-any other base (both in engine/skills); and, for every model, the newest environment of this home
-that is named `keep`. Of each at most `skill_rows` tasks are answered greedily, once at step 0 and
-once with the chosen checkpoint; engine/evidence/verdict/regression.py compares them. A battery that
-cannot be played is skipped and never fails the run.
+There are three batteries (sets of questions): what pebble was taught, for pebble; short questions
+in English, for any other base (both in engine/skills); and, for every model, the newest environment
+of this home that is named `keep`. At most `skill_rows` tasks of each are answered greedily, once at
+step 0 and once with the chosen checkpoint; engine/evidence/verdict/regression.py compares them. A
+battery that cannot be played is skipped and never fails the run.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,43 +36,43 @@ from envs.json_types import TaskRow
 from envs.tool_schemas import tools_of
 
 When = Literal["before", "after"]
-FEWEST_TOKENS, MOST_TOKENS = 16, 256  # of an answer to a task of an environment
+FEWEST_TOKENS, MOST_TOKENS = 16, 256  # bounds of an answer's length, for tasks of an environment
 MAX_TURNS = 8
 MAX_CONTEXT = 4096  # tokens of prompt and answer together
-REASON_CHARS = 300  # why a battery is skipped
+REASON_CHARS = 300  # how much the event `kept_skipped` says of a skipped battery
 
 
 @dataclass(frozen=True)
 class EnvBattery:
-    """Tasks of an environment, which scores the answers."""
+    """A battery of tasks of an environment, which scores the answers."""
 
     record: EnvRecord
     tasks: Sequence[TaskRow]
 
     @property
     def name(self) -> str:
-        """As the rows name it."""
+        """The name of the battery in the rows."""
         return self.record.env_id
 
 
 class PriorSkills:
-    """The batteries of one run."""
+    """Asks the batteries (sets of questions) of one run."""
 
     def __init__(self, job: Job[TrainConfig], base: Base, sampler: Sampler) -> None:
-        """Measure the skills of a run's policy, which is the one that `sampler` has loaded whenever
-        `evaluate` is called; `base` is its base model."""
+        """Prepare to measure the skills of a run's policy. `sampler` must have loaded this policy
+        whenever `evaluate` is called; `base` is the policy's base model."""
         self.job = job
         self.base = base
         self.sampler = sampler
 
     def evaluate(self, when: When) -> None:
         """Play every battery (a set of questions) and write the answers to
-        `evals/kept_before.jsonl` or `kept_after.jsonl`, in place of a file that an interrupted
+        `evals/kept_before.jsonl` or `kept_after.jsonl`, replacing a file that an interrupted
         attempt left.
 
         A battery that cannot be played is skipped with the event `kept_skipped`.
         """
-        release_memory()  # what training freed, before sampling allocates its own
+        release_memory()  # training leaves free memory reserved, which sampling now needs
         path = self.job.run.kept(when)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -83,10 +82,10 @@ class PriorSkills:
                 self._play(battery, path)
 
     def _play(self, battery: SkillBattery | EnvBattery, path: Path) -> None:
-        """Play one battery and append its rows to the file at `path`; or, where that fails, write
-        the event `kept_skipped`."""
+        """Play one battery and append its rows to the file at `path`. If that fails, write the
+        event `kept_skipped` instead."""
         try:
-            rows = list(self._rows(battery))  # all first: one that fails leaves no rows
+            rows = list(self._rows(battery))  # all at once: a failing battery must leave no rows
         # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
         except (UserError, EnvProblem, OSError) as problem:
             self.job.event("kept_skipped", f"{battery.name}: {problem}"[:REASON_CHARS])
@@ -96,7 +95,7 @@ class PriorSkills:
                 file.append(row.to_line())
 
     def question_count(self) -> int:
-        """How many questions all batteries ask each time."""
+        """Count the questions that all batteries ask each time."""
         batteries = batteries_of(self.job.config, self.job.run.home)
         return sum(len(battery.tasks) for battery in batteries)
 
@@ -108,8 +107,8 @@ class PriorSkills:
             yield from self._checked_rows(battery)
 
     def _environment_rows(self, battery: EnvBattery) -> Iterator[EvaluationRow]:
-        """Play a battery whose answers its environment scores, and yield a row for each answer.
-        Tasks whose prompts leave no room for an answer are left out."""
+        """Play a battery whose answers are scored by its environment, and yield a row for each
+        answer. Tasks whose prompts leave no room for an answer are left out."""
         with open_process(battery.record) as process:
             context = environment_context(self.base, process)
             params = answer_params(battery.tasks, context.renderer)
@@ -121,7 +120,8 @@ class PriorSkills:
                 yield row.model_copy(update={"battery": battery.name, "family": families[row.task]})
 
     def _checked_rows(self, battery: SkillBattery) -> Iterator[EvaluationRow]:
-        """Play a battery of single questions, which are judged without an environment."""
+        """Play a battery of single questions that are checked without an environment, and yield a
+        row for each answer."""
         renderer = Renderer(self.base.tokenizer, self.base.stop_ids)
         prompts = [renderer.prompt(task["prompt"], tools_of(task, [])) for task in battery.tasks]
         params = SamplingParams(max_tokens=battery.max_tokens, temperature=0.0)
@@ -134,8 +134,8 @@ class PriorSkills:
     def _checked_row(
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
-        """The row of an answer that was checked without an environment; `text` is the completion's
-        text, `is_right` the outcome of the check."""
+        """Make the row of an answer that was checked without an environment. `text` is the
+        completion's text, `is_right` the outcome of the check."""
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],
@@ -152,11 +152,11 @@ class PriorSkills:
 
 
 def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | EnvBattery]:
-    """Yield the batteries (sets of questions) that a run plays; none where `skill_rows` is 0.
+    """Yield the batteries (sets of questions) that a run plays; none if `skill_rows` is 0.
 
     1. The battery for its base model.
-    2. The held-out tasks of the environment named `keep` (all its tasks where none is held out), if
-    it exists, scores answers, and is not the one that the run trains on.
+    2. The held-out tasks of the environment named `keep` (or all its tasks if none is held out), if
+       it exists, scores answers, and is not the one that the run trains on.
 
     Each has at most `skill_rows` questions.
     """
@@ -166,7 +166,7 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
     yield battery_of(config.base.ref).first(most_questions)
     try:
         record = find_env(home, KEEP)
-    except UserError:  # no such environment, or a sealed exam
+    except UserError:  # there is no such environment, or it is sealed (reserved for a final exam)
         return
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.
     if record.name == KEEP and record.scored and record.env_id != config.env_id:
@@ -175,8 +175,8 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
 
 
 def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
-    """How the tasks of the environment that runs in `process` are played, whatever the settings of
-    the run."""
+    """Return how tasks of the environment that runs in `process` are played, independent of the
+    run's settings."""
     description = process.describe()
     return RolloutContext(
         process=process,
@@ -189,14 +189,15 @@ def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
 
 
 def answer_params(tasks: Sequence[TaskRow], renderer: Renderer) -> SamplingParams:
-    """How tasks of an environment are answered: greedily, and as long as their answers need."""
+    """Return how tasks of an environment are answered: greedily, with as many tokens as their
+    reference answers need."""
     return SamplingParams(max_tokens=_answer_limit(tasks, renderer), temperature=0.0)
 
 
 def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
-    """The most tokens of an answer: FEWEST_TOKENS plus twice the longest assistant turn in the
-    answers that the tasks carry, but at most MOST_TOKENS. FEWEST_TOKENS if no task has an
-    answer."""
+    """Compute the token limit of an answer: FEWEST_TOKENS plus twice the longest assistant turn
+    in the tasks' reference answers, but at most MOST_TOKENS. It is FEWEST_TOKENS if no task has
+    one."""
     messages = [message for task in tasks for message in task.get("answer") or []]
     turns = [message for message in messages if message["role"] == "assistant"]
     longest = max((len(renderer.encode(turn.get("content") or "")) for turn in turns), default=0)
@@ -204,6 +205,7 @@ def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
 
 
 def family_of(task: TaskRow) -> str:
-    """The family, or else the skill, that the task's metadata names; "" if it names neither."""
+    """Return the family, or else the skill, that the task's metadata names; "" if it names
+    neither."""
     metadata = task.get("metadata") or {}
     return str(metadata.get("family") or metadata.get("skill") or "")

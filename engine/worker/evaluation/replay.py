@@ -1,8 +1,9 @@
-"""Rows that are replayed beside the run's own (`keep`), so that earlier skills are not lost.
+"""Rows that are replayed beside the run's own (setting `keep`), so that earlier skills are not
+lost.
 
-Training on a new task alone overwrites what a model could do; a share of earlier rows in every
-batch prevents it (rehearsal: Robins, "Catastrophic forgetting, rehearsal and pseudorehearsal",
-1995; beside reinforcement learning: PPO-ptx, arXiv 2203.02155). Where the rows come from:
+Training on a new task alone overwrites what a model could do. A share of earlier rows in every
+batch prevents this (rehearsal: Robins, "Catastrophic forgetting, rehearsal and pseudorehearsal",
+1995; with reinforcement learning: PPO-ptx, arXiv 2203.02155). Where the rows come from:
 replay_rows.py.
 """
 
@@ -32,12 +33,12 @@ class Replay:
     """The rows to replay.
 
     Attributes:
-        rows: all of them; each step takes some. Where they come from two sources, those of the
-            smaller one stand in it several times, so that both are replayed about as often.
-        share: of the rows of a batch that are replayed, above 0.
-        seed: decides their order.
-        used: what the manifest says of them.
-        batch_rows: the most rows that a batch has beside the replayed ones.
+        rows: all rows, of which each step takes some. If they come from two sources, the rows of
+            the smaller one are repeated, so that both are replayed about as often.
+        share: the share of a batch's rows that are replayed, above 0.
+        seed: decides the order of the rows.
+        used: what the manifest says of the rows.
+        batch_rows: the most rows that a batch has in addition to the replayed ones.
     """
 
     rows: Sequence[Row]
@@ -47,17 +48,17 @@ class Replay:
     batch_rows: int
 
     def beside(self, row_count: int) -> int:
-        """How many replayed rows to add to `row_count` others so that they are `self.share` of all
-        together; at least 1."""
+        """Return how many replayed rows to add to `row_count` others so that they make up
+        `self.share` of the total; at least 1."""
         return beside(row_count, self.share)
 
     def of_step(self, step: int, row_count: int, batch_size: int) -> list[Row]:
-        """The replayed rows to add to the batch of `step` (from 1), which has `row_count` rows of
+        """Return the replayed rows for the batch of `step` (from 1), which has `row_count` rows of
         its own, at most `batch_size`.
 
-        They follow from the seed and the step alone, so a resumed run trains on the same rows. Each
-        row is used once before any is used again; only a step with fewer than `batch_size` own rows
-        passes over some.
+        They depend on the seed and the step only, so a resumed run trains on the same rows. Each
+        row is used once before any is used again, except that a step with fewer than `batch_size`
+        own rows skips some.
         """
         # Draws are numbered over the whole run, as if every earlier batch had been full.
         first_draw = (step - 1) * self.beside(batch_size)
@@ -65,37 +66,39 @@ class Replay:
         return [self.rows[self._index_of_draw(draw)] for draw in draws]
 
     def of_full_step(self, step: int) -> list[Row]:
-        """The replayed rows of `step`, where every batch has `self.batch_rows` rows of its own."""
+        """Return the replayed rows of `step` if every batch has `self.batch_rows` rows of its
+        own."""
         return self.of_step(step, self.batch_rows, self.batch_rows)
 
     def _index_of_draw(self, number: int) -> int:
-        """The index in `rows` of draw `number`, counted from 0 over the whole run. A round is as
-        many draws as there are rows, in an order of its own."""
+        """Return the index in `rows` of draw `number`, counted from 0 over the whole run. Each
+        round draws all rows once, in an order of its own."""
         round_number, position = divmod(number, len(self.rows))
         return _order_of_round(round_number, len(self.rows), self.seed)[position]
 
 
 def beside(row_count: int, share: float) -> int:
-    """How many rows to add to `row_count` others so that the added ones are `share` (above 0, below
-    1) of all together; at least 1."""
+    """Return how many rows to add to `row_count` others so that the added ones make up `share`
+    (above 0, below 1) of the total; at least 1."""
     return max(1, round(row_count * share / (1 - share)))
 
 
 @lru_cache(maxsize=2)  # a step's rows may belong to two rounds
 def _order_of_round(round_number: int, count: int, seed: int) -> list[int]:
-    """The indices of `count` rows in the order in which a round over all of them takes them."""
+    """Return the indices of `count` rows in the order in which this round draws them."""
     return random.Random(f"{seed}-keep-{round_number}").sample(range(count), count)
 
 
 def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | None:
-    """The rows that the settings `keep`, `keep_env` and `keep_answers` ask for.
+    """Collect the rows that the settings `keep`, `keep_env` and `keep_answers` ask for.
 
-    They are written to `replayed.jsonl` and told by the event `replayed`. Returns None where `keep`
-    is 0, and where there is nothing to replay and nobody chose `keep`: the event `nothing_replayed`
-    says so.
+    They are written to `replayed.jsonl` and announced by the event `replayed`. Returns None if
+    `keep` is 0. Also returns None, with the event `nothing_replayed`, if there is nothing to replay
+    and `keep` is only a default.
 
     Raises:
-        WorkerFailure: kind data, where there is nothing to replay and somebody chose `keep`.
+        WorkerFailure: kind data, if there is nothing to replay although the user set `keep` or
+            `keep_env`.
     """
     settings = job.config.settings
     if not settings.keep:
@@ -107,7 +110,7 @@ def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | N
     elif not rows:
         job.event("nothing_replayed", f"keep = {settings.keep:g} replays nothing: {used.nothing}")
         return None
-    # At once and not row by row: an attempt after a kill writes the same file again.
+    # Written whole, so that a new attempt after a kill replaces the file.
     write_text(job.run.replayed, "".join(json.dumps(row.to_line()) + "\n" for row in rows))
     job.event(
         "replayed",
@@ -120,15 +123,16 @@ def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | N
 
 
 def rows_of_batch(settings: SFTSettings | GRPOSettings) -> int:
-    """The most rows that a step trains on beside the replayed ones; of GRPO its completions."""
+    """Return the most rows that a step trains on in addition to the replayed ones; for GRPO these
+    are its completions."""
     if isinstance(settings, GRPOSettings):
         return settings.prompts_per_step * settings.group_size
     return settings.batch_size
 
 
 def balanced(rows: Sequence[ReplayedRow]) -> list[Row]:
-    """The rows as they are trained. Those of a smaller source come several times, so that they are
-    about as many as those of the largest."""
+    """Return the rows as they are trained. Those of smaller sources are repeated, so that they are
+    about as many as those of the largest source."""
     rows_of_source: dict[str, list[Row]] = {}
     for row in rows:
         rows_of_source.setdefault(row.source, []).append(Row(row.ids, row.loss_mask))

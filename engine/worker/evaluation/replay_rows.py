@@ -1,8 +1,9 @@
-"""Where replayed rows come from (replay.py): the starting model's own right answers to practice
-questions or to the train tasks of an environment, or the answers that the environment's rows carry.
+"""Where replayed rows (replay.py) come from: the starting model's own right answers to practice
+questions or to the train tasks of an environment, or the answers in the environment's rows.
 
-Own answers are sampled greedily before the first step and trained with exactly the tokens that were
-sampled: nothing is taught that the model could not do. No row asks what an exam of the run asks.
+Own answers are sampled greedily before the first step and trained with exactly the sampled tokens,
+so nothing is taught that the model could not do. No row asks a question that an exam (evaluation)
+of the run asks.
 """
 
 import random
@@ -32,8 +33,8 @@ from engine.worker.rollouts.renderer import Renderer
 from envs.json_types import TaskRow
 from envs.tool_schemas import tools_of
 
-MOST_ROWS = 2_000  # of an environment that are replayed: enough for a share of any run
-FEWEST_ASKED = 32  # questions at a time: fewer would not fill the sampler
+MOST_ROWS = 2_000  # the most rows that are collected; enough for a share of any run
+FEWEST_ASKED = 32  # questions sampled at a time; fewer would not fill the sampler
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Start:
     """A run before its first step.
 
     Attributes:
-        policy: the starting model: no step made, no checkpoint loaded.
-        sampler: answers with any adapter on its base.
-        renderer: renders conversations as the run's own rows are.
-        heldout: the held-out and the dev tasks of its environment.
+        policy: the starting model, before any step and without a resumed checkpoint.
+        sampler: samples with any adapter on the run's base.
+        renderer: renders conversations in the same way as the run's own rows.
+        heldout: the held-out and the dev tasks of the run's environment.
     """
 
     policy: Policy
@@ -54,30 +55,33 @@ class Start:
 
 
 class ReplaySource:
-    """The rows that one run may replay."""
+    """Collects the rows that one run may replay."""
 
     def __init__(self, job: Job[SFTConfig] | Job[GRPOConfig], start: Start, needed: int) -> None:
-        """Prepare the rows of a run that begins with `start`.
+        """Prepare to collect rows for a run that begins with `start`.
 
         Args:
-            needed: how many rows the run will use; no more (and at most MOST_ROWS) are collected.
+            needed: how many rows the run will use; at most so many (and at most MOST_ROWS) are
+                collected.
         """
         self.job = job
         self.settings = job.config.settings
         self.start = start
         self.needed = min(needed, MOST_ROWS)
         base = start.policy.base
-        # As the batteries are asked, whatever `thinking` the run trains with.
+        # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
 
     def rows(self) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """The rows that the settings ask for, and what the manifest says of them; no rows where
-        nothing can be replayed, or nothing of the environment `keep_env` where one is named. Raises
-        UserError if that is gone."""
+        """Return the rows that the settings ask for, and what the manifest says of them.
+
+        There are no rows if nothing can be replayed, or nothing of the environment `keep_env` if
+        that is set. Raises UserError if that environment is gone.
+        """
         practice = practice_of(self.job.config.base.ref)
         if not self.settings.keep_env:
             return self._practised(practice)
-        self.needed = (self.needed + 1) // 2  # from each of the two sources
+        self.needed = (self.needed + 1) // 2  # each of the two sources gives half
         record = find_env(self.job.run.home, self.settings.keep_env)
         named_rows, named_used = self._of_environment(record)
         if not named_rows:
@@ -89,7 +93,8 @@ class ReplaySource:
         return [*practised_rows, *named_rows], both
 
     def _of_environment(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """Rows of the environment `keep_env`, with the answers that `keep_answers` asks for."""
+        """Make rows of the environment `keep_env`, with the answers that `keep_answers` asks
+        for."""
         if self.settings.keep_answers == "own":
             return self._own_answers(record)
         return self._reference_answers(record)
@@ -97,8 +102,8 @@ class ReplaySource:
     def _practised(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of the starting model's right answers to practice questions.
 
-        Questions are asked, of every skill in turn, until `needed` answers are right or no question
-        is left. Returns the rows, and what the manifest says of them.
+        Questions of all skills are asked in turn until `needed` answers are right or no question is
+        left. Returns the rows, and what the manifest says of them.
         """
         params = SamplingParams(max_tokens=practice.max_tokens, temperature=0.0)
         remaining_tasks = in_turn(practice.tasks)
@@ -117,15 +122,16 @@ class ReplaySource:
     def _own_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of the starting model's own answers to train tasks of an environment.
 
-        They are those that it scores as right; where it scores nothing, all that the model ended
-        itself. Returns the rows, and what the manifest says of them.
+        These are the answers that the environment scores as right. If it scores nothing, they are
+        all answers that the model ended itself. Returns the rows, and what the manifest says of
+        them.
         """
         tasks = self._unasked_tasks(record)
         rows: list[ReplayedRow] = []
         question_count = 0
         self.start.sampler.load(self.start.policy.adapter)
         with ExitStack() as stack:
-            context = None  # how the tasks are played, where the environment scores
+            context = None  # how the tasks are played; stays None if the environment scores nothing
             if record.scored:
                 process = stack.enter_context(open_process(record))
                 context = environment_context(self.start.policy.base, process)
@@ -141,9 +147,10 @@ class ReplaySource:
     def _played(
         self, record: EnvRecord, tasks: Sequence[TaskRow], context: RolloutContext
     ) -> list[ReplayedRow]:
-        """Play the tasks with the starting model; return the episodes scored as right, as rows.
+        """Play the tasks with the starting model; return the episodes that were scored as right, as
+        rows.
 
-        `context` is that of an environment that scores; tasks without room for an answer are left
+        `context` is that of an environment that scores. Tasks without room for an answer are left
         out.
         """
         params = answer_params(tasks, context.renderer)
@@ -166,13 +173,13 @@ class ReplaySource:
         return rows
 
     def _unscored(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
-        """Ask the starting model tasks that nothing scores; return its answers as rows, without
-        those that the limit of tokens cut."""
+        """Ask the starting model tasks that nothing scores; return its answers as rows, except
+        those that the token limit cut off."""
         answers = self._answered(tasks, answer_params(tasks, self.renderer))
         return [answer.row("") for answer in answers if answer.finished]
 
     def _answered(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
-        """Yield the model's answer to each task, which is one prompt."""
+        """Yield the model's answer to each task, asked with the task's prompt alone."""
         prompts = [self.renderer.prompt(task["prompt"], tools_of(task, [])) for task in tasks]
         completions = self.start.sampler.generate(prompts, n=1, params=params)
         for task, prompt, (completion,) in zip(tasks, prompts, completions, strict=True):
@@ -180,9 +187,10 @@ class ReplaySource:
             yield _Answer(task, prompt, completion.ids, text, completion.finished)
 
     def _reference_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
-        """Make rows of an environment's train tasks with the answers that they carry.
+        """Make rows of an environment's train tasks with the reference answers in them.
 
-        At most MOST_ROWS, cut at max_length. Returns the rows, and what the manifest says of them.
+        There are at most about MOST_ROWS rows, each cut at max_length. Returns the rows, and what
+        the manifest says of them.
         """
         rows: list[ReplayedRow] = []
         for task in self._unasked_tasks(record):
@@ -193,10 +201,10 @@ class ReplaySource:
         return rows, self._used(record.env_id, rows)
 
     def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
-        """The rows of a task's conversation, as SFT renders its own."""
+        """Yield the rows of a task's conversation, rendered as SFT renders its own rows."""
         settings, conversation = self.settings, task["gold"]
         tools = tools_of(task, record.tools)
-        if isinstance(settings, GRPOSettings):  # it has no such settings: SFT's usual ones
+        if isinstance(settings, GRPOSettings):  # GRPO lacks these settings, so SFT's defaults hold
             loss_on, thinking = "assistant", "keep"
         else:
             loss_on, thinking = settings.loss_on, settings.thinking
@@ -212,12 +220,12 @@ class ReplaySource:
                 )
 
     def _unasked_tasks(self, record: EnvRecord) -> list[TaskRow]:
-        """Return train tasks of an environment, in an order drawn by the run's seed.
+        """Return train tasks of an environment in an order drawn by the run's seed.
 
-        Tasks whose prompt is also in an exam of this run are left out.
+        Tasks whose prompt also occurs in an exam (evaluation) of this run are left out.
         """
         tasks = read_tasks(record, "train")
-        # More than are needed: some may have no answer, or be asked in an exam.
+        # More than needed, because some may have no answer, or occur in an exam.
         count = min(len(tasks), 4 * MOST_ROWS)
         rng = random.Random(f"{self.settings.seed}-keep-rows")
         drawn_tasks = [tasks[index] for index in rng.sample(range(len(tasks)), count)]
@@ -225,8 +233,8 @@ class ReplaySource:
         return [task for task in drawn_tasks if prompt_key(task["prompt"]) not in exam_prompts]
 
     def _asked_tasks(self) -> Iterator[TaskRow]:
-        """Every task that an exam of this run asks: of its batteries and of its environment's
-        held-out and dev tasks."""
+        """Yield every task that an exam of this run asks: those of its batteries, and the held-out
+        and dev tasks of its environment."""
         yield from self.start.heldout
         for battery in batteries_of(self.job.config, self.job.run.home):
             yield from battery.tasks
@@ -234,9 +242,9 @@ class ReplaySource:
     def _used(
         self, source: str, rows: Sequence[ReplayedRow], questions: int | None = None
     ) -> ReplayUsed:
-        """Describe for the manifest the rows from a source.
+        """Describe the rows from a source for the manifest.
 
-        `questions` is how many were asked; None where none was.
+        `questions` is how many questions the model was asked; None if it was asked none.
         """
         share = self.settings.keep
         return ReplayUsed(share=share, source=source, rows=len(rows), questions=questions)
@@ -247,10 +255,10 @@ class _Answer:
     """The starting model's answer to one task.
 
     Attributes:
-        prompt: the ids of the tokens that it was asked with.
-        ids: the ids of the tokens of the answer.
+        prompt: the token ids of the prompt.
+        ids: the token ids of the answer.
         text: the answer as text.
-        finished: whether the model ended the answer itself, not the limit of tokens.
+        finished: whether the model ended the answer itself, rather than the token limit.
     """
 
     task: TaskRow
@@ -260,7 +268,7 @@ class _Answer:
     finished: bool
 
     def row(self, source: str) -> ReplayedRow:
-        """The answer as a row that is trained."""
+        """Return the answer as a row to train on."""
         return ReplayedRow(
             source=source,
             task=self.task["id"],
@@ -272,8 +280,8 @@ class _Answer:
 
 
 def _is_right(episode: Trajectory) -> bool:
-    """Whether a scored episode counts as right: its success, or where nothing says that, a reward
-    above 0."""
+    """Tell whether a scored episode counts as right: by its success, or, if no success was
+    reported, by a reward above 0."""
     if episode.error is not None:
         return False
     return episode.reward > 0 if episode.success is None else episode.success

@@ -1,6 +1,6 @@
-"""The tasks of an evaluation in other words: which there are, and how a model does on them.
+"""The tasks of an evaluation in other words.
 
-A model that learnt its task answers the same question in other words; one that learnt the words
+A model that learnt its task answers the same question in other words; a model that learnt the words
 does not (engine/evidence/robustness compares the two, task by task).
 """
 
@@ -12,7 +12,7 @@ from engine.wording.kinds import Kind
 from engine.worker.rollouts.rewording import Rewording
 from envs.json_types import TaskRow
 
-# Why tasks have no other words, by kind.
+# Why a task cannot be reworded, by kind of rewording.
 _NOT_OTHERWISE: dict[Kind, str] = {
     "wording": "no text of a user",
     "system": "the environment keeps its system message",
@@ -24,11 +24,11 @@ _NO_ROOM = "no room for an answer"
 
 @dataclass(frozen=True)
 class RewordedExam:
-    """The exam in one kind of rewording.
+    """The exam (the tasks of an evaluation) in one kind of rewording.
 
     Attributes:
         tasks: the reworded tasks that are asked.
-        counts: how many are asked and left out, as the run's files hold it.
+        counts: how many tasks are asked and left out, in the form of the run's files.
     """
 
     tasks: Sequence[TaskRow]
@@ -36,6 +36,7 @@ class RewordedExam:
 
     @property
     def kind(self) -> Kind:
+        """Which kind of rewording it is."""
         return self.counts.kind
 
 
@@ -46,11 +47,11 @@ def reworded_exams(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> list[RewordedExam]:
-    """The tasks in other words, one exam for each kind; it has no tasks where none can be reworded.
+    """Make one exam for each kind of rewording. An exam has no tasks if none can be reworded.
 
     Args:
         seed: decides how the tasks are reworded.
-        fits: whether the prompt of a task leaves room for an answer.
+        fits: tells whether the prompt of a task leaves room for an answer.
     """
     return [_exam(kind, tasks, rewording, seed, fits) for kind in kinds]
 
@@ -62,14 +63,14 @@ def _exam(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> RewordedExam:
-    """Make the exam of one kind of other words; the arguments are those of `reworded_exams`.
+    """Make the exam of one kind of rewording; the arguments are those of `reworded_exams`.
 
-    Tasks that cannot be reworded, or then leave no room for an answer, are left out.
+    Tasks that cannot be reworded, or whose new prompt leaves no room for an answer, are left out.
     """
     results = [rewording.reworded(task, kind, seed) for task in tasks]
     reworded = [task for task in results if task is not None]
     fitting = [task for task in reworded if fits(task)]
-    reasons = []  # why tasks are left out
+    reasons = []  # why some tasks are left out
     if len(reworded) < len(tasks):
         reasons.append(_NOT_OTHERWISE[kind])
     if len(fitting) < len(reworded):

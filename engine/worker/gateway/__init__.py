@@ -1,5 +1,6 @@
-"""The model as an HTTP service: what a command asks is sampled by the policy and recorded token by
-token. Start with `play.py`; the parts about HTTP also serve deployments (engine/worker/serving/).
+"""Offers the model as an HTTP service to a command (a program that plays one rollout of a task).
+The policy samples what the program asks, and every token is recorded. Start with `play.py`; the
+parts about HTTP also serve deployments (engine/worker/serving/).
 
     anthropic_messages.py  /v1/messages
     asked.py         a question and its answer, whatever the protocol
@@ -10,5 +11,5 @@ token. Start with `play.py`; the parts about HTTP also serve deployments (engine
     openai_responses.py  /v1/responses
     play.py          the rollouts of a command, several at once
     server.py        one HTTP server for each rollout, with a key of its own
-    session.py       one rollout: its requests stitched to trajectories
+    session.py       one rollout: its requests joined into trajectories
 """

@@ -1,5 +1,5 @@
-"""`/v1/messages` as programs for Anthropic's API use it: content in blocks, tools with an
-`input_schema`, results of tools inside messages of the user."""
+"""The route `/v1/messages`, for programs written for Anthropic's API: content in blocks, tools with
+an `input_schema`, and results of tools inside user messages."""
 
 import json
 import uuid
@@ -24,14 +24,15 @@ _DECIDED_BY_THE_RUN = (
     "output_config cache_control betas"
 ).split()
 _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_THOUGHTS = ("thinking", "redacted_thinking")  # blocks that a program sends back
+_THOUGHTS = ("thinking", "redacted_thinking")  # earlier thoughts, which programs send back
 
 
 def read(body: Any) -> Asked:
-    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
-    that may be called, and the limits of the answer.
+    """Read what a program asks from the decoded JSON body of its request: the conversation, the
+    tools that may be called, and the limits of the answer.
 
-    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    Raises Refused (400) for a field that is unknown or wrong, or Refused (413) for a prompt that is
+    too large.
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     listed = fields.get("messages")
@@ -53,8 +54,8 @@ def read(body: Any) -> Asked:
 
 
 def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
-    """The tools in OpenAI's form. Raises Refused (400) for tools of the vendor's own, and where a
-    call is demanded."""
+    """Return the tools in OpenAI's form, or [] if no call is allowed. Raises Refused (400) for one
+    of the vendor's own tools, or if the request demands a call."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "none"):
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
@@ -65,8 +66,8 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
 
 
 def _tool(tool: Any) -> ToolSchema:
-    """One of Anthropic's tools in OpenAI's form. Raises Refused (400) where it has no schema of its
-    arguments."""
+    """Convert one of Anthropic's tools to OpenAI's form. Raises Refused (400) if it has no schema
+    of its arguments."""
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
         raise Refused(400, "Each tool needs a name and an input_schema.")
     function = {
@@ -78,8 +79,8 @@ def _tool(tool: Any) -> ToolSchema:
 
 
 def _messages_of(message: Any) -> Iterator[ChatMessage]:
-    """The messages in OpenAI's form that one of Anthropic's stands for: results of tools come
-    before what the user says. Raises Refused (400) for blocks other than text and tools."""
+    """Yield the messages in OpenAI's form that one of Anthropic's messages becomes; results of
+    tools come before the user's text. Raises Refused (400) for blocks other than text and tools."""
     if not isinstance(message, dict):
         raise Refused(400, "Each message is an object with role and content.")
     blocks = _blocks(message.get("content"))
@@ -93,8 +94,8 @@ def _messages_of(message: Any) -> Iterator[ChatMessage]:
 
 
 def _require_known(blocks: Sequence[Mapping[str, Any]]) -> None:
-    """Raise Refused (400) where one of a message's blocks is of a type that cannot be read here,
-    such as a picture."""
+    """Raise Refused (400) if one of a message's blocks has a type that cannot be read here, such as
+    a picture."""
     types = {str(block.get("type")) for block in blocks}
     unknown = types - {"text", "tool_use", "tool_result", *_THOUGHTS}
     if unknown:
@@ -102,15 +103,16 @@ def _require_known(blocks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _tool_result(block: Mapping[str, Any]) -> ChatMessage:
-    """A block `tool_result` as a message in OpenAI's form. Raises Refused (400) where the result is
-    no text."""
+    """Convert a block `tool_result` to a message in OpenAI's form. Raises Refused (400) if the
+    result is not text."""
     content = _text_of(block.get("content") or "")
     call_id = str(block.get("tool_use_id", ""))
     return {"role": "tool", "content": content, "tool_call_id": call_id}
 
 
 def _blocks(content: Any) -> list[Mapping[str, Any]]:
-    """The blocks of a content; a text is one block. Raises Refused (400) for anything else."""
+    """Return the blocks of a content; a plain text is one block. Raises Refused (400) for anything
+    else."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
@@ -119,7 +121,7 @@ def _blocks(content: Any) -> list[Mapping[str, Any]]:
 
 
 def _text_of(content: Any) -> str:
-    """The text of a content. Raises Refused (400) where a block of it is none."""
+    """Return the text of a content. Raises Refused (400) if one of its blocks is not text."""
     texts = [block.get("text") for block in _blocks(content)]
     if not all(isinstance(text, str) for text in texts):
         raise Refused(400, "Only text can be read here.")
@@ -127,7 +129,7 @@ def _text_of(content: Any) -> str:
 
 
 def _call(block: Mapping[str, Any]) -> JsonObject:
-    """A block `tool_use` as a call in OpenAI's form."""
+    """Convert a block `tool_use` to a call in OpenAI's form."""
     function = {
         "name": str(block.get("name", "")),
         "arguments": json.dumps(block.get("input") or {}, ensure_ascii=False),
@@ -136,7 +138,7 @@ def _call(block: Mapping[str, Any]) -> JsonObject:
 
 
 def whole(asked: Asked, answered: Answered) -> JsonObject:
-    """The answer as Anthropic's message object."""
+    """Return the answer as Anthropic's message object."""
     return _message(asked, answered) | {
         "content": _content(answered),
         "stop_reason": _FINISH[answered.finish],
@@ -145,7 +147,7 @@ def whole(asked: Asked, answered: Answered) -> JsonObject:
 
 
 def _message(asked: Asked, answered: Answered) -> JsonObject:
-    """The message before anything of it was written."""
+    """Return the message object before anything of its content was written."""
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",
@@ -159,6 +161,7 @@ def _message(asked: Asked, answered: Answered) -> JsonObject:
 
 
 def _usage(answered: Answered) -> JsonObject:
+    """Return Anthropic's `usage` object; nothing is cached here."""
     return {
         "input_tokens": answered.prompt_tokens,
         "output_tokens": answered.completion_tokens,
@@ -168,7 +171,7 @@ def _usage(answered: Answered) -> JsonObject:
 
 
 def _content(answered: Answered) -> list[JsonObject]:
-    """The blocks of the answer. An answer of nothing is one empty text."""
+    """Return the blocks of the answer. An empty answer becomes one empty text block."""
     blocks: list[JsonObject] = []
     if answered.text or not answered.tool_calls:
         blocks.append({"type": "text", "text": answered.text})
@@ -182,7 +185,10 @@ def _content(answered: Answered) -> list[JsonObject]:
 
 
 def events(asked: Asked, answered: Answered) -> list[str]:
-    """The answer as server-sent events, each with its name; see `openai_chat.events`."""
+    """Return the answer as server-sent events, each of which has a name (`event: ...`).
+
+    A stream consists of the start of the message, three events for each block, and its end.
+    """
     steps: list[JsonObject] = [
         {"type": "message_start", "message": _message(asked, answered)},
     ]
@@ -202,7 +208,8 @@ def events(asked: Asked, answered: Answered) -> list[str]:
 
 
 def _begun(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """(a block before anything of it was written, the delta with all of it)."""
+    """Split a block into (the block before anything of it was written, the delta that adds all of
+    it)."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
     written = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}

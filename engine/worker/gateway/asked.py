@@ -1,4 +1,4 @@
-"""What a program asks the model and what it gets, whatever protocol it speaks."""
+"""A question of a program to the model and the answer to it, independent of the protocol."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Asked:
     """A request for one assistant message.
 
     Attributes:
-        model: what the request calls the model; any name does.
+        model: what the request calls the model; any name is accepted.
         messages: the conversation, in the form of `envs.base.Message.to_dict`.
-        tools: what the model may call.
-        max_tokens: the most tokens of the answer; None leaves it to the run.
-        stop: texts that end the answer, beside those of the run.
+        tools: the tools that the model may call.
+        max_tokens: the longest answer in tokens; None for the run's own limit.
+        stop: texts that end the answer, in addition to those of the run.
         stream: whether the answer is sent as events.
         include_usage: whether a stream ends with the numbers of tokens.
     """
@@ -40,11 +40,11 @@ class Answered:
     """The model's answer.
 
     Attributes:
-        text: its content.
-        reasoning: its thoughts, "" for none.
-        tool_calls: in OpenAI's form, each with an id.
-        finish: why it ended.
-        prompt_tokens, completion_tokens: how many there were.
+        text: the content of the answer.
+        reasoning: its thoughts; "" for none.
+        tool_calls: its tool calls in OpenAI's form, each with an id.
+        finish: why the answer ended.
+        prompt_tokens, completion_tokens: the numbers of tokens.
     """
 
     text: str
@@ -56,7 +56,8 @@ class Answered:
 
 
 class Dialect(Protocol):
-    """One way to ask over HTTP: a module with these functions."""
+    """A protocol for asking over HTTP: a module with these functions. `read` parses a request,
+    `whole` makes the reply, `events` makes it as server-sent events."""
 
     def read(self, body: Any) -> Asked: ...
 
@@ -66,16 +67,16 @@ class Dialect(Protocol):
 
 
 def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:
-    """The fields of a decoded request body that are acted on, without those that are null.
+    """Return the fields of a decoded request body that are acted on, without those that are null.
 
     Args:
         acted_on: names of fields that the caller reads.
-        decided: names of fields that are accepted and do nothing, because the run decides what
+        decided: names of fields that are accepted but have no effect, because the run decides what
             they ask for: how tokens are drawn, what is stored.
 
     Raises:
-        Refused: 400 for a body that is no object, or for any other field: its absence in the answer
-            would be taken for an answer.
+        Refused: 400 for a body that is no object, or for any other field: if it were ignored, the
+            program would take what is missing in the answer for an answer.
     """
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")
@@ -87,7 +88,8 @@ def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> Jso
 
 
 def conversation(messages: Any) -> list[ChatMessage]:
-    """The messages of a request in one form. Raises Refused (400) where they have another."""
+    """Return the messages of a request in one normal form. Raises Refused (400) if there are none
+    or one of them cannot be read."""
     if not isinstance(messages, list) or not messages:
         raise Refused(400, "messages must be a list with at least one message.")
     try:
@@ -97,13 +99,17 @@ def conversation(messages: Any) -> list[ChatMessage]:
 
 
 def same_form(message: Mapping[str, Any]) -> ChatMessage:
-    """A message in the form in which equal messages are equal. Raises ValueError for none."""
+    """Return a message in a normal form, in which messages with the same meaning compare as equal.
+    Raises TypeError or ValueError if it is no message."""
     return Message.from_dict(message).to_dict()
 
 
 def sized(asked: Asked) -> Asked:
-    """The request itself. Raises Refused (400 or 413) for tools that are none, and where there are
-    too many messages, tools or characters."""
+    """Check the size and the tools of a request, and return the request unchanged.
+
+    Raises Refused (400) for tools that have no valid form, Refused (413) for too many messages,
+    tools or characters.
+    """
     try:
         checked_tools(asked.tools)
         check_size(asked.messages, asked.tools)
@@ -113,16 +119,16 @@ def sized(asked: Asked) -> Asked:
 
 
 def token_limit(value: Any, name: str) -> int | None:
-    """The most tokens of an answer, from the field `name`; None where it names none. Raises Refused
-    (400) where it is no number from 1 to MAX_TOKENS; a larger one counts as MAX_TOKENS."""
+    """Return the token limit in the field `name`, or None if `value` is None. Raises Refused (400)
+    unless it is a number of at least 1; a number above MAX_TOKENS becomes MAX_TOKENS."""
     if value is None:
         return None
     return int(min(MAX_TOKENS, checked_number(value, name, low=1, high=float(2**31))))
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
-    """Stop strings from a text, a list of texts or None. Raises Refused (400) for anything else,
-    and for more than MAX_STOPS."""
+    """Return stop strings given as a text, a list of texts or None. Raises Refused (400) for
+    anything else, and for more than MAX_STOPS."""
     listed = [value] if isinstance(value, str) else (value or [])
     is_texts = isinstance(listed, list) and all(isinstance(item, str) and item for item in listed)
     if not is_texts or len(listed) > MAX_STOPS:

@@ -1,4 +1,4 @@
-"""Questions of many programs, sampled together: asked in any thread, answered in one."""
+"""Samples the questions of many programs together: any thread may ask, one thread answers."""
 
 import hashlib
 import threading
@@ -10,17 +10,20 @@ from dataclasses import dataclass, field, replace
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import Sampler, SamplingParams
 
-# Seconds without a further question after which those that wait are sampled, and at most so long.
+# The waiting questions are sampled when no further one has come for LINGER_S seconds, and at the
+# latest after LONGEST_LINGER_S.
 LINGER_S, LONGEST_LINGER_S = 0.03, 0.2
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A completion that somebody waits for.
+    """A completion that a program waits for.
 
     Attributes:
-        max_tokens: the most tokens of it.
-        stop: texts that end it.
+        prompt: the token ids of the prompt.
+        max_tokens: the longest completion in tokens.
+        stop: texts that end the completion.
+        future: gets the completion.
     """
 
     prompt: list[int]
@@ -30,23 +33,29 @@ class Wish:
 
 
 class Batcher:
-    """Collects wishes and samples them in batches. `waiting_programs` says how many programs could
-    still ask: a batch with a question of each is complete and waits for nobody."""
+    """Collects wishes (questions of programs) and samples them in batches."""
 
     def __init__(self, params: SamplingParams, waiting_programs: Callable[[], int]) -> None:
-        """`params`: how tokens are drawn; a wish may only lower the most tokens and add stops."""
+        """Make a batcher without questions.
+
+        Args:
+            params: how tokens are drawn. A wish may only lower the token limit and add stop
+                strings.
+            waiting_programs: returns how many programs could still ask. A batch with one question
+                of each is complete, so nothing more is waited for.
+        """
         self._params = params
         self._waiting_programs = waiting_programs
         self._wishes: list[Wish] = []
         self._changed = threading.Condition()
-        self._calls = 0  # of the sampler, each with a seed of its own
+        self._calls = 0  # how often the sampler was called; each call has a seed of its own
         self._closed: BaseException | None = None  # why nothing is sampled any more
 
     def ask(
         self, prompt: list[int], max_tokens: int, stop: tuple[str, ...]
     ) -> "Future[Completion]":
-        """Queue a question; the future gets the completion, or is cancelled where it came too
-        late."""
+        """Queue a question. The future that is returned gets the completion, or is cancelled if the
+        batcher is already closed."""
         wish = Wish(prompt, max_tokens, stop)
         with self._changed:
             if self._closed is None:
@@ -62,8 +71,8 @@ class Batcher:
             self._changed.notify()
 
     def take(self, timeout: float) -> list[Wish]:
-        """Wait for questions and return those that are to be sampled together; [] if none came
-        within `timeout` seconds or `wake` was called."""
+        """Wait for questions and return those that are to be sampled together. Returns [] if none
+        came within `timeout` seconds, or if `wake` was called before any came."""
         with self._changed:
             if not self._wishes:
                 self._changed.wait(timeout)
@@ -78,8 +87,8 @@ class Batcher:
         return [wish for wish in taken if wish.future.set_running_or_notify_cancel()]
 
     def sample(self, sampler: Sampler, wishes: Sequence[Wish]) -> None:
-        """Sample the wishes and fulfil them: one call of the sampler for those with the same
-        limits. In the thread that owns the sampler."""
+        """Sample the wishes and give each its completion. Wishes with the same limits share one
+        call of the sampler. Only the thread that owns the sampler may call this."""
         by_limits: dict[tuple[int, tuple[str, ...]], list[Wish]] = {}
         for wish in wishes:
             by_limits.setdefault((wish.max_tokens, wish.stop), []).append(wish)
@@ -95,7 +104,8 @@ class Batcher:
             )
 
     def close(self, reason: BaseException) -> None:
-        """Cancel every question that waits, and those that come later."""
+        """Cancel the questions that wait, and every later one. `reason` says why nothing is
+        sampled."""
         with self._changed:
             self._closed = reason
             left, self._wishes = self._wishes, []
@@ -103,8 +113,8 @@ class Batcher:
             wish.future.cancel()
 
     def _next_seed(self) -> int:
-        """A seed that no other call of a run has: the sampler draws by seed and place in the batch,
-        so two calls with one seed would draw alike."""
+        """Return a seed that no other call of this run has. The sampler draws by seed and place in
+        the batch, so two calls with the same seed would draw the same tokens."""
         self._calls += 1
         text = f"{self._params.seed} {self._calls}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])

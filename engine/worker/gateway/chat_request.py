@@ -1,7 +1,8 @@
-"""A chat completion request as OpenAI writes it, read strictly, and the shapes that answer it.
+"""Reads a chat completion request as OpenAI defines it, strictly, and makes the objects that answer
+it.
 
-A field that would be ignored is refused: a caller who asks for log-probabilities should not take
-their absence for an answer.
+A field that would have no effect is refused: a caller who asks for log-probabilities should not
+take their absence for an answer.
 """
 
 import json
@@ -20,15 +21,15 @@ from envs.json_types import ChatMessage, JsonObject, ToolSchema
 # A completion, or a piece of one, as OpenAI spells it.
 Reply = dict[str, Any]
 
-MAX_TOKENS = 32_768  # of one answer; the model's context may allow fewer
-DEFAULT_TOKENS = 512  # of one answer, where the request names no number
+MAX_TOKENS = 32_768  # the longest answer; the model's context may allow fewer tokens
+DEFAULT_TOKENS = 512  # the longest answer if the request sets no limit
 MAX_STOPS = 8  # stop strings that take effect; further ones are ignored
-MAX_ANSWERS = 16
+MAX_ANSWERS = 16  # the largest `n` of a request
 
 
 class Refused(Exception):
-    """A request that cannot be served: `status` is the HTTP status and `message` the text of the
-    OpenAI-shaped error that answers it."""
+    """A request that cannot be served: `status` is the HTTP status, and `message` is the text of
+    the OpenAI-shaped error that answers it."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,15 +39,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """The fields of a chat completion that are acted on; others are refused.
+    """The fields of a chat completion request that have an effect; others are refused.
 
-    Two are not OpenAI's. By both, an answer that was cut is continued token for token.
+    The two below are not OpenAI's. Together they let a client continue an interrupted answer from
+    exactly the same tokens.
 
     Attributes:
-        begun_ids: ids of the tokens that the answer begins with (`begun_token_ids`); only what
-            follows them is sampled and sent.
-        return_token_ids: each streamed piece names the ids that were sampled for it (`token_ids`
-            of its choice, as vLLM calls them).
+        begun_ids: ids of the tokens that the answer begins with (`begun_token_ids`); only the
+            tokens after them are sampled and sent.
+        return_token_ids: whether each streamed piece contains the ids that were sampled for it
+            (in `token_ids` of its choice, as vLLM calls them).
     """
 
     model: str
@@ -67,14 +69,13 @@ ACCEPTED = frozenset(
 
 
 def parse_chat(body: Any) -> ChatRequest:
-    """Read a chat completion request, the decoded JSON body.
+    """Read a chat completion request from its decoded JSON body.
 
     Fields that are left out take OpenAI's defaults, with two exceptions: `max_tokens` is
     DEFAULT_TOKENS, and the seed is random.
 
     Raises:
-        Refused: 400, naming the field that is unknown or wrong, or 413 for a prompt that is too
-            large.
+        Refused: 400, naming the field, if one is unknown or wrong; 413 if the prompt is too large.
     """
     check_fields(body, ACCEPTED)
     messages, tools = _checked_prompt(body)
@@ -101,8 +102,8 @@ def parse_chat(body: Any) -> ChatRequest:
 
 
 def check_fields(body: Any, accepted: Collection[str]) -> None:
-    """Raises Refused (400) when a decoded request body is no JSON object, or has fields that are
-    not in `accepted`."""
+    """Raise Refused (400) if a decoded request body is no JSON object, or has a field that is not
+    in `accepted`."""
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")
     unknown = sorted(set(body) - set(accepted))
@@ -111,20 +112,20 @@ def check_fields(body: Any, accepted: Collection[str]) -> None:
 
 
 def _checked_prompt(body: JsonObject) -> tuple[list[ChatMessage], list[ToolSchema]]:
-    """The messages and the tools of a request. Raises Refused: 400 where they are wrong, 413 where
-    they are too large."""
+    """Return the messages and the tools of a request. Raises Refused (400) if they are wrong,
+    Refused (413) if they are too large."""
     try:
         messages = checked_messages(body.get("messages"))
         tools = checked_tools(body.get("tools") or [])
         check_size(messages, tools)
     except BadMessages as error:
         raise Refused(413 if error.is_too_large else 400, str(error)) from error
-    # Chat templates expect text, also where a message with tool calls has none.
+    # Chat templates expect a text, which a message with tool calls may lack.
     return [m | {"content": m.get("content") or ""} for m in messages], tools
 
 
 def _wants_usage(body: JsonObject) -> bool:
-    """Whether a stream is to end with the numbers of tokens. Raises Refused (400) where
+    """Tell whether a stream is to end with the numbers of tokens. Raises Refused (400) if
     `stream_options` is no object."""
     stream_options = body.get("stream_options") or {}
     if not isinstance(stream_options, dict):
@@ -133,10 +134,10 @@ def _wants_usage(body: JsonObject) -> bool:
 
 
 def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
-    """How the request's answers are sampled, with a random seed if it names none. Only the first
-    MAX_STOPS stop strings take effect. Raises Refused (400) when a field is wrong."""
+    """Return how the request's answers are sampled, with a random seed if the request names none.
+    Only the first MAX_STOPS stop strings take effect. Raises Refused (400) if a field is wrong."""
     stop = _checked_stop(body.get("stop") or [])
-    # `or`: null and 0 count as left out.
+    # `or`, because null and 0 count as left out.
     token_limit = body.get("max_completion_tokens") or body.get("max_tokens") or DEFAULT_TOKENS
     max_tokens = checked_number(token_limit, "max_tokens", low=1, high=MAX_TOKENS)
     temperature = checked_number(body.get("temperature", 1.0), "temperature", low=0, high=2)
@@ -156,19 +157,19 @@ def _sampling_params(body: Mapping[str, Any]) -> SamplingParams:
 
 
 def _seed(body: Mapping[str, Any]) -> int:
-    """The seed that the request names, or a random one if it names none. Raises Refused (400) where
-    it is no number from 0 to 2^53."""
+    """Return the seed that the request names, or a random one. Raises Refused (400) if the seed is
+    not a number from 0 to 2^53."""
     if body.get("seed") is None:
         return fresh_seed()
     return int(checked_number(body["seed"], "seed", low=0, high=2**53))
 
 
 def _checked_ids(ids: Any) -> tuple[int, ...]:
-    """Check the ids of the tokens that an answer begins with; return them as a tuple.
+    """Check the ids of the tokens that an answer begins with, and return them as a tuple.
 
-    Raises Refused (400) where they are not a list of whole numbers, or too many for one answer.
+    Raises Refused (400) if they are not a list of whole numbers, or too many for one answer.
     """
-    # `type(...) is int`: isinstance would also take booleans.
+    # `type(...) is int`, because isinstance would also accept booleans.
     if not isinstance(ids, list) or not all(type(item) is int and item >= 0 for item in ids):
         raise Refused(400, "begun_token_ids must be a list of token ids.")
     if len(ids) > MAX_TOKENS:
@@ -177,8 +178,8 @@ def _checked_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _checked_stop(stop: Any) -> list[str]:
-    """The stop strings as a list; a single string becomes a list of one. Raises Refused (400) when
-    one of them is empty or not a string."""
+    """Return the stop strings as a list; a single string becomes a list of one. Raises Refused
+    (400) if one of them is empty or not a string."""
     if isinstance(stop, str):
         stop = [stop]
     if not isinstance(stop, list) or not all(isinstance(item, str) and item for item in stop):
@@ -187,8 +188,8 @@ def _checked_stop(stop: Any) -> list[str]:
 
 
 def checked_number(value: Any, name: str, low: float, high: float) -> float:
-    """Return `value` if it is a number from `low` to `high`, both included. Raises Refused (400)
-    otherwise, naming the field `name`."""
+    """Return `value` if it is a number from `low` to `high`, both included. Otherwise raise Refused
+    (400), naming the field `name`."""
     # A bool counts as an int in Python; NaN fails the comparison.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
@@ -197,32 +198,32 @@ def checked_number(value: Any, name: str, low: float, high: float) -> float:
 
 
 def fresh_seed() -> int:
-    """A random seed of 48 bits, for a request that names none."""
+    """Return a random seed of 48 bits, for a request that names none."""
     return int.from_bytes(os.urandom(6), "big")
 
 
 def text_before_stop(text: str, stop: tuple[str, ...]) -> str:
-    """The text up to the first stop string that occurs in it; all of it if none does."""
+    """Return the text up to the first stop string that occurs in it, or all of it if none does."""
     for stop_string in stop:
         text = text.split(stop_string)[0]
     return text
 
 
 def ends_in_partial_stop(text: str, stop: tuple[str, ...]) -> bool:
-    """Return whether the text ends with the beginning of a stop string.
+    """Tell whether the text ends with the beginning of a stop string.
 
-    That end must not be sent before further tokens show whether the stop string is completed.
+    Such an ending must not be sent before further tokens show whether the stop string is completed.
     """
     return any(
         text.endswith(stop_string[:length])
         for stop_string in stop
-        for length in range(1, len(stop_string))  # not the whole: that ends the answer
+        for length in range(1, len(stop_string))  # a complete stop string has ended the answer
     )
 
 
 def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
-    """A parsed tool call in OpenAI's form, in which the arguments are a JSON string and not an
-    object."""
+    """Return a parsed tool call in OpenAI's form, in which the arguments are a JSON string instead
+    of an object."""
     function = tool_call["function"]
     arguments = function["arguments"]
     arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
@@ -230,8 +231,8 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
 
 
 def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
-    """The fields with which every reply of OpenAI's API begins: a new random id after `id_prefix`,
-    the kind of object, the time in seconds, and the model that answers."""
+    """Return the fields with which every reply of OpenAI's API begins: a new random id after
+    `id_prefix`, the kind of object, the time in seconds, and the model that answers."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
         "object": object_name,
@@ -241,7 +242,7 @@ def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's `usage` object; `completion_tokens` is the sum over all completions."""
+    """Return OpenAI's `usage` object; `completion_tokens` is the sum over all completions."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

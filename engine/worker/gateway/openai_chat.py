@@ -1,7 +1,7 @@
-"""`/v1/chat/completions` as programs use it: read with more patience than a deployment has.
+"""The route `/v1/chat/completions` for programs, which is more lenient than that of a deployment.
 
-Programs send fields that a run decides (how tokens are drawn) or that mean nothing here; those are
-accepted. What promises another form of answer than the one that is given is refused.
+Programs send fields that the run decides (how tokens are drawn) or that mean nothing here; these
+are accepted. A field that asks for another form of answer than the one given is refused.
 """
 
 import json
@@ -24,7 +24,8 @@ _ACTED_ON = (
     "model messages tools tool_choice max_tokens max_completion_tokens stop n stream "
     "stream_options response_format"
 ).split()
-# How tokens are drawn is the run's; the others say nothing about the answer.
+# Fields that are accepted without effect: the run decides how tokens are drawn, and the others do
+# not concern the answer.
 DECIDED_BY_THE_RUN = (
     "temperature top_p top_k min_p seed presence_penalty frequency_penalty repetition_penalty "
     "user store metadata service_tier parallel_tool_calls prompt_cache_key prompt_cache_retention "
@@ -33,10 +34,11 @@ DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
-    that may be called, and the limits of the answer.
+    """Read what a program asks from the decoded JSON body of its request: the conversation, the
+    tools that may be called, and the limits of the answer.
 
-    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    Raises Refused (400) for a field that is unknown or wrong, or Refused (413) for a prompt that is
+    too large.
     """
     fields = fields_of(body, _ACTED_ON, DECIDED_BY_THE_RUN)
     _require_one_text(fields)
@@ -58,8 +60,8 @@ def read(body: Any) -> Asked:
 
 
 def _require_one_text(fields: Mapping[str, Any]) -> None:
-    """Raise Refused (400) for a request that asks for several answers, or for one in another form
-    than plain text."""
+    """Raise Refused (400) if a request asks for several answers, or for one in another form than
+    plain text."""
     if fields.get("n", 1) != 1:
         raise Refused(400, "n must be 1: a rollout has one answer to each question.")
     kind = fields.get("response_format", {"type": "text"})
@@ -68,14 +70,14 @@ def _require_one_text(fields: Mapping[str, Any]) -> None:
 
 
 def _may_call(choice: Any) -> bool:
-    """Whether the model may call tools, by `tool_choice`. Raises Refused (400) where it must."""
+    """Tell whether `tool_choice` allows calls. Raises Refused (400) if it demands a call."""
     if choice not in ("auto", "none"):
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
     return choice == "auto"
 
 
 def whole(asked: Asked, answered: Answered) -> Reply:
-    """The answer as OpenAI's chat.completion object."""
+    """Return the answer as OpenAI's chat.completion object."""
     message: JsonObject = {"role": "assistant", "content": answered.text}
     if answered.reasoning:
         message["reasoning_content"] = answered.reasoning
@@ -89,9 +91,9 @@ def whole(asked: Asked, answered: Answered) -> Reply:
 
 
 def events(asked: Asked, answered: Answered) -> list[str]:
-    """The answer as server-sent events: chat.completion.chunk objects, then [DONE].
+    """Return the answer as server-sent events: chat.completion.chunk objects, then [DONE].
 
-    A line of them is JSON, in which a line end of the answer is written as an escape: no text of
+    Each event is one line of JSON, in which a line end of the answer is an escape. So no text of
     the model can end an event or begin another.
     """
     common = reply_fields("chat.completion.chunk", "chatcmpl", asked.model)
@@ -105,8 +107,8 @@ def events(asked: Asked, answered: Answered) -> list[str]:
 
 
 def _deltas(answered: Answered) -> list[JsonObject]:
-    """The answer in parts, as a program reads them from a stream one after the other: the role,
-    then thoughts, text and calls, as far as there are any."""
+    """Split the answer into the parts that a program reads from a stream one after the other: the
+    role, then thoughts, text and calls, if there are any."""
     deltas: list[JsonObject] = [{"role": "assistant", "content": ""}]
     if answered.reasoning:
         deltas.append({"reasoning_content": answered.reasoning})
@@ -119,4 +121,6 @@ def _deltas(answered: Answered) -> list[JsonObject]:
 
 
 def _choice(delta: JsonObject, finish: str | None) -> JsonObject:
+    """Return a choice of a streamed chunk with this part of the answer; `finish` says why it
+    ended."""
     return {"index": 0, "delta": delta, "finish_reason": finish}

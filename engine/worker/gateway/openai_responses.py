@@ -1,5 +1,5 @@
-"""`/v1/responses` as programs use it, without what a server would have to remember: every request
-holds its whole conversation."""
+"""The route `/v1/responses` for programs, without what a server would have to remember: every
+request contains its whole conversation."""
 
 import json
 import time
@@ -20,10 +20,11 @@ _DECIDED_BY_THE_RUN = (
 
 
 def read(body: Any) -> Asked:
-    """What a program asks, from the decoded JSON body of its request: the conversation, the tools
-    that may be called, and the limits of the answer.
+    """Read what a program asks from the decoded JSON body of its request: the conversation, the
+    tools that may be called, and the limits of the answer.
 
-    Raises Refused: 400 for a field that is unknown or wrong, 413 for a prompt that is too large.
+    Raises Refused (400) for a field that is unknown or wrong, or Refused (413) for a prompt that is
+    too large.
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     _require_plain_text(fields.get("text", {}))
@@ -43,17 +44,17 @@ def read(body: Any) -> Asked:
 
 
 def _require_plain_text(form: Any) -> None:
-    """Check the field `text` of a request. Raises Refused (400) where it asks for an answer in
-    another form than plain text."""
+    """Check the field `text` of a request. Raises Refused (400) if it asks for an answer in another
+    form than plain text."""
     kind = form.get("format", {"type": "text"}) if isinstance(form, dict) else {}
     if not isinstance(kind, dict) or kind.get("type") != "text":
         raise Refused(400, "text.format must be text: nothing else is enforced here.")
 
 
 def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
-    """The tools that the model may call, in the form of chat completions; none where the request's
-    tool choice is "none". Raises Refused (400) for another choice than "auto" and "none", and for a
-    tool that is no function."""
+    """Return the tools that the model may call, in the form of chat completions; [] if the
+    request's tool choice is "none". Raises Refused (400) for a choice other than "auto" and "none",
+    and for a tool that is no function."""
     if choice not in ("auto", "none"):
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
     if not isinstance(tools, list):
@@ -62,9 +63,9 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
 
 
 def _tool(tool: Any) -> ToolSchema:
-    """One tool of a Responses request in the form that chat completions have: {"type": "function",
-    "function": {name, description, parameters}}. Raises Refused (400) for one that is no function,
-    such as the web search that a vendor runs itself."""
+    """Convert one tool of a Responses request to the form of chat completions: {"type": "function",
+    "function": {name, description, parameters}}. Raises Refused (400) if it is no function, such as
+    a web search that the vendor runs itself."""
     if not isinstance(tool, dict) or tool.get("type") != "function":
         raise Refused(400, "Only tools of type function can be offered here.")
     names = ("name", "description", "parameters")
@@ -73,8 +74,8 @@ def _tool(tool: Any) -> ToolSchema:
 
 
 def _messages(given: Any) -> list[ChatMessage]:
-    """The items of a request as messages: the calls of functions that follow one another, or an
-    assistant's text, are one message. Raises Refused (400) for an item of another kind."""
+    """Convert the items of a request to messages. Function calls that follow one another, or an
+    assistant's text, become one message. Raises Refused (400) for an item of another kind."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -86,8 +87,8 @@ def _messages(given: Any) -> list[ChatMessage]:
 
 
 def _add_item(messages: list[ChatMessage], item: Any) -> None:
-    """Add an item of a request to the messages before it; a call of a function joins the message of
-    the assistant that is the last of them. Raises Refused (400) for an item of an unknown kind."""
+    """Append an item of a request to the messages so far. A function call joins the last message if
+    that is the assistant's. Raises Refused (400) for an item of an unknown kind."""
     if not isinstance(item, dict):
         raise Refused(400, "Each item of input is an object.")
     kind = item.get("type", "message")
@@ -101,23 +102,23 @@ def _add_item(messages: list[ChatMessage], item: Any) -> None:
         call_id = str(item.get("call_id", ""))
         output = item.get("output", "")
         messages.append({"role": "tool", "content": output, "tool_call_id": call_id})
-    elif kind != "reasoning":  # thoughts that a program sends back
+    elif kind != "reasoning":  # earlier thoughts, which programs send back, are dropped
         raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
 
 
 def _call(item: Mapping[str, Any]) -> JsonObject:
-    """An item `function_call` as a call in the form of chat completions."""
+    """Convert an item `function_call` to a call in the form of chat completions."""
     function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
 
 
 def whole(asked: Asked, answered: Answered) -> JsonObject:
-    """The answer as OpenAI's response object."""
+    """Return the answer as OpenAI's response object."""
     return _response(asked) | _ended(answered) | {"output": _output(answered)}
 
 
 def _response(asked: Asked) -> JsonObject:
-    """The response before anything of it was written."""
+    """Return the response object before anything of the answer was written."""
     return {
         "id": f"resp_{uuid.uuid4().hex[:24]}",
         "object": "response",
@@ -139,7 +140,7 @@ def _response(asked: Asked) -> JsonObject:
 
 
 def _ended(answered: Answered) -> JsonObject:
-    """What the end adds to a response."""
+    """Return the fields that the end of the answer sets in a response object."""
     is_cut = answered.finish == "length"
     return {
         "status": "incomplete" if is_cut else "completed",
@@ -155,7 +156,7 @@ def _ended(answered: Answered) -> JsonObject:
 
 
 def _output(answered: Answered) -> list[JsonObject]:
-    """The items of the answer. An answer of nothing is one empty text."""
+    """Return the items of the answer. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
     if answered.text or not answered.tool_calls:
         items.append(
@@ -182,11 +183,16 @@ def _output(answered: Answered) -> list[JsonObject]:
 
 
 def _part(text: str) -> JsonObject:
+    """Return a text as a content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 def events(asked: Asked, answered: Answered) -> list[str]:
-    """The answer as server-sent events, each with its name; see `openai_chat.events`."""
+    """Return the answer as server-sent events, each of which has a name (`event: ...`) and a
+    number.
+
+    A stream consists of the created response, several events for each item, and the ended response.
+    """
     response = _response(asked)
     items = _output(answered)
     steps: list[JsonObject] = [{"type": "response.created", "response": response}]
@@ -202,7 +208,8 @@ def events(asked: Asked, answered: Answered) -> list[str]:
 
 
 def _steps_of_text(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """The events in which the text of a message is written; `place` are the keys that all have."""
+    """Return the events that write the text of a message item. `place` are the keys common to
+    all."""
     (part,) = item["content"]
     inside = place | {"content_index": 0}
     text = part["text"]
@@ -216,8 +223,7 @@ def _steps_of_text(item: JsonObject, place: JsonObject) -> list[JsonObject]:
 
 
 def _steps_of_arguments(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """The events in which the arguments of a call are written; `place` are the keys that all
-    have."""
+    """Return the events that write the arguments of a call. `place` are the keys common to all."""
     arguments = item["arguments"]
     done = {"name": item["name"], "arguments": arguments}
     return [
@@ -227,7 +233,7 @@ def _steps_of_arguments(item: JsonObject, place: JsonObject) -> list[JsonObject]
 
 
 def _steps_of_item(index: int, item: JsonObject) -> list[JsonObject]:
-    """The events in which one item of the answer, the one with the number `index`, is written."""
+    """Return the events that write one item of the answer, which has the number `index`."""
     place: JsonObject = {"item_id": item["id"], "output_index": index}
     begun = item | {"status": "in_progress"}
     if item["type"] == "message":

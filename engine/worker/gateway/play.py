@@ -1,7 +1,7 @@
-"""The rollouts of a command: one process of it plays one task, several at once.
+"""Plays the rollouts of a command: each process of the program plays one task, several at once.
 
-The processes run beside the sampler, which samples what they ask in batches, in the thread that
-calls `play`. A process that hangs, crashes or asks nothing costs its own rollout.
+The processes run beside the sampler. What they ask is sampled in batches, in the thread that calls
+`play`. A process that hangs, crashes or asks nothing costs only its own rollout.
 """
 
 import secrets
@@ -27,13 +27,14 @@ from envs.host.pipe import Fault
 from envs.host.process import EnvProcess
 from envs.json_types import ChatMessage, TaskRow
 
-BEAT_S = 0.5  # between two signs of life while the programs work
-PROMPT_CHARS = 30_000  # of a prompt that is also given as a variable; the system limits its bytes
+BEAT_S = 0.5  # time between two signs of life while the programs work
+# The longest prompt that programs also get as an environment variable, whose size Linux limits.
+PROMPT_CHARS = 30_000
 
 
 @dataclass
 class Programs:
-    """Plays rollouts of one environment's command. Its method `play` is what `collect` calls."""
+    """Plays rollouts of one environment's command. `collect` calls its method `play`."""
 
     commands: Commands
 
@@ -45,8 +46,10 @@ class Programs:
         sampler: Sampler,
         params: SamplingParams,
     ) -> Times:
-        """Play every trajectory of `groups` and score it; returns the seconds spent. `tasks` are
-        those of the groups, in the same order. Raises what the sampler raises."""
+        """Play every trajectory of `groups` and score it. Returns the seconds spent on both.
+
+        `tasks` are the tasks of the groups, in the same order. Raises what the sampler raises.
+        """
         times = Times()
         rules = Rules(context.renderer, params, context.max_length, context.max_turns)
         with Loop() as loop, _Playground(self.commands, rules, loop) as ground:
@@ -58,14 +61,14 @@ class Programs:
             began = time.monotonic()
             times.sample_s = ground.sample_until_done(played, sampler)
             for future in played:
-                future.result()  # raises a fault of ours
+                future.result()  # raises an unexpected error of this code
             times.reward_s = time.monotonic() - began - times.sample_s
         return times
 
 
 @dataclass
 class _Playground:
-    """A context in which rollouts are played; on exit every process of theirs is dead."""
+    """Context manager within which rollouts are played. On exit, all their processes are dead."""
 
     commands: Commands
     rules: Rules
@@ -75,8 +78,8 @@ class _Playground:
     is_over: bool = False
 
     def __post_init__(self) -> None:
-        """Make a thread for each rollout that the environment's settings let run at once; nothing
-        is played yet."""
+        """Create as many threads as rollouts may run at once, by the environment's settings.
+        Nothing is played yet."""
         at_once = self.commands.rollout.at_once
         self.threads = ThreadPoolExecutor(at_once, thread_name_prefix="rollout")
         self.batcher = Batcher(self.rules.params, lambda: len(self.running))
@@ -86,7 +89,7 @@ class _Playground:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """End what is still running: after an error nobody needs it."""
+        """End the processes that are still running; after an error nobody needs their rollouts."""
         self.is_over = True
         self.batcher.close(error or RuntimeError("the rollouts are over"))
         with self.lock:
@@ -96,7 +99,7 @@ class _Playground:
         wait(self.futures)
 
     def begin(self, task: TaskRow, trajectory: Trajectory) -> "Future[None]":
-        """Queue one rollout; the future is done once it was scored."""
+        """Queue one rollout. The future that is returned is done once the rollout was scored."""
         future = self.threads.submit(self._play, task, trajectory)
         self.futures.append(future)
         future.add_done_callback(lambda _: self._count_played())
@@ -104,7 +107,9 @@ class _Playground:
 
     def sample_until_done(self, played: "Sequence[Future[None]]", sampler: Sampler) -> float:
         """Sample what the programs ask, in batches, until all rollouts of `played` are over.
-        Returns the seconds in which the sampler was at work. Raises what the sampler raises."""
+
+        Returns the seconds that the sampler has worked. Raises what the sampler raises.
+        """
         seconds = 0.0
         while not all(future.done() for future in played):
             questions = self.batcher.take(BEAT_S)
@@ -116,15 +121,17 @@ class _Playground:
         return seconds
 
     def _count_played(self) -> None:
+        """Count a finished rollout as progress, and wake the sampling thread."""
         pulse.advance()
         self.batcher.wake()
 
     def _play(self, task: TaskRow, trajectory: Trajectory) -> None:
-        """Play one rollout to its score."""
+        """Play one rollout and score it. Problems of the environment or of the box (the isolation
+        of the process) are recorded in the trajectory."""
         session = Session(trajectory, self.rules)
         try:
             ending = self._run(task, session)
-        except (EnvProblem, Fault, OSError) as error:  # the box could not be made
+        except (EnvProblem, Fault, OSError) as error:  # the program could not be started in its box
             set_error(
                 trajectory, str(error), timed_out=isinstance(error, Fault) and error.timed_out
             )
@@ -137,8 +144,8 @@ class _Playground:
             trajectory.stop_reason = stopped_by
 
     def _run(self, task: TaskRow, session: Session) -> Ending:
-        """Run the command for one task; everything of it is dead on return."""
-        prompt = session.trajectory.prompt  # the task's own, until the program has asked
+        """Run the command for one task. On return, all its processes are dead."""
+        prompt = session.trajectory.prompt  # still the task's own: the program has not asked yet
         with closing(self.commands.start()) as run, self._counted(run):
             key = f"hs-{secrets.token_urlsafe(24)}"
             app = RolloutServer(session, self.batcher, key).app()
@@ -153,7 +160,7 @@ class _Playground:
 
     @contextmanager
     def _counted(self, run: CommandRun) -> Iterator[None]:
-        """A context in which `run` counts as running."""
+        """Context manager within which `run` counts as running."""
         with self.lock:
             self.running.add(run)
             if self.is_over:
@@ -167,13 +174,14 @@ class _Playground:
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
-    """The task as its program sees it: `prompt` is that of the row, or the same in other words."""
+    """Return the task as its program may see it, without `gold` and `asked`, which only this
+    project's own code uses. `prompt` is that of the task, or the same task in other words."""
     shown = {name: value for name, value in task.items() if name not in ("gold", "asked")}
     return shown | {"prompt": prompt}
 
 
 def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
-    """The environment variables by which a program finds the model and its task."""
+    """Return the environment variables by which a program finds the model and its task."""
     variables = {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_BASE": f"{base_url}/v1",
@@ -187,7 +195,7 @@ def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
         "HONESMITH_TASK_ID": task["id"],
         "HONESMITH_PROMPT": Task.from_row(task).prompt_text,
     }
-    # A variable cannot hold a zero byte, nor much text; HONESMITH_TASK has it all.
+    # A variable cannot hold a zero byte, nor much text. HONESMITH_TASK leads to the whole task.
     return {
         name: value
         for name, value in variables.items()
@@ -196,7 +204,8 @@ def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
 
 
 def programs_of(process: EnvProcess) -> PlayPrograms:
-    """What plays the rollouts of an environment's command, under the limits of its process.
+    """Return the function that plays the rollouts of an environment's command, under the limits of
+    the environment's process.
 
     Raises EnvProblem if environment.toml cannot be read, and ValueError if it names no command.
     """

@@ -1,7 +1,7 @@
-"""One HTTP server for each rollout: it answers on the socket that this rollout's program alone can
-reach, and takes this rollout's key alone, as long as the rollout lasts.
+"""One HTTP server for each rollout. It answers only on the socket that this rollout's program can
+reach, only to this rollout's key, and only as long as the rollout lasts.
 
-All of them run in one thread. A question waits there until the batch that holds it was sampled.
+All servers run in one thread. A question waits there until the batch that contains it was sampled.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ from engine.worker.gateway.http_parts import (
 )
 from engine.worker.gateway.session import Session, Turn
 
-MODEL = "policy"  # what the model is called where a program asks for its name
-MAX_CONNECTIONS = 32  # of one program
+MODEL = "policy"  # the name of the model in replies to a program
+MAX_CONNECTIONS = 32  # at once, from one program
 MAX_HEADERS = 64 * 1024  # bytes
-_STOP_S = 5.0  # for the thread to end
+_STOP_S = 5.0  # how long the thread may take to end
 _DIALECTS: dict[str, Dialect] = {
     "/v1/chat/completions": openai_chat,
     "/v1/messages": anthropic_messages,
@@ -52,9 +52,9 @@ class RolloutServer:
     """The routes of one rollout.
 
     Args:
-        session: takes its questions.
-        batcher: has them sampled.
-        key: the only one that is accepted, as a bearer token or in `x-api-key`.
+        session: records the questions and answers.
+        batcher: has the questions sampled.
+        key: the only key that is accepted, as a bearer token or in `x-api-key`.
     """
 
     def __init__(self, session: Session, batcher: Batcher, key: str) -> None:
@@ -63,19 +63,19 @@ class RolloutServer:
         self.key = key.encode()
 
     def app(self) -> Starlette:
-        """The application with all routes."""
+        """Make the application with all routes."""
         routes = [Route("/v1/models", self.guarded(self.models))]
         for path, dialect in _DIALECTS.items():
             routes.append(Route(path, self.guarded(self.asker(dialect)), methods=["POST"]))
         return Starlette(routes=routes)
 
     def guarded(self, handler: Handler) -> Handler:
-        """Wrap `handler` so that it answers this rollout's program alone; a `Refused` becomes an
+        """Wrap `handler` so that it answers only this rollout's program, and a `Refused` becomes an
         error response."""
 
         async def check_and_handle(request: Request) -> Response:
-            """Answer a request from this machine that brings the rollout's key, as a bearer token
-            or in x-api-key; 401 or another error for any other."""
+            """Answer a request from this machine that has the rollout's key, as a bearer token or
+            in x-api-key. Any other request gets 401 or another error."""
             refusal = refusal_of_place(request)
             if refusal is not None:
                 return refusal
@@ -90,16 +90,16 @@ class RolloutServer:
         return check_and_handle
 
     async def models(self, _: Request) -> Response:
-        """The one model there is, as OpenAI's list of models."""
+        """Return the only model, as OpenAI's list of models."""
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "honesmith"}
         return JSONResponse({"object": "list", "data": [model]})
 
     def asker(self, dialect: Dialect) -> Handler:
-        """The handler of a route that asks the model in one protocol."""
+        """Make the handler of a route that asks the model in the protocol `dialect`."""
 
         async def ask(request: Request) -> Response:
-            """Queue the question of a request for the sampler, and answer with the completion: as
-            a stream of events, or whole."""
+            """Queue the question of a request for the sampler, and answer with the completion,
+            whole or as a stream of events."""
             asked = dialect.read(await body_of(request))
             turn = await run_in_threadpool(self.session.prepare, asked)
             future = self.batcher.ask(turn.prompt, turn.max_tokens, turn.stop)
@@ -113,7 +113,8 @@ class RolloutServer:
         return ask
 
     async def answered(self, turn: Turn, future: "Future[Completion]") -> Answered:
-        """Wait for the completion and record it. Raises Refused: 401 where the rollout is over."""
+        """Wait for the completion and record it. Raises Refused (401) if the rollout ends before it
+        comes."""
         try:
             completion = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -123,8 +124,8 @@ class RolloutServer:
     async def events(
         self, dialect: Dialect, turn: Turn, future: "Future[Completion]"
     ) -> AsyncIterator[str]:
-        """The answer as server-sent events. Until it is sampled a comment is sent every `BEAT_S`
-        seconds, which clients skip."""
+        """Yield the answer as server-sent events. Until it is sampled, a comment is sent every
+        `BEAT_S` seconds, which clients skip."""
         answering = asyncio.ensure_future(self.answered(turn, future))
         while not (await asyncio.wait({answering}, timeout=BEAT_S))[0]:
             yield ": waiting\n\n"
@@ -136,7 +137,7 @@ class RolloutServer:
 
 
 class Loop:
-    """A context with the thread in which the servers of rollouts run."""
+    """Context manager that runs the thread in which the servers of rollouts work."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -156,7 +157,7 @@ class Loop:
             self._loop.close()
 
     def serve(self, app: Starlette, listener: socket.socket) -> Callable[[], None]:
-        """Answer on `listener` with `app`; returns the function that ends that."""
+        """Answer requests on `listener` with `app`. Returns a function that ends this server."""
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -168,7 +169,7 @@ class Loop:
             timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
-        # A descriptor of its own, which the server closes at its end.
+        # A copy of the descriptor, because the server closes its socket when it ends.
         socket_of_server = listener.dup()
         asyncio.run_coroutine_threadsafe(server.serve(sockets=[socket_of_server]), self._loop)
 
@@ -180,7 +181,7 @@ class Loop:
 
 
 async def _cancel_all() -> None:
-    """Cancel all other tasks of the loop and wait for them."""
+    """Cancel all other tasks of the event loop and wait up to a second for them."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

@@ -1,10 +1,10 @@
-"""One rollout of a command: its requests, stitched to trajectories.
+"""Records one rollout of a command: the program's requests are joined into trajectories.
 
-A request continues a conversation when its rendered prompt begins with every id of that
-conversation, prompt and completions, or when its messages begin with those that were sent and
-answered before: then only what follows is rendered, and the model reads the ids that it sampled
-itself. Any other request begins a trajectory of its own. So no id that was sampled is ever replaced
-by another way to write the same text, and what the loss sees is what the sampler saw.
+A request continues a conversation if its rendered prompt begins with every id of that conversation
+(prompt and completions), or if its messages begin with those that were sent and answered before. In
+the second case only what follows is rendered, after the ids that the model sampled itself. Any
+other request begins a trajectory of its own. So no sampled id is ever replaced by another way to
+write the same text, and the loss sees what the sampler saw.
 """
 
 import threading
@@ -24,12 +24,12 @@ from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 @dataclass(frozen=True)
 class Rules:
-    """What holds for every rollout of a run.
+    """Settings that hold for every rollout of a run.
 
     Attributes:
         params: how tokens are drawn; a request may only lower `max_tokens` and add stop strings.
-        max_length: the most ids of prompt and completions together.
-        max_turns: the most answers of a rollout.
+        max_length: the most ids of a prompt and its completions together.
+        max_turns: the most answers in a rollout.
     """
 
     renderer: Renderer
@@ -40,14 +40,15 @@ class Rules:
 
 @dataclass
 class _Chain:
-    """A conversation under way; `messages` are all of it as the program would send them back."""
+    """A conversation under way. `messages` are all its messages, as the program would send them
+    back."""
 
     trajectory: Trajectory
     messages: list[ChatMessage]
 
     @property
     def ids(self) -> list[int]:
-        """Every id so far."""
+        """All token ids of the conversation so far."""
         return self.trajectory.prompt_ids + self.trajectory.ids
 
 
@@ -56,10 +57,10 @@ class Turn:
     """A question that is about to be sampled.
 
     Attributes:
-        prompt: all ids that the model reads.
-        max_tokens, stop: its limits.
-        chain: the conversation that it continues; None begins one.
-        length: how many ids that conversation had.
+        prompt: all token ids that the model reads.
+        max_tokens, stop: the limits of the answer.
+        chain: the conversation that the question continues; None if it begins one.
+        length: how many ids that conversation has; 0 for a new one.
     """
 
     asked: Asked
@@ -71,33 +72,34 @@ class Turn:
 
 
 class Session:
-    """The requests of one rollout. Called from several threads, since a program may ask twice at
-    once.
+    """The requests of one rollout. Several threads call it, since a program may send requests in
+    parallel.
 
     Attributes:
-        trajectory: the rollout; its first conversation is written into it, and those that could
-            not be stitched to it become its `branches`.
+        trajectory: the rollout. Its first conversation is written into it; conversations that do
+            not continue the first become its `branches`.
     """
 
     def __init__(self, trajectory: Trajectory, rules: Rules) -> None:
-        """Begin a rollout: what is asked and answered is written into `trajectory`."""
+        """Begin a rollout; what is asked and answered is written into `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
         self._chains: list[_Chain] = []
-        self._asked = 0  # questions that were let through
+        self._asked = 0  # how many questions were let through
         self._lock = threading.Lock()
         self._closed = False
 
     def close(self) -> None:
-        """Let no request through any more; what comes back from the sampler later is dropped."""
+        """Refuse all further requests. Completions that the sampler returns later are dropped."""
         with self._lock:
             self._closed = True
 
     def prepare(self, asked: Asked) -> Turn:
-        """The question as ids.
+        """Turn a question into token ids for the sampler.
 
-        Raises Refused: 400 where the chat template refuses the messages, the conversation leaves no
-        room for an answer, or the rollout has had all its turns; 401 once it is over.
+        Raises Refused (400) if the chat template refuses the messages, the conversation leaves no
+        room for an answer, or the rollout has had all its turns; Refused (401) if the rollout is
+        over.
         """
         with self._lock:
             self._require_open()
@@ -110,8 +112,9 @@ class Session:
             return turn
 
     def _turn(self, asked: Asked) -> Turn:
-        """The question with its ids, the limits of its answer, and the conversation that it
-        continues. Raises Refused (400) where the messages leave no room for an answer."""
+        """Return the question with its ids, the limits of its answer, and the conversation that it
+        continues. Raises Refused (400) if the template refuses the messages or they leave no room
+        for an answer."""
         chain, prompt = self._stitched(asked)
         room = self.rules.max_length - len(prompt)
         if room < 1:
@@ -128,9 +131,10 @@ class Session:
         return Turn(asked, prompt, min(limits), stop, chain, len(chain.ids) if chain else 0)
 
     def _stitched(self, asked: Asked) -> tuple[_Chain | None, list[int]]:
-        """(the conversation that the question continues, or None; the ids of the question)."""
+        """Find the conversation that the question continues: return (that conversation or None, the
+        ids of the whole question)."""
         candidates = [chain for chain in self._chains if chain.trajectory.tools == asked.tools]
-        candidates.sort(key=lambda chain: len(chain.ids), reverse=True)  # the longest that fits
+        candidates.sort(key=lambda chain: len(chain.ids), reverse=True)  # the longest match wins
         rendered = self._rendered(asked.messages, asked.tools)
         for chain in candidates:
             ids = chain.ids
@@ -143,15 +147,15 @@ class Session:
         return None, rendered
 
     def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> list[int]:
-        """The ids of a whole conversation. Raises Refused (400) where the template refuses it."""
+        """Render a whole conversation to ids. Raises Refused (400) if the template refuses it."""
         try:
             return self.rules.renderer.prompt(messages, tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
 
     def _following(self, chain: _Chain, asked: Asked) -> list[int] | None:
-        """The ids that follow a conversation where the question repeats its messages and adds some;
-        None where it does not."""
+        """Return the ids that follow a conversation, if the question repeats its messages and adds
+        some that the model did not write; None otherwise."""
         count = len(chain.messages)
         new = asked.messages[count:]
         if not new or asked.messages[:count] != chain.messages:
@@ -169,12 +173,12 @@ class Session:
 
     def record(self, turn: Turn, completion: Completion) -> Answered:
         """Write a sampled answer into the trajectory that it belongs to, and return it for the
-        program. Raises Refused (401) once the rollout is over."""
+        program. Raises Refused (401) if the rollout is over."""
         with self._lock:
             self._require_open()
             chain = turn.chain
             if chain is None or len(chain.ids) != turn.length:
-                # New, or another question continued the same conversation in the meantime.
+                # The conversation is new, or another question has continued it in the meantime.
                 chain = self._new_chain(turn)
             else:
                 chain.trajectory.add_environment(turn.prompt[turn.length :])
@@ -183,11 +187,13 @@ class Session:
             return self._appended(chain, turn, completion)
 
     def _require_open(self) -> None:
+        """Raise Refused (401) if the rollout is over."""
         if self._closed:
             raise Refused(401, "This rollout is over; its key is no longer valid.")
 
     def _new_chain(self, turn: Turn) -> _Chain:
-        """A conversation that begins with this question: the rollout's own if it is the first."""
+        """Begin a conversation with this question: in the rollout's own trajectory if it is the
+        first, else in a branch."""
         first = not self._chains
         trajectory = self.trajectory if first else Trajectory(self.trajectory.task_id, [], [])
         trajectory.prompt = turn.asked.messages
@@ -200,7 +206,7 @@ class Session:
         return chain
 
     def _appended(self, chain: _Chain, turn: Turn, completion: Completion) -> Answered:
-        """Append a completion to its conversation; returns it for the program."""
+        """Append a completion to its conversation, and return it in the form for the program."""
         renderer, trajectory = self.rules.renderer, chain.trajectory
         append_turn(trajectory, completion, renderer, turn.stop)
         message = trajectory.messages[-1]
@@ -219,8 +225,8 @@ class Session:
 
 
 def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
-    """The message by which a program repeats an answer of the model in its next request, in the
-    form in which messages are compared."""
+    """Return the message by which a program will repeat an answer of the model in its next request,
+    in the normal form in which messages are compared."""
     sent: ChatMessage = {"role": "assistant", "content": text}
     if calls:
         sent["tool_calls"] = calls
