@@ -125,8 +125,7 @@ class _SharedGrams:
 
     @property
     def words_in_a_row(self) -> int:
-        """The longest row of shared words: a whole sequence, and one word for each that follows
-        it."""
+        """The longest row of shared words: a whole sequence, and one word for each further one."""
         return self.longest_run + GRAM_WORDS - 1
 
 
@@ -166,8 +165,8 @@ class HeldOut:
 
     @property
     def unindexed(self) -> int:
-        """How many tasks did not fit into the index of sequences: they are compared as wholes
-        only."""
+        """How many tasks did not fit into the index of sequences: only wholes are compared of
+        them."""
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
@@ -200,8 +199,7 @@ class HeldOut:
         ]
 
     def _equal_texts(self, question: str, answer: str) -> Iterator[_Hit]:
-        """The units (held-out texts) that equal the question or the answer of a row letter for
-        letter.
+        """The units (held-out texts) that equal a row's question or answer letter for letter.
 
         The same question spoils the task. The same answer alone does not: it may be chance.
         """
@@ -213,8 +211,7 @@ class HeldOut:
     def _equal_words(
         self, question_tokens: Sequence[str], answer_tokens: Sequence[str]
     ) -> Iterator[_Hit]:
-        """The units (held-out texts) that have the same words as the question or the answer of a
-        row.
+        """The units (held-out texts) that have the same words as a row's question or answer.
 
         A question with the same words but another answer is another task, hence no match. Equal
         questions spoil a task (learning the row teaches it); equal answers may be chance.

@@ -95,7 +95,7 @@ REPEATED = 0.25
 REPEATED_FROM_START = 0.5
 # Share of answers the scorer could not parse. At one in ten the reward is about form, not the task.
 UNPARSED = 0.1
-# Answers wrapped in a code fence or a phrase are paid less often than bare ones by this share.
+# Wrapped answers (in a code fence or a phrase) that earn at most this part of what bare ones earn.
 WRAPPED_PAYS = 0.5
 # Below this share of parsed answers no reward teaches the form: it must be shown in the prompt.
 PARSED_NEVER = 0.3
@@ -123,7 +123,7 @@ JUDGE_GAP = 0.15
 # Signals of an exploit: answers half as long again or a third shorter...
 LENGTH_UP, LENGTH_DOWN = 1.5, 0.67
 # ...this share of answers with the same text for different tasks, risen by this much. If success
-# followed the reward the share must be higher: two equally likely labels already give 0.5.
+# followed the reward, or is unknown, the share must be higher: two equally likely labels give 0.5.
 ALIKE, ALIKE_RISE = 0.4, 0.3
 ALIKE_THOUGH_SOLVED = 0.7
 # ...a reward for form that is paid in full, risen by this much, while no more tasks are solved.
