@@ -1,8 +1,10 @@
-"""The one number to report of a trained model: of tasks that did not choose its checkpoint.
+"""The one number to report of a trained model, measured on tasks that did not choose its
+checkpoint.
 
-A run has several held-out numbers. Its curve is of the tasks that chose the checkpoint, which
-flatters it; its verdict, and evaluations of that checkpoint on the same version of the environment,
-are of tasks that chose nothing. Of those the one on most tasks is the number to report.
+A run has several held-out numbers. Its curve is measured on the tasks that chose the checkpoint,
+which flatters the checkpoint. Its verdict, and later evaluations of that checkpoint on the same
+version of the environment, are measured on tasks that chose nothing. Of those, the number to report
+is the one on the most tasks.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +31,11 @@ class ReportedNumber:
     """The number to report of a training run's result.
 
     Attributes:
-        model: the checkpoint, as run@best.
+        model: the checkpoint, such as "r-1@best".
         level: the mean over tasks with its 95 % interval.
-        measured_in: the run whose answers it is of: the training run, or an evaluation.
-        curve: what the tasks that chose the checkpoint say of it; None where it is not known.
-        audit: "risk" where the reward audit of the environment failed, else "".
+        measured_in: id of the run whose answers were scored: the training run, or an evaluation.
+        curve: the score on the tasks that chose the checkpoint; None if it is not known.
+        audit: "risk" if the reward audit of the environment failed, else "".
     """
 
     model: str
@@ -44,6 +46,7 @@ class ReportedNumber:
 
     @property
     def measure(self) -> Measure:
+        """What was measured: "success", "reward" or "loss"."""
         return self.level.measure
 
     @property
@@ -63,7 +66,8 @@ class ReportedNumber:
         )
 
     def to_json(self) -> Reply:
-        """The number with what it is of; `curve` and `audit` are left out where there are none."""
+        """The number as a JSON object, with the tasks that it was measured on. `groups`, `curve`
+        and `audit` are left out if there are none."""
         body: Reply = {
             "model": self.model,
             "metric": self.measure,
@@ -83,11 +87,11 @@ class ReportedNumber:
 
 
 def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | None:
-    """The number to report of a training run's result: that of the evaluation, the run's own or a
-    later one, with the most tasks.
+    """The number to report of a training run's result. Of the run's own final evaluation and all
+    later evaluations of its checkpoint, it is the one on the most tasks.
 
-    None for other runs, and where no checkpoint was evaluated on tasks that did not choose it.
-    Raises DamagedRecord naming a file that cannot be read.
+    Returns None for a run that trains nothing, or if no checkpoint was evaluated on tasks that did
+    not choose it. Raises DamagedRecord if a file of a run cannot be read; the error names it.
     """
     run = home.run(row.run_id)
     config = run.find_config()
@@ -115,8 +119,12 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
 def _evaluations(
     home: Home, store: Store, run: RunDir, config: TrainConfig
 ) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
-    """(id of an evaluation, its rows) for each that asked the run's result greedily on the held-out
-    tasks of the run's environment, with the limits of the run's own evaluations."""
+    """The later evaluations of a training run's result that its own can be compared with: (run id,
+    rows).
+
+    Each asked the run's best checkpoint greedily (one attempt) on the held-out tasks of the run's
+    environment, with the same limits on an answer as the run's own evaluations.
+    """
     own_limits = _limits(config, read_object(run.manifest).get("eval_sampling"))
     for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate"):
         if row.env_id != config.env_id:
@@ -135,16 +143,16 @@ def _evaluations(
 
 
 def _is_plain(config: EvaluateConfig) -> bool:
-    """Whether an evaluation asked held-out tasks in their order, once each, which is greedily."""
+    """Whether an evaluation asked held-out tasks in their order, one attempt each. One attempt is
+    sampled greedily by default."""
     return config.split == "heldout" and config.attempts == 1 and not config.task_indices
 
 
 def _limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
-    """What bounds an answer: its most tokens, its most turns, and whether the model thinks before
-    it.
+    """What bounds an answer: (max tokens, max turns, whether the model thinks before it answers).
 
-    `recorded` is what the run's manifest says of its evaluations, a JSON object; what it lacks is
-    as in the run's settings.
+    `recorded` is the JSON object `eval_sampling` of the run's manifest. A limit that is missing
+    there is taken from the run's settings.
     """
     settings = KnownSettings.of(config.settings)
     sampling = recorded if isinstance(recorded, dict) else {}
@@ -155,7 +163,10 @@ def _limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
 
 
 def _score_that_chose(run: RunDir, measure: Measure) -> float | None:
-    """The score of the best checkpoint on the tasks that chose it, as the worker recorded it; None
-    for a loss, which it records with a minus."""
+    """The score of the best checkpoint on the tasks that chose it, as the worker recorded it.
+    Returns None if none was recorded, and for a loss, which the worker records as a negative
+    number."""
     score = read_object(run.result).get("best_score")
-    return round(float(score), 4) if measure != "loss" and isinstance(score, int | float) else None
+    if measure == "loss" or not isinstance(score, int | float):
+        return None
+    return round(float(score), 4)

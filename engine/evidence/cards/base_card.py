@@ -1,5 +1,5 @@
-"""The card of a base model as Markdown: what it is, what it can do and in which words, and what was
-measured of it in this home."""
+"""The card of a base model as Markdown: its size and architecture, what it can do and how it must
+be asked, and what was measured of it in this home."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +14,20 @@ from engine.models.catalog import ModelRef
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.skill_card import SkillCard, find_skill_card
 
-_LOOK_BACK = 200  # newest runs in which the model is looked for
+_LOOK_BACK = 200  # newest runs that are searched for the model
 _MOST_EXAMS = 8  # evaluations that are shown
 _EXAMPLE_CHARS = 90  # of a request or a reply
 _EXAMPLES_OF_SKILL = 2  # where they come from a run of this home
 
 
 def base_models(home: Home) -> list[str]:
-    """The references of the base models that `get_status` lists. Only these have cards: a client
-    cannot have any path of the disk read."""
+    """The references of the base models that `get_status` lists. Only these have cards, so that a
+    client cannot make the server read any path on the disk."""
     return [usable.ref for usable in catalog.usable_models(home) if usable.kind != "run"]
 
 
 def base_card(home: Home, ref: str) -> str:
-    """The card of the base model `ref`, one of `base_models`, as Markdown.
+    """The card of a base model as Markdown; `ref` is one of `base_models`.
 
     Raises the errors of `catalog.resolve_model`.
     """
@@ -39,7 +39,7 @@ def base_card(home: Home, ref: str) -> str:
 
 
 def _head(model: ModelRef) -> str:
-    """What the model is, in a few lines."""
+    """The first lines of the card: name, architecture, sizes, and whether the model can think."""
     facts = model.facts
     thinking = "thinks where that is switched on" if facts.thinking else "has no thinking mode"
     return (
@@ -54,9 +54,9 @@ class _Skill:
     """One skill of a base model.
 
     Attributes:
-        right, asked: how many tasks were answered rightly, of how many.
-        level: how well the skill is known, in a word; "" where that was not recorded.
-        examples: (request, reply, note) of some tasks; the note is "" where there is none.
+        right, asked: the number of right answers, and the number of questions.
+        level: how well the model has the skill, in a word; "" if that was not recorded.
+        examples: (request, reply, note) of some questions; the note is "" if there is none.
     """
 
     name: str
@@ -67,9 +67,9 @@ class _Skill:
 
 
 def _skills_of_card(card: SkillCard) -> list[_Skill]:
-    """The skills of a model as its card holds them, measured when the model was made.
+    """The skills as the model's stored skill card holds them, measured when the model was made.
 
-    `right` and `asked` count questions; the examples are (prompt, answer, note) each.
+    The examples of a skill are (prompt, answer, note) each.
     """
     skills = []
     for name, right_share in card.scores.items():
@@ -90,8 +90,8 @@ def _skills_of_card(card: SkillCard) -> list[_Skill]:
 
 
 def _skills_from_runs(home: Home, ref: str) -> list[_Skill]:
-    """The skills that the newest training run from this model asked before it began; [] where no
-    run has."""
+    """The skills that a training run from this model asked about before training began; the newest
+    such run counts. Returns [] if no run has asked."""
     for row in _runs_with(home, ref, "train"):
         path = home.run(row.run_id).kept("before")
         if path.is_file():
@@ -100,7 +100,7 @@ def _skills_from_runs(home: Home, ref: str) -> list[_Skill]:
 
 
 def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
-    """The skills that the rows ask about, with the counts of their answers and their first
+    """The skills that the rows ask about, each with its count of right answers and its first
     `_EXAMPLES_OF_SKILL` requests."""
     redact = redactor_for(home, None)
     skills: dict[str, _Skill] = {}  # by name
@@ -118,7 +118,8 @@ def _skills_in(home: Home, rows: Sequence[EvaluationRow]) -> list[_Skill]:
 
 
 def _skills_section(skills: Sequence[_Skill]) -> str:
-    """The skills as a list: how well each is known, and a line for each request."""
+    """The section "What it can do": for each skill how many answers were right, and its example
+    requests."""
     if not skills:
         return (
             "## What it can do\n\nNothing was asked yet in this home: every training from it asks "
@@ -144,8 +145,9 @@ def _example_text(request: str, reply: str, note: str) -> str:
 
 
 def _exams_section(home: Home, ref: str) -> str:
-    """What evaluations of this home measured of the model: a line for each environment, from its
-    newest evaluation; at most `_MOST_EXAMS` lines, and "" where there is none."""
+    """The section "Measured in this home": one line for each environment, from the newest
+    evaluation of the model on it; at most `_MOST_EXAMS` lines. Returns "" if there is no
+    evaluation."""
     line_of_env: dict[str, str] = {}
     for row in _runs_with(home, ref, "evaluate"):  # the newest first
         result = read_object(home.run(row.run_id).result)
@@ -159,7 +161,10 @@ def _exams_section(home: Home, ref: str) -> str:
 
 
 def _level_line(row: RunRow, level: dict[str, object]) -> str:
-    """What one evaluation measured of the model, in one line."""
+    """One line for one evaluation, such as "- sums@1: success 0.42, reward 0.5 on 100 tasks (e-7)".
+
+    `level` is the model's entry in the evaluation's result.
+    """
     scores = [
         f"{name} {level[name]:.4g}" for name in ("success", "reward") if level.get(name) is not None
     ]
@@ -167,7 +172,7 @@ def _level_line(row: RunRow, level: dict[str, object]) -> str:
 
 
 def _runs_with(home: Home, ref: str, kind: str) -> Iterator[RunRow]:
-    """The newest runs of a kind that are done and were asked of, or began with, the model `ref`."""
+    """The newest finished runs of a kind that evaluated the model `ref` or trained it."""
     with Store(home) as store:
         rows = store.list_runs(_LOOK_BACK, kind=kind, states=("done",))
     for row in rows:

@@ -1,9 +1,9 @@
 """Runs the detectors of `diagnose` after every step of a run, and raises alerts.
 
-An alert is raised once, when its detector returned the same finding several times in a row; one
-that rests on a held-out evaluation at once, because the next steps would read the same answers. It
-can be raised again only after the finding was absent for a while, so that a run does not alert at
-every step.
+An alert is raised once its detector returned the same finding several times in a row. An alert that
+rests on a held-out evaluation is raised at once, because the next steps would read the same
+answers. It can be raised again only after the finding was absent for a while, so that a run does
+not alert at every step.
 """
 
 import math
@@ -35,12 +35,12 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.event import Event, read_events
 from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajectories
 
-# Of a long run only its first steps (trends are measured from them) and its last steps are kept.
+# Only the first steps of a long run (trends are measured from them) and its last steps are kept.
 _FIRST_STEPS, _LAST_STEPS = 40, 400
-# Findings on the last held-out evaluation alone. A second look would read the same answers again;
-# how often a run is tested by chance is in their p value, which counts every planned evaluation.
+# Findings that rest on the last held-out evaluation alone: a second check would read the same
+# answers again. Their p value is corrected for the number of planned evaluations instead.
 _JUDGED_BY_ONE_EVALUATION = frozenset({"below_start"})
-_SLACK = 100  # more steps than these are let in before the middle is dropped, all at once
+_SLACK = 100  # surplus steps that are kept before the middle is dropped, all at once
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,8 @@ class _Beginning:
     """What a run began with.
 
     Attributes:
-        exam: the answers of step 0; None where none were sampled.
-        gold_tokens: length in tokens that nearly all reference answers stay below; None where it is
-            not known.
+        exam: the held-out answers of step 0 in numbers; None if none were sampled.
+        gold_tokens: tokens that nearly all reference answers stay below; None if not known.
     """
 
     exam: View | None
@@ -58,12 +57,12 @@ class _Beginning:
 
 
 class Watch:
-    """Looks for findings after every step of a training run.
+    """Runs the detectors after every step of a training run and keeps the state of its alerts.
 
     Args:
         run: its folder; rollouts of earlier steps are read from there.
         settings: the run's settings by name.
-        exam_tasks: tasks behind each `heldout_` value, 0 when not known.
+        exam_tasks: how many tasks each `heldout_` value is measured on; 0 if not known.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Watch:
     ) -> None:
         """Start watching at step 0; `catch_up` moves on to a later step.
 
-        `exam_tasks` is the number of tasks behind each held-out value; 0 when not known.
+        `exam_tasks` is the number of tasks that each held-out value is measured on; 0 if not known.
         """
         self.run = run
         self.algorithm = algorithm
@@ -80,7 +79,7 @@ class Watch:
         self.lines: list[Line] = []
         self.views: list[View] = []
         self.training_rows = TrainingRows()
-        # Id of the finding of a raised alert -> steps in a row without that finding.
+        # Id of the finding of a raised alert -> steps in a row without that finding, so far.
         self.active_alerts: dict[str, int] = {}
         self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
@@ -93,7 +92,7 @@ class Watch:
         """
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
-        # The first steps and as many of the last are enough; all would take long to read.
+        # The first steps and as many of the last are enough; reading all would take long.
         ends = [*past_steps[:_FIRST_STEPS], *past_steps[-_FIRST_STEPS:]]
         for past_step in dict.fromkeys(ends):  # without repeats, in order
             self._read_view(past_step)
@@ -103,14 +102,15 @@ class Watch:
         self._trim()
 
     def _restore(self, event: Event, step: int) -> None:
-        """Take over the counts of training rows, or the alert raised or cleared, of a past event.
+        """Restore from a past event the counts of training rows, or an alert that was raised or
+        cleared.
 
-        Events after `step` are ignored, and so are all other kinds of event.
+        Alert events after `step` are ignored, and so are all other kinds of event.
         """
         if event.event == "data":  # the rows are the same at every step
             self.training_rows = training_rows(event)
         elif event.step is None or event.step > step:
-            return  # these steps will be repeated, and their alerts with them
+            return  # these steps will be repeated, and their alerts will be raised again
         elif event.event == "alert":
             self.active_alerts[str(event.fields.get("id"))] = 0
         elif event.event == "alert_cleared":
@@ -128,7 +128,7 @@ class Watch:
         Args:
             values: the metrics of the step, by name.
             rollouts: of the step; empty for SFT.
-            evaluated: the rows of the step's evaluation; empty where it had none.
+            evaluated: the rows of the step's evaluation; empty if it had none.
         """
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
@@ -138,20 +138,23 @@ class Watch:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        findings = find_all(self._facts(beginning), live=True)  # what can be judged while it trains
+        findings = find_all(self._facts(beginning), live=True)  # detectors for runs under way
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:
-        """How the model did before training: its evaluation at step 0, and the lengths of the
-        reference answers. Both are read from the run's files at the first call and kept, since they
-        no longer change."""
+        """What step 0 showed: the evaluation before training, and the lengths of the reference
+        answers.
+
+        Both are read from the run's files at the first call and kept, because they no longer
+        change.
+        """
         if self._beginning is None:
             exam = first_exam(self.run, self.settings)
             self._beginning = _Beginning(exam, gold_tokens(self.run))
         return self._beginning
 
     def _facts(self, beginning: _Beginning) -> Facts:
-        """What the detectors read: all that is known of the run so far."""
+        """Everything that the detectors read, as far as it is known at this step."""
         return Facts(
             self.algorithm,
             self.settings,
@@ -167,14 +170,14 @@ class Watch:
     def _update_alerts(
         self, findings_now: Mapping[str, Finding]
     ) -> tuple[list[Finding], list[str]]:
-        """Count how long each finding is present or absent, after one more step.
+        """Update the counts of every finding and alert after one more step.
 
         `findings_now` are the findings of this step by id. Returns (findings to raise as alerts,
         ids of alerts that are over).
         """
         active_before = set(self.active_alerts)
         cleared = self._clear_absent(findings_now)
-        # A finding that is absent now is left out, so its count begins again.
+        # A finding that is absent now is left out, so its count begins again at its next step.
         self._steps_present = {
             finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
         }
@@ -190,10 +193,11 @@ class Watch:
         return to_raise, cleared
 
     def _clear_absent(self, findings_now: Mapping[str, Finding]) -> list[str]:
-        """Count how long the finding of each active alert is absent; end those that are over.
+        """Count for how many steps the finding of each active alert is absent, and end alerts that
+        are over.
 
-        An alert is over when its finding was absent `CLEAR_AFTER` times in a row. Returns the ids
-        of those alerts; `findings_now` are the findings of this step by id.
+        An alert is over if its finding was absent `CLEAR_AFTER` times in a row. Returns the ids of
+        those alerts; `findings_now` are the findings of this step by id.
         """
         steps_absent = {
             finding_id: 0 if finding_id in findings_now else steps + 1
@@ -210,24 +214,27 @@ class Watch:
         return cleared
 
     def _planned_evaluations(self) -> int:
-        """How many evaluations the run will have after step 0; 0 where the settings do not say."""
+        """How many evaluations the run will have after step 0; 0 if the settings do not say."""
         steps, eval_every = self.settings.steps, self.settings.eval_every
         return math.ceil(steps / eval_every) if steps and eval_every else 0
 
     def _read_view(self, step: int) -> None:
+        """Read the rollouts of a past step and keep them in numbers."""
         self._add_view(view_of(step, read_trajectories(self.run.rollouts(step)), self.settings))
 
     def _add_view(self, view: View | None) -> None:
+        """Keep the answers of a step in numbers; None for a step without answers."""
         if view is not None:
             self.views.append(view)
 
     def _trim(self) -> None:
+        """Drop the middle steps of a long run, to bound memory and time."""
         _drop_middle(self.lines)
         _drop_middle(self.views)
 
 
 def _looks_needed(finding_id: str) -> int:
-    """Steps in a row with this finding before an alert is raised."""
+    """How many steps in a row must have this finding before its alert is raised."""
     return 1 if finding_id in _JUDGED_BY_ONE_EVALUATION else limits.RAISE_AFTER
 
 
@@ -248,9 +255,9 @@ def training_rows(event: Event) -> TrainingRows:
 
 
 def open_alerts(run: RunDir) -> list[Finding]:
-    """The alerts of a run that were raised and are not over, as the findings they were.
+    """The alerts of a run that were raised and are not over, as findings.
 
-    An event of another version whose id is not known here is left out.
+    Events with an id that this version does not know are left out.
     """
     alerts: dict[str, Event] = {}
     for event in read_events(run.events):
@@ -263,7 +270,7 @@ def open_alerts(run: RunDir) -> list[Finding]:
 
 
 def _finding_of(finding_id: str, event: Event) -> Finding:
-    """The finding that an `alert` event was written from (see `alert_fields`)."""
+    """Rebuild the finding from its `alert` event (see `alert_fields`)."""
     lever = event.fields.get("lever") or {}
     if lever.get("setting"):
         change = setting_lever(
@@ -281,7 +288,7 @@ def _finding_of(finding_id: str, event: Event) -> Finding:
 
 
 def alert_fields(finding: Finding) -> dict[str, object]:
-    """A finding as the fields of an `alert` event."""
+    """A finding as the fields of its `alert` event."""
     return {
         "id": finding.id,
         "severity": finding.severity,

@@ -1,5 +1,6 @@
 """Detectors of faults in what the model writes: answers that are cut, overlong thinking,
-repetition, unreadable answers. Each returns a finding, or None where it sees no fault."""
+repetition, answers that the scorer cannot parse. Each returns a finding, or None if it sees no
+fault."""
 
 import math
 from collections.abc import Mapping
@@ -22,10 +23,10 @@ from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 
 def truncation(facts: Facts) -> Finding | None:
-    """Detect that too many answers, or training rows, are cut by a limit of length or turns.
+    """Detect that too many answers, or training rows, are cut by a limit on length or turns.
 
-    None where few are cut. Also None where the answers grew longer for a reason that more room does
-    not mend (see `length_grew`).
+    Returns None if few are cut, and if the answers grew longer for a reason that a higher limit
+    does not mend (see `length_grew`).
     """
     if facts.algorithm in ROW_ALGORITHMS:
         return _cut_rows(facts) or _cut_heldout_answers(facts)
@@ -51,7 +52,8 @@ def truncation(facts: Facts) -> Finding | None:
 def length_grew(facts: Facts) -> Finding | None:
     """Detect answers that are cut because length is rewarded or grew during training.
 
-    None where few answers are cut, or where they may simply need more room (then see `truncation`).
+    Returns None if few answers are cut, or if they may simply need a higher limit (see
+    `truncation`).
     """
     cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
     reason = _reason_beyond_room(facts)
@@ -69,7 +71,8 @@ def length_grew(facts: Facts) -> Finding | None:
 
 
 def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
-    """The numbers of answers that are cut because they grew, or because that is rewarded."""
+    """The numbers, by name, on answers that are cut because they grew, or because length is
+    rewarded."""
     length_start, cut_share_start = _level_at_start(facts)
     return {
         "truncated_share": cut_share,
@@ -84,15 +87,15 @@ def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
 
 
 def _reason_beyond_room(facts: Facts) -> str:
-    """Why answers are cut for another reason than a lack of room, as the end of a sentence.
+    """Why answers are cut although the limit is high enough, as the end of a sentence.
 
-    "" where more room may be what is needed: answers run out of turns, or get longer while more of
-    them become right.
+    Returns "" if a higher limit may be what is needed: answers run out of turns, or they get longer
+    while more of them become right.
     """
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
     if out_of_turns_share > 0.5 * limits.TRUNCATED:  # the cuts are not mainly about length
         return ""
-    # Without the reward of answers that are not cut there is nothing to compare with.
+    # Whether cut answers are paid can be told only by comparison with answers that are not cut.
     uncut_reward_known = recent_mean(facts.view_values("uncut_reward")) is not None
     cut_answers_paid = uncut_reward_known and cut_is_paid(facts)
     # In a run that learns, and does not pay cut answers, longer answers may simply be better ones.
@@ -106,8 +109,8 @@ def _reason_beyond_room(facts: Facts) -> str:
 def _growth_text(facts: Facts) -> str:
     """The remark that few answers were cut at the start, but that they grew much longer since.
 
-    "" where that is not so, or where the lengths are not known.
-    For example "at the start 2% were: their length grew from 80 to 210".
+    For example "at the start 2% were: their length grew from 80 to 210". Returns "" if that is not
+    so, or if the lengths are not known.
     """
     length = recent_mean(facts.view_values("mean_tokens"))
     if length is None:
@@ -124,22 +127,23 @@ def _growth_text(facts: Facts) -> str:
 def _level_at_start(facts: Facts) -> tuple[float, float]:
     """(mean length in tokens, share of cut answers) at the start of the run.
 
-    Each is the value of the held-out answers before training, or of the first rollouts if that is
-    larger. Without held-out answers each is the mean of the first steps.
+    Each number is that of the held-out answers before training, or of the first rollouts if that is
+    larger. Without held-out answers it is the mean of the first steps.
     """
     lengths, cut_shares = facts.view_values("mean_tokens"), facts.view_values("cut_share")
     heldout = facts.exam_start
     if heldout is None:
         return mean(lengths[:START_STEPS]), mean(cut_shares[:START_STEPS])
-    # The larger one: held-out answers are greedy, and sampled ones are longer without any training.
-    # The lists of rollouts may be empty, so their first value is taken as a list of at most one.
+    # The larger one, because held-out answers are greedy, and sampled ones are longer even without
+    # training. `[:1]` because there may be no rollouts.
     return max([heldout.mean_tokens, *lengths[:1]]), max([heldout.cut_share, *cut_shares[:1]])
 
 
 def _cut_heldout_answers(facts: Facts) -> Finding | None:
-    """Detect too many cut answers among the last held-out ones, or those of an evaluation run.
+    """Detect too many cut answers among the last held-out ones, or among those of an evaluation
+    run.
 
-    None where few are cut, or where there are too few answers to tell.
+    Returns None if few are cut, or if there are too few answers to tell.
     """
     view = facts.last_answers
     if view is None or view.answer_count < limits.FEWEST_ANSWERS:
@@ -156,7 +160,7 @@ def _cut_heldout_answers(facts: Facts) -> Finding | None:
     }
     if facts.algorithm in ROW_ALGORITHMS:
         if too_short(facts) is not None:
-            return None  # how an answer ends comes last
+            return None  # a model learns last where an answer ends: it only needs more training
         sentence = (
             f"{whole_percent(view.cut_share)} of the held-out answers after training do not "
             "come to an end."
@@ -180,11 +184,12 @@ def _cut_finding(
 ) -> Finding:
     """The finding that answers are cut, with the advice to raise the limit.
 
-    The limit is the number of turns if it causes most of the cuts, else the number of tokens.
+    The limit is the number of turns if that causes most of the cuts, else the number of tokens.
 
     Args:
-        evidence: the numbers of the finding; the length of reference answers is added to them.
-        cut_share, out_of_turns_share: how many of the answers were cut, and how many by turns.
+        evidence: the numbers of the finding; the length of reference answers may be added.
+        cut_share, out_of_turns_share: the share of answers cut, and the share cut by the limit on
+            turns.
         which: which answers, such as "of the last steps".
     """
     max_turns = facts.settings.max_turns
@@ -205,11 +210,11 @@ def _cut_finding(
 def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject: str) -> Finding:
     """The finding that answers are cut at `max_tokens`, with the advice for one of three cases:
 
-    - the reference answers are cut too: the room that they need;
-    - they fit easily and the model does not think first: shorter answers;
-    - otherwise: twice the room.
+    - the reference answers are cut too: raise the limit to what they need;
+    - they fit easily and the model does not think first: ask for shorter answers;
+    - otherwise: double the limit.
 
-    `subject` begins the sentence, as "20% of the answers".
+    `subject` begins the sentence, such as "20% of the answers".
     """
     max_tokens = facts.settings.max_tokens
     sentence = f"{subject} were cut at max_tokens = {max_tokens}."
@@ -222,12 +227,12 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
         lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     else:
         lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
-    # "truncated" shows answers that were cut.
+    # `pick="truncated"` makes the examples answers that were cut.
     return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
 
 
 def _reference_is_cut(facts: Facts) -> bool:
-    """Whether reference answers need more than `max_tokens`; False where it is not known."""
+    """Whether reference answers need more than `max_tokens`. False if either is not known."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
     return gold_tokens is not None and isinstance(max_tokens, int) and gold_tokens > max_tokens
 
@@ -240,7 +245,7 @@ def _no_room_finding(
     Args:
         evidence: the numbers that the finding shows.
         sentence: what was observed, in words.
-        gold_tokens: the tokens of a usual reference answer.
+        gold_tokens: tokens that nearly all reference answers stay below.
     """
     needed_tokens = math.ceil(gold_tokens)
     lever = setting_lever(
@@ -261,9 +266,9 @@ def _no_room_finding(
 
 
 def _no_room_from_the_start(facts: Facts) -> Finding | None:
-    """Detect that no reference answer fits and no answer is ever right, though answers do end.
+    """Detect that no reference answer fits and no answer is ever right, although answers do end.
 
-    None where reference answers fit, where their length is not known, or where a task was solved.
+    Returns None if reference answers fit, if their length is not known, or if tasks were solved.
     """
     if not _reference_is_cut(facts) or facts.gold_tokens is None or not never_solved(facts):
         return None
@@ -277,10 +282,10 @@ def _no_room_from_the_start(facts: Facts) -> Finding | None:
 
 
 def whole_ones_fail_too(facts: Facts) -> bool:
-    """Whether answers that come to an end are never right either, though they have room to spare.
+    """Whether answers that come to an end are never right either, though the limit is high enough.
 
-    False where too few of the last answers end to tell, where turns run out, where the model thinks
-    first, or where it is not known that the reference answers fit easily.
+    Returns False if too few of the last answers end to tell, if turns run out, if the model thinks
+    first, or if it is not known that the reference answers fit easily.
     """
     views = facts.views[-limits.WINDOW :]
     whole_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
@@ -295,7 +300,7 @@ def whole_ones_fail_too(facts: Facts) -> bool:
 
 
 def _references_fit_easily(facts: Facts) -> bool:
-    """Whether reference answers need only a part of `max_tokens`; False where either is unknown."""
+    """Whether reference answers need only a part of `max_tokens`. False if either is not known."""
     gold_tokens, max_tokens = facts.gold_tokens, facts.settings.max_tokens
     if gold_tokens is None or not isinstance(max_tokens, int):
         return False
@@ -303,15 +308,15 @@ def _references_fit_easily(facts: Facts) -> bool:
 
 
 def _doubled(limit: object) -> int | None:
-    """Twice a limit, None where it is not a whole number."""
+    """Twice a limit; None if it is not a whole number."""
     return 2 * limit if isinstance(limit, int) else None
 
 
 def _cut_rows(facts: Facts) -> Finding | None:
     """Detect that too many training rows of SFT were cut or dropped at `max_length`.
 
-    From a row that is cut the model learns to stop in the middle. None where few rows are cut, or
-    where the rows were not counted.
+    From a row that is cut, the model learns to stop in the middle. Returns None if few rows are
+    cut, or if the rows were not counted.
     """
     counts = facts.training_rows
     row_count = counts.rows + counts.dropped
@@ -339,7 +344,7 @@ def _cut_rows(facts: Facts) -> Finding | None:
 def overthinking(facts: Facts) -> Finding | None:
     """Detect think blocks that take so much of `max_tokens` that little is left for the answer.
 
-    None while there are too few steps, where few answers have a think block, or where the blocks
+    Returns None while there are too few steps, if few answers have a think block, or if the blocks
     are short.
     """
     thinking_share = mean_or_none(facts.recent_view_values("thinking_share"))
@@ -352,10 +357,10 @@ def overthinking(facts: Facts) -> Finding | None:
 
 
 def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float) -> Finding:
-    """The finding that think blocks take too many tokens; a root cause where answers are cut.
+    """The finding that think blocks take too many tokens; a root cause if answers are cut.
 
-    `thinking_share` is the share of answers with a think block, `think_size` its size as a part of
-    `max_tokens`.
+    `thinking_share` is the share of answers with a think block, `think_size` the median size of a
+    block as a part of `max_tokens`.
     """
     cut_share = mean_or_none(facts.recent_view_values("cut_share")) or 0.0
     max_tokens = facts.settings.max_tokens
@@ -379,10 +384,8 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
 
 
 def _overthinking_lever(facts: Facts) -> Lever:
-    """The advice (a lever) against long think blocks.
-
-    A penalty on their length in GRPO with thinking switched on, else a larger `max_tokens`.
-    """
+    """The advice (a lever) against long think blocks: for GRPO with thinking switched on, a penalty
+    on their length; else a larger `max_tokens`."""
     if facts.settings.thinking and facts.algorithm == "grpo":
         penalty = facts.settings.thinking_length_penalty or 0.0
         new_penalty = min(1.0, max(0.1, 2 * penalty))  # twice as much, between 0.1 and 1
@@ -394,8 +397,8 @@ def _overthinking_lever(facts: Facts) -> Lever:
 def repetition(facts: Facts) -> Finding | None:
     """Detect answers that repeat phrases: far more than at the start, or heavily from the start on.
 
-    What is measured is the share of four-word phrases that repeat an earlier one. An evaluation has
-    no start, so only heavy repetition counts there. None with neither, or with too few steps.
+    The measure is the share of four-word phrases that repeat an earlier one. An evaluation has no
+    start, so only heavy repetition counts there. Returns None otherwise, and with too few steps.
     """
     recent_shares = facts.recent_view_values("repeated_share")
     if not recent_shares:
@@ -413,9 +416,9 @@ def repetition(facts: Facts) -> Finding | None:
 def _repetition_finding(
     facts: Facts, share: float, share_start: float, *, from_start: bool
 ) -> Finding:
-    """The finding that answers repeat phrases, with the repeated share now and at the start.
+    """The finding that answers repeat phrases: `share` now, `share_start` in the first steps.
 
-    `from_start` is whether they did so before any training.
+    `from_start` says whether they repeated phrases before any training.
     """
     evidence = {
         "repeated_share": share,
@@ -440,7 +443,7 @@ def _repetition_finding(
 def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
     """The advice (a lever) against answers that repeat phrases.
 
-    Another start model if they did so from the start on. Else a stronger pull towards the start
+    If they did so from the start on, another start model. Else a stronger pull towards the start
     model, which is `kl_coef`: twice as much, and at least 0.02.
     """
     if from_start:
@@ -452,17 +455,17 @@ def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
 
 
 def unparsed(facts: Facts) -> Finding | None:
-    """Detect answers that the scorer cannot read, or pays less because they are wrapped.
+    """Detect answers that the scorer cannot parse, or that it pays less because they are wrapped.
 
-    None where it reads them and pays them alike.
+    Returns None if it parses them and pays them alike.
     """
     return _unreadable_form(facts) or _wrapping_paid_less(facts)
 
 
 def _unreadable_form(facts: Facts) -> Finding | None:
-    """Detect that, by the scorer's own metric, it cannot read many of the answers.
+    """Detect that, by the scorer's own metric, it cannot parse many of the answers.
 
-    None where it reads most of them, or has no such metric.
+    Returns None if it parses most of them, or has no such metric.
     """
     unread_share = _unread_share(facts)
     if unread_share is None:
@@ -488,7 +491,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
 
 
 def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
-    """The edit to propose where the scorer cannot read `unread_share` of the answers."""
+    """The edit to propose if the scorer cannot parse `unread_share` of the answers."""
     hardly_any_is_read = 1.0 - unread_share <= limits.PARSED_NEVER
     if hardly_any_is_read and facts.algorithm in SAMPLING_ALGORITHMS:
         return edit_lever('show the form first, by SFT on reference answers (algorithm="sft")')
@@ -498,9 +501,10 @@ def _unreadable_lever(facts: Facts, unread_share: float) -> Lever:
 
 
 def _name_of_form_metric(facts: Facts) -> str:
-    """The metric by which the scorer says if it can read an answer; "" where it has none.
+    """The name of the metric by which the scorer says whether it can parse an answer; "" if there
+    is none.
 
-    Where several steps name one, the last counts.
+    If several steps name one, the last counts.
     """
     views = [view for view in (*facts.views, facts.exam) if view is not None]
     names = [view.form_metric for view in views if view.form_metric]
@@ -508,9 +512,9 @@ def _name_of_form_metric(facts: Facts) -> str:
 
 
 def _unread_share(facts: Facts) -> float | None:
-    """The share of answers that the scorer cannot read, if it is high enough for a finding.
+    """The share of answers that the scorer cannot parse, if it is high enough for a finding.
 
-    Else None, and also where it is not known or there are too few answers to tell.
+    Else None, also if the share is not known, or if there are too few answers to tell.
     """
     if facts.algorithm in SAMPLING_ALGORITHMS:
         return _lasting_unread_share(facts)
@@ -522,7 +526,7 @@ def _unread_share(facts: Facts) -> float | None:
 
 
 def _lasting_unread_share(facts: Facts) -> float | None:
-    """The share of sampled answers that the scorer cannot read; None where training mends it.
+    """The share of sampled answers that the scorer cannot parse. None if training reduces it.
 
     While a run is early, only a share above `TOO_MUCH_TO_WAIT` is reported: training usually
     teaches the form first.
@@ -534,10 +538,11 @@ def _lasting_unread_share(facts: Facts) -> float | None:
 
 
 def _wrapping_paid_less(facts: Facts) -> Finding | None:
-    """Detect answers in a wrapping (a code fence, say) that earn much less than unwrapped ones.
+    """Detect wrapped answers (in a code fence, for example) that earn much less than unwrapped
+    ones.
 
-    None for runs that do not sample, where few answers are wrapped, where unwrapped ones earn
-    nothing, or where both earn similar rewards.
+    Returns None for runs that do not sample, if few answers are wrapped, if unwrapped ones earn
+    nothing, or if both earn similar rewards.
     """
     if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None

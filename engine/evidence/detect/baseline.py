@@ -1,4 +1,5 @@
-"""What a run began with, for detectors: its first exam, and later exams compared with it."""
+"""What a run began with, for detectors: its first held-out evaluation (exam), and later ones
+compared with it."""
 
 import json
 from collections.abc import Sequence
@@ -21,14 +22,14 @@ _TASK_BYTES = 2_000_000  # read of the task rows; enough to know how long refere
 def against_start(
     run: RunDir, last_step: int | None = None, *, planned: int = 0
 ) -> StartComparison | None:
-    """The last evaluation compared with step 0, both read from their files.
+    """The last evaluation of a run compared with step 0, both read from their files.
 
-    None where nothing was evaluated after step 0, or nothing can be compared.
+    Returns None if nothing was evaluated after step 0, or if nothing can be compared.
 
     Args:
         last_step: evaluations after this step are ignored; None ignores none.
         planned: how many evaluations the run will have in all, for a caller that tests each as it
-            comes; with 0 only those that exist are counted.
+            comes; 0 to count only those that exist.
     """
     steps = _evaluated_steps(run, last_step)
     if not steps:
@@ -38,9 +39,10 @@ def against_start(
 
 
 def fall_of_the_start(run: RunDir) -> StartComparison | None:
-    """The checkpoint that a run went on from, compared with step 0 of the run that made it.
+    """The checkpoint that a run began with, compared with step 0 of the run that made the
+    checkpoint.
 
-    None where it began with a base model, or where that checkpoint was not evaluated.
+    Returns None if the run began with a base model, or if that checkpoint was not evaluated.
     """
     reference = started_from(run)
     parent_id = trained_by(run.home, reference)
@@ -54,10 +56,11 @@ def fall_of_the_start(run: RunDir) -> StartComparison | None:
 
 
 def _step_of_start(run: RunDir, parent: RunDir, checkpoint: str) -> int | None:
-    """The step of the checkpoint of `parent` that a run went on from; None where it is not known.
+    """The step of the checkpoint of `parent` that a run began with. Returns None if it is not
+    known.
 
-    Its own copy says which. Where that is gone, it is what the reference named: "best", "stepN", or
-    "" for the newest.
+    The run's own copy of the checkpoint records the step. If the copy is gone, `checkpoint` (the
+    name in the run's reference: "best", "stepN", or "" for the newest) is looked up in `parent`.
     """
     step = read_object(run.start_adapter / CHECKPOINT_MANIFEST).get("step")
     if isinstance(step, int):
@@ -72,13 +75,13 @@ def evaluation_against_start(
 ) -> StartComparison | None:
     """The evaluation of `step` compared with step 0, task by task; `rows` are its answers.
 
-    Only the tasks that every evaluation asks are compared (where the held-out tasks are split, the
-    half that chooses the checkpoint). None where one of the two has no rows of them.
+    Only the tasks that every evaluation asks are compared (if the held-out tasks are split, the
+    half that chooses the checkpoint). Returns None if one of the two has no rows of them.
 
     `planned` is how many evaluations the run will have in all, for a caller that tests each as it
-    comes; with 0 only those that exist are counted.
+    comes; 0 to count only those that exist.
     """
-    taught_ids = taught_tasks(run)  # their answers stand in the training rows
+    taught_ids = taught_tasks(run)  # held-out tasks whose answers stand in the training rows
     before = _rows_always_asked(without_tasks(read_evaluation(run.evals(0)), taught_ids))
     after = _rows_always_asked(without_tasks(rows, taught_ids))
     if not before or not after:
@@ -99,9 +102,9 @@ def _evaluated_steps(run: RunDir, last_step: int | None) -> list[int]:
 def compared_with_start(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow], step: int, evaluations: int
 ) -> StartComparison:
-    """The rows of step 0 (`before`) compared with those of `step` (`after`).
+    """Compare the rows of step 0 (`before`) with those of `step` (`after`).
 
-    `evaluations` is how many evaluations of the run are tested in all.
+    `evaluations` is how many evaluations of the run are tested in all, to correct p.
     """
     return StartComparison(
         comparison=compare_rows(before, after),
@@ -113,16 +116,17 @@ def compared_with_start(
 
 
 def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
-    """The held-out answers of step 0 in numbers (a view); None where no answers were sampled."""
-    # Where only the loss was measured, rows have no completion.
+    """The held-out answers of step 0 (the exam) in numbers (a view). Returns None if no answers
+    were sampled."""
+    # If only the loss was measured, rows have no completion.
     rows = [row for row in read_evaluation(run.evals(0)) if row.completion is not None]
     return view_of(step=0, rows=rows, settings=settings)
 
 
 def references(run: RunDir) -> dict[str, str]:
-    """Task id -> the longest turn of its reference answer, as text.
+    """For each task id, the longest turn of its reference answer, as text.
 
-    Tasks without a reference are left out. {} where the config is gone. Only the first
+    Tasks without a reference are left out. Returns {} if the config is missing. Only the first
     `_TASK_BYTES` of the task file are read.
     """
     config = run.find_config()
@@ -134,9 +138,9 @@ def references(run: RunDir) -> dict[str, str]:
 
 
 def gold_tokens(run: RunDir) -> float | None:
-    """The tokens that 95 % of the reference answers need at most, as an estimate.
+    """An estimate of the tokens that 95 % of the reference answers need at most.
 
-    None where there are no references, or the run has no answers at step 0.
+    Returns None if there are no references, or if the run has no answers at step 0.
     """
     answers = [row for row in read_evaluation(run.evals(0)) if row.completion and row.tokens]
     if not answers:
@@ -151,18 +155,19 @@ def gold_tokens(run: RunDir) -> float | None:
 def _chars_per_token(answers: Sequence[EvaluationRow]) -> float:
     """The mean number of characters per token in these answers; all have text and tokens."""
     answer_chars = sum(len(row.completion or "") for row in answers)
-    # At least 0.1, because degenerate answers have hardly any text.
+    # At least 0.1, because degenerate answers may have tokens but hardly any text.
     return max(answer_chars / sum(row.tokens for row in answers), 0.1)
 
 
 def _longest_turn(answer: Sequence[ChatMessage] | None) -> str:
-    """The longest assistant turn of a stored reference answer as text, "" without one."""
+    """The longest assistant turn of a stored reference answer, as text; "" if there is none."""
     turns = [_turn_text(turn) for turn in answer or () if turn.get("role") == "assistant"]
     return max(turns, key=len, default="")
 
 
 def _turn_text(message: ChatMessage) -> str:
-    """The text of a turn, with its tool calls written much as chat templates write them."""
+    """The text of a turn, with its tool calls written as "<tool_call>{...}</tool_call>", as most
+    chat templates write them."""
     tool_calls = message.get("tool_calls") or []
     call_texts = [
         f"<tool_call>{json.dumps(call.get('function'))}</tool_call>" for call in tool_calls
@@ -171,14 +176,12 @@ def _turn_text(message: ChatMessage) -> str:
 
 
 def _rows_always_asked(rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
-    """The rows that every held-out evaluation of a run asks; without halves all rows.
-
-    They are the validation half, by which the run chooses its checkpoint.
-    """
+    """The rows of the tasks that every held-out evaluation of a run asks: the validation half, by
+    which the run chooses its checkpoint; all rows if there are no halves."""
     return in_half(rows, VALIDATION) if any(row.half for row in rows) else rows
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
-    """The mean reward of the scored rows, None without any."""
+    """The mean reward of the scored rows; None if there are none."""
     rewards = [row.reward for row in rows if not row.error and row.reward is not None]
     return rounded(mean(rewards)) if rewards else None

@@ -12,10 +12,10 @@ from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 # Kinds of run, as values of `Detector.algorithms`.
 _TRAINERS = ALGORITHMS
 _ALL = (*ALGORITHMS, "evaluate")
-# Findings on the way of a run: its end says whether they did harm.
+# Findings on the course of a run: they are dropped if its end shows that they did no harm.
 _OF_THE_WAY = frozenset({"unstable", "reward_falls"})
 _FALLS = frozenset({"below_start", "reward_falls"})
-# What a broken policy shows, and what is no fault of its own there.
+# Effects of a broken policy, which are no faults of their own.
 _EFFECTS = frozenset(
     {
         "uniform_groups",
@@ -27,7 +27,7 @@ _EFFECTS = frozenset(
         "underpowered",
     }
 )
-# A held-out result below the start may come from each of these.
+# Each of these may be the cause of a held-out result below the start.
 _CAUSES_OF_A_FALL = frozenset(
     {
         "unstable",
@@ -39,8 +39,8 @@ _CAUSES_OF_A_FALL = frozenset(
         "truncation",
     }
 )
-# Why a run may have learnt nothing of its task. Where it did, they come before damage elsewhere:
-# skills are lost on the way to something, and what blocks that way is to be mended first.
+# Possible causes if a run learnt nothing of its task. Such a run must mend these first; lost skills
+# matter only once there is a gain to weigh them against.
 _CAUSES_OF_NOT_LEARNING = frozenset(
     {
         "reward_errors",
@@ -68,15 +68,15 @@ _VIEW_ATTRIBUTES = frozenset(View.__dataclass_fields__)
 
 @dataclass(frozen=True)
 class Detector:
-    """One way a run goes wrong.
+    """One way in which a run goes wrong.
 
     Attributes:
-        id: of the finding it returns.
+        id: of the finding that it returns.
         find: returns the finding, or None.
-        algorithms: the kinds of run it can judge.
-        reads: names of metrics or of attributes of `View`, "rescored" or "kept"; it can judge a run
-            that has at least one of them. () where it needs none.
-        live: whether it also runs while training goes on.
+        algorithms: the kinds of run that it can judge.
+        reads: names of metrics or of attributes of `View`, "rescored" or "kept"; the detector can
+            judge a run that has at least one of them. () if it needs none.
+        live: whether it also runs while training is under way.
     """
 
     id: str
@@ -86,18 +86,16 @@ class Detector:
     live: bool = True
 
     def could_judge(self, facts: Facts) -> bool:
-        """Whether the run left at least one of the things that this detector reads.
-
-        True for a detector that needs none.
-        """
+        """Whether the run left at least one of the things that this detector reads. True if it
+        reads none."""
         return not self.reads or any(_was_recorded(name, facts) for name in self.reads)
 
 
 def _was_recorded(name: str, facts: Facts) -> bool:
     """Whether the run left what a detector reads under this name.
 
-    A name is "rescored" (answers scored again), "kept" (skills measured before and after), that of
-    a figure of a view, or that of a metric.
+    The name is "rescored" (answers scored again), "kept" (skills measured before and after
+    training), an attribute of `View`, or a metric.
     """
     if name == "rescored" and facts.rescoring.get("scored"):
         return True
@@ -154,7 +152,7 @@ IDS = tuple(detector.id for detector in DETECTORS)
 def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     """Every finding on a run, causes before effects.
 
-    With `live` only those detectors are run that also run while training goes on.
+    With `live`, only detectors that also run while training is under way.
     """
     findings = []
     for detector in DETECTORS:
@@ -167,7 +165,7 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
     root_findings = _without_effects(harmful)
     losses = [setbacks.heldout_loss(facts)]
-    # Steps that broke the policy took its skills too.
+    # Steps that broke the policy also cost what the other findings lost, such as skills.
     if _is_broken(root_findings) or any(finding.id == "unstable" for finding in root_findings):
         losses += [finding.cost for finding in root_findings]
     in_order = ranked(_with_what_stayed_unsolved(with_costs(root_findings, max(losses)), facts))
@@ -175,8 +173,8 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
 
 
 def _alerts_that_stand(facts: Facts, ids: Collection[str]) -> list[Finding]:
-    """The open alerts of a run that no finding repeats; [] where the run ended no worse than it
-    began."""
+    """The open alerts of a run that no finding repeats. Returns [] if the last evaluation is no
+    worse than step 0."""
     against_start = facts.against_start
     if facts.comparison is not None and against_start is not None:
         before, after = against_start.before, against_start.after
@@ -186,9 +184,10 @@ def _alerts_that_stand(facts: Facts, ids: Collection[str]) -> list[Finding]:
 
 
 def _did_no_harm(finding: Finding, facts: Facts) -> bool:
-    """Whether a finding on how a run went is none: it ended better than it began, and at its best.
+    """Whether a finding on the course of a run can be dropped: the run ended better than it began,
+    and near its best held-out success.
 
-    A known cause stays, and so does whatever is measured on the answers or on the rows.
+    Findings that are known causes stay, and so does whatever was measured on answers or rows.
     """
     if finding.root or finding.id not in _OF_THE_WAY or facts.comparison is None:
         return False
@@ -199,10 +198,10 @@ def _did_no_harm(finding: Finding, facts: Facts) -> bool:
 
 
 def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that follow from a learning rate that is too high.
+    """The findings; if the learning rate was too high, without those that follow from it.
 
-    A policy that was broken by its steps answers badly in every way: its groups are alike, its
-    answers run on. Known causes stay.
+    A policy that its steps have broken answers badly in every way: the answers of a group are
+    alike, answers run on. Known causes stay.
     """
     if not _is_broken(findings):
         return list(findings)
@@ -210,14 +209,14 @@ def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _is_broken(findings: Sequence[Finding]) -> bool:
-    """Whether a result fell below the start by a learning rate that is too high."""
+    """Whether a result fell below the start, and the advice is a lower learning rate."""
     return any(
         finding.id in _FALLS and finding.lever.setting == "learning_rate" for finding in findings
     )
 
 
 def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding]:
-    """The findings, each that may have caused a held-out loss with that loss as its cost."""
+    """The findings; those that may have caused a held-out loss get that loss as their cost."""
     return [
         replace(finding, cost=max(finding.cost, heldout_loss))
         if finding.id in _CAUSES_OF_A_FALL
@@ -227,9 +226,10 @@ def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding
 
 
 def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
-    """The findings, those that kept a run from learning with the tasks it left unsolved as cost.
+    """The findings; those that may have kept the run from learning get the share of unsolved
+    held-out tasks as their cost.
 
-    A run that improved, or that fell below its start, keeps the costs it has.
+    The costs stay as they are if the run improved, or fell below its start.
     """
     unsolved_share = _share_never_learnt(facts)
     return [
@@ -241,9 +241,10 @@ def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> lis
 
 
 def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding]:
-    """The findings with cut answers behind tasks that are too hard, where more room would not help.
+    """The findings in order; cut answers move behind "too hard" if a higher token limit would not
+    help.
 
-    Elsewhere cut answers come first: what is cut cannot be right, however easy the task is.
+    Otherwise cut answers come first: a cut answer cannot be right, however easy the task is.
     """
     by_id = {finding.id: finding for finding in in_order}
     cut, too_hard = by_id.get("truncation"), by_id.get("too_hard")
@@ -255,8 +256,11 @@ def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding
 
 
 def _share_never_learnt(facts: Facts) -> float:
-    """The share of held-out tasks unsolved at the end; 0.0 where more, or clearly fewer, are solved
-    than at the start, or where the share is not known."""
+    """The share of held-out tasks unsolved at the end of a run that learnt nothing.
+
+    Returns 0.0 if clearly more, or clearly fewer, tasks are solved than at the start, or if the
+    share is not known.
+    """
     shares = [share for _, share in facts.curve("heldout_success")]
     if len(shares) < 2 or setbacks.heldout_loss(facts) > 0:
         return 0.0
@@ -266,7 +270,7 @@ def _share_never_learnt(facts: Facts) -> float:
 
 
 def not_judged(facts: Facts) -> list[str]:
-    """Ids of the detectors for this kind of run that had nothing to read."""
+    """Ids of the detectors for this kind of run that found nothing to read."""
     return [
         detector.id
         for detector in DETECTORS

@@ -1,7 +1,8 @@
-"""Why a run went as it did: what all detectors find in its files, ranked, each with one lever.
+"""Why a run went as it did: the findings of all detectors on its files, ranked, each with one lever
+(the change to try).
 
-Without findings the result says what was looked at. Texts in examples come from a model and an
-environment; they are cleaned, and secrets in them are hidden.
+If there are no findings, the result says what was looked at. Texts in examples come from a model
+and an environment; they are cleaned, and secrets in them are hidden.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,13 +42,13 @@ from engine.records.lines.event import read_events
 from engine.records.lines.trajectory_record import read_trajectories
 from engine.records.run_config import EvaluateConfig, RegradeConfig, RunConfig
 
-_CAP_KINDS = ("budget", "timeout")  # failures that are the end of what a run may take
-_ROLLOUT_BYTES = 24_000_000  # of rollouts read at most; beyond it steps are left out evenly
+_CAP_KINDS = ("budget", "timeout")  # failures by which a limit on money or time ended the run
+_ROLLOUT_BYTES = 24_000_000  # most bytes of rollouts that are read; beyond it steps are skipped
 
 
 @dataclass(frozen=True)
 class ShownFinding:
-    """A finding as a result shows it: redacted, with example rollouts."""
+    """A finding as a result shows it: with secrets redacted, and with example rollouts."""
 
     finding: Finding
     what: str
@@ -69,9 +70,11 @@ class ShownFinding:
 
 @dataclass(frozen=True)
 class LookedAt:
-    """How much of a run the detectors read; `last_step` is 0 without steps.
+    """How much of a run the detectors read.
 
-    Except for `last_step` all are counts.
+    Attributes:
+        steps, rollouts, evaluations: counts.
+        last_step: the number of the last training step; 0 without steps.
     """
 
     steps: int
@@ -80,7 +83,7 @@ class LookedAt:
     evaluations: int
 
     def to_json(self) -> dict[str, object]:
-        """The counts as JSON, by field name."""
+        """The counts as a JSON object, by field name."""
         return {
             "steps": self.steps,
             "last_step": self.last_step,
@@ -91,7 +94,7 @@ class LookedAt:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with a run, root causes first, and what was looked at."""
+    """What is wrong with a run, root causes first, and how much of the run was read."""
 
     summary: str
     run_id: str
@@ -103,7 +106,7 @@ class Diagnosis:
     next_calls: Sequence[Call]
 
     def to_json(self) -> Reply:
-        """The diagnosis as a JSON object, which the tool replies with."""
+        """The diagnosis as a JSON object: the reply of the tool `diagnose`."""
         return {
             "summary": self.summary,
             "run_id": self.run_id,
@@ -119,9 +122,10 @@ class Diagnosis:
 def diagnose(home: Home, run_id: str) -> Reply:
     """The ranked findings on a run in any state, and what could not be judged.
 
-    Each finding has `id`, `severity`, `what`, `evidence`, `lever`, `playbook` and `examples`
-    (rollouts, with how to read them in full). Examples are dropped where the reply would become too
-    long. Raises UserError RUN_NOT_FOUND or ENV_SEALED.
+    Each finding has `id`, `severity`, `what`, `evidence`, `lever` (the change to try), `playbook`
+    (a section of the guide) and `examples` (rollouts, with how to read them in full). Examples are
+    dropped if the reply would become too long. Raises UserError RUN_NOT_FOUND if there is no such
+    run, and ENV_SEALED if the environment's tasks must not be shown.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -129,7 +133,7 @@ def diagnose(home: Home, run_id: str) -> Reply:
 
 
 def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
-    """The findings on a run with all their examples, which may be too long for a reply."""
+    """The findings on a run with all their examples, which together may be too long for a reply."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
     refuse_if_of_sealed(config, "what went wrong would show its tasks")
     redact = redactor_for(run.home, config.env_dir if config else None)
@@ -149,14 +153,15 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
 
 
 def _again(facts: Facts, findings: Sequence[Finding], config: RunConfig | None) -> Sequence[Call]:
-    """The call that trains the run again with `keep`, where that is the change to try first."""
+    """The call that trains the run again with a larger `keep`, if that is the change of the first
+    finding. Returns [] otherwise."""
     if not findings or findings[0].lever.setting != "keep":
         return []
     return again_with_keep(config, facts.kept_skills)
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
-    """The diagnosis within the size limit of a reply.
+    """The diagnosis, shortened to the size limit of a reply.
 
     Examples are dropped one by one, beginning with the last example of the last finding. A
     diagnosis without examples is returned whatever its size.
@@ -174,13 +179,13 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
-    """Everything the detectors read, from the files of a run.
+    """Everything that the detectors read, from the files of a run.
 
-    `config` is the run's, None where its file is damaged. Raises DamagedRecord for any other
-    damaged file.
+    `config` is the run's; None if its file is damaged. Raises DamagedRecord if any other file is
+    damaged.
     """
     rows_asked, split = _rows_and_split(config)
-    # Of an evaluation the number of rows is an argument, not a setting. It is added to the settings
+    # The number of rows is an argument of an evaluation, not a setting. It is added to the settings
     # because the advice of a finding may be to raise it.
     settings = replace(KnownSettings.of(config.settings if config else None), rows=rows_asked)
     is_training = row.kind == "train"
@@ -208,23 +213,23 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
 def _views(
     run: RunDir, config: RunConfig | None, settings: KnownSettings, *, is_training: bool
 ) -> list[View]:
-    """The answers of a run in numbers: a view for each training step, or one for an evaluation."""
+    """The answers of a run in numbers: one view for each training step, or one for an
+    evaluation."""
     if is_training:
         return _training_views(run, settings)
     return _evaluation_views(run, config, settings)
 
 
 def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
-    """How many tasks have rows, of the half by which a run chooses its checkpoint.
-
-    Without halves all tasks count.
-    """
+    """How many tasks with rows belong to the half by which a run chooses its checkpoint. If the
+    held-out tasks have no halves, all tasks count."""
     validation_rows = in_half(rows, VALIDATION) or rows
     return len({row.task for row in validation_rows})
 
 
 def _with_start(facts: Facts, run: RunDir) -> Facts:
-    """The facts of a training run, with what is known of its start and its reference answers."""
+    """The facts of a training run, with those about its start and its reference answers filled
+    in."""
     return replace(
         facts,
         exam_start=first_exam(run, facts.settings),
@@ -237,7 +242,7 @@ def _with_start(facts: Facts, run: RunDir) -> Facts:
 
 
 def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
-    """The facts of a finished run, with what its verdict says."""
+    """The facts of a finished run, with those from its verdict filled in."""
     return replace(
         facts,
         comparison=verdict.comparison,
@@ -247,14 +252,15 @@ def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
 
 
 def _rows_and_split(config: RunConfig | None) -> tuple[int | None, str]:
-    """How many rows an evaluation was to ask, and of which split; (None, "heldout") for others."""
+    """(how many rows an evaluation was to ask, the split that they are from). (None, "heldout") for
+    other kinds of run."""
     if isinstance(config, EvaluateConfig | RegradeConfig):
         return config.rows, config.split
     return None, "heldout"
 
 
 def _failure(run: RunDir, row: RunRow) -> Failure | None:
-    """How the run failed, None in any other state."""
+    """How the run failed. Returns None if it did not fail."""
     if row.state != "failed":
         return None
     evidence = read_object(run.failure).get("evidence")
@@ -264,7 +270,7 @@ def _failure(run: RunDir, row: RunRow) -> Failure | None:
 
 
 def _last_training_rows(run: RunDir) -> TrainingRows:
-    """The counts of the last `data` event; zeros without one."""
+    """The counts of training rows in the run's last `data` event; zeros if there is none."""
     events = [event for event in read_events(run.events) if event.event == "data"]
     return training_rows(events[-1]) if events else TrainingRows()
 
@@ -280,12 +286,10 @@ def _training_views(run: RunDir, settings: KnownSettings) -> list[View]:
 
 
 def _chosen_steps(run: RunDir) -> list[int]:
-    """The first and the last steps, and as many steps in between as the byte limit allows.
-
-    Steps in between are chosen at even distances.
-    """
+    """The steps whose rollouts are read: the first, the last, and as many in between as
+    `_ROLLOUT_BYTES` allows, at even distances."""
     steps = run.rollout_steps()
-    # Detectors compare the last steps with the first; of the last, twice as many are read.
+    # Detectors compare the last steps with the first ones, so these are always read.
     always_read = {*steps[: limits.WINDOW], *steps[-2 * limits.WINDOW :]}
     middle_steps = [step for step in steps if step not in always_read]
     if not middle_steps:
@@ -297,17 +301,17 @@ def _chosen_steps(run: RunDir) -> list[int]:
 
 
 def _bytes_of_steps(run: RunDir, steps: Iterable[int]) -> int:
-    """The bytes of the rollouts of all these steps."""
+    """The size in bytes of the rollouts of all these steps."""
     return sum(_rollout_bytes(run, step) for step in steps)
 
 
 def _evenly_chosen(steps: Sequence[int], count: int) -> set[int]:
-    """`count` of the steps, at even distances; none for 0."""
+    """Choose `count` of the steps at even distances; none if `count` is 0."""
     return {steps[i * len(steps) // count] for i in range(count)}
 
 
 def _rollout_bytes(run: RunDir, step: int) -> int:
-    """The bytes of a step's rollouts, 0 where the file is missing."""
+    """The size in bytes of a step's rollouts; 0 if the file is missing."""
     try:
         return run.rollouts(step).stat().st_size
     except OSError:
@@ -315,9 +319,10 @@ def _rollout_bytes(run: RunDir, step: int) -> int:
 
 
 def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSettings) -> list[View]:
-    """The figures on an evaluation's answers: one `View`, of the last model that has answers.
+    """The answers of an evaluation in numbers, as a list of one `View`: that of the last model with
+    answers.
 
-    Where no model has any, the views of the rollouts: a probe (samples taken before a run) writes
+    If no model has answers, the views of the rollouts: a probe (samples taken before a run) writes
     rollouts instead.
     """
     model_count = len(config.model_refs) if config else 0
@@ -329,11 +334,12 @@ def _evaluation_views(run: RunDir, config: RunConfig | None, settings: KnownSett
 
 
 def last_exam(run: RunDir) -> Sequence[EvaluationRow]:
-    """The answers of the last held-out evaluation after step 0 that sampled any; else empty."""
+    """The answers of the last held-out evaluation (exam) after step 0. Evaluations without answers
+    are skipped. Returns [] if there is none."""
     later_steps = [step for step in run.eval_steps() if step > 0]
     for step in reversed(later_steps):
         rows = read_evaluation(run.evals(step))
-        # Where only the loss was measured, rows have no completion.
+        # If only the loss was measured, rows have no completion.
         answered_rows = [row for row in rows if row.completion is not None]
         if answered_rows:
             return answered_rows
@@ -351,10 +357,7 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
 
 
 def _looked_at(facts: Facts) -> LookedAt:
-    """Count what the detectors could read: steps, rollouts, and steps with an evaluation.
-
-    `last_step` is 0 before the first step.
-    """
+    """Count what the detectors could read: steps, rollouts, and steps with an evaluation."""
     # Step 0 is the evaluation before training, not a step.
     steps = [line["step"] for line in facts.lines if line.get("step", 0) > 0]
     evaluated_steps: set[int] = set()
@@ -369,9 +372,9 @@ def _looked_at(facts: Facts) -> LookedAt:
 
 
 def _summary(run: RunDir, row: RunRow, facts: Facts, findings: Sequence[Finding]) -> str:
-    """The findings in a sentence, or that the files of the run were deleted.
+    """The findings in a sentence, or that the run's files were deleted.
 
-    A second sentence names the model to go on with where training did not improve on the start.
+    A second sentence names the model to continue from, if training did not improve on the start.
     """
     if run.deleted.exists():
         return f"{row.run_id} is {row.state}; its files were deleted."
@@ -379,13 +382,14 @@ def _summary(run: RunDir, row: RunRow, facts: Facts, findings: Sequence[Finding]
         summary = _findings_sentence(row, findings)
     else:
         summary = _no_findings_sentence(row, facts)
-    if facts.recommended_model:  # the verdict names one only where the start was not beaten
+    if facts.recommended_model:  # the verdict names one only if the start was not beaten
         summary += f" The start was not beaten: go on with {facts.recommended_model}."
     return summary
 
 
 def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
-    """The first finding with the change to try, and the ids of the others; at least one exists."""
+    """A sentence on the first finding with the change to try, then the ids of the others. There
+    must be a finding."""
     first, *others = findings
     text = f"{row.run_id}: {first.id}. {first.what} Try: {first.lever.words()}."
     if others:
@@ -394,7 +398,8 @@ def _findings_sentence(row: RunRow, findings: Sequence[Finding]) -> str:
 
 
 def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
-    """That nothing was found, or that nothing explains the failure, and how much was looked at."""
+    """A sentence that nothing was found, or that nothing explains the failure, and how much was
+    read."""
     looked_at = _looked_at(facts)
     extent = f"{counted(looked_at.steps, 'step')}, {counted(looked_at.rollouts, 'rollout')}"
     if facts.failure_kind in _CAP_KINDS:
@@ -416,7 +421,8 @@ def _no_findings_sentence(row: RunRow, facts: Facts) -> str:
 
 
 def _warnings(row: RunRow, facts: Facts) -> list[str]:
-    """A warning for a run that is going on and has too few steps for most detectors; else []."""
+    """The warning that a run has too few steps yet for most detectors, as a list of one. []
+    otherwise."""
     step_count = _looked_at(facts).steps
     if row.state in TERMINAL or not facts.lines or step_count >= limits.WINDOW:
         return []
@@ -428,12 +434,12 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
 def _next_calls(
     row: RunRow, findings: Sequence[Finding], step: int, again: Sequence[Call] = ()
 ) -> list[Call]:
-    """The calls that make the change of the first finding where one does (`again`), show rollouts
-    of it and what the playbook says about it.
+    """The calls to suggest: `again` (the call that makes the change of the first finding, if any),
+    then its rollouts, then what the playbook says about it.
 
-    Without findings: the call that goes on with a run that a cap has ended, or reads the error of
-    one that failed otherwise. Of a run that goes on the last one waits on. `step` is the step of
-    the example rollouts, -1 where there are none.
+    Without findings: the call that continues a run which a limit has ended, or that reads the error
+    of a run which failed otherwise. For a run under way the last call waits for more. `step` is the
+    step of the example rollouts, -1 if there are none.
     """
     if not findings and row.state == "failed" and row.reason_kind in _CAP_KINDS and row.hint.call:
         return [row.hint.call]
@@ -441,7 +447,7 @@ def _next_calls(
         read_error = Call("read_logs", {"run_id": row.run_id, "view": "error"})
         return [read_error] if row.state == "failed" else row.wait_calls
     first = findings[0]
-    # Three calls are shown: of a run that goes on the playbook gives way to the wait.
+    # Only three calls are shown: for a run under way, waiting takes the place of the playbook.
     last = row.wait_calls or [Call("read_playbook", {"section": first.playbook})]
     if not first.pick:  # rollouts do not show the finding
         return [*again, *last]
@@ -449,7 +455,7 @@ def _next_calls(
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:
-    """The call that reads the rollouts of a finding; `step` is theirs, -1 where there is none."""
+    """The call that reads the rollouts of a finding. `step` is their step, -1 if there are none."""
     arguments: dict[str, object] = {"run_id": run_id, "pick": finding.pick}
     # "changed" shows held-out answers, to which the training step and the filter do not apply.
     if finding.pick != "changed":

@@ -1,4 +1,4 @@
-"""Rollouts that show a finding."""
+"""Chooses example rollouts that show a finding."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,14 @@ from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajec
 from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 _EXAMPLES = 2  # per finding
-_EXAMPLE_CHARS = 220  # of an answer; a prompt gets half of it
-_TASK_CHARS = 80  # of a task's id
-# How many answers, and characters of each, are compared with their references at most.
+_EXAMPLE_CHARS = 220  # shown of an answer; half as many of a prompt
+_TASK_CHARS = 80  # shown of a task's id
+# The most answers that are compared with their references, and the most characters of each.
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
 
 
 def _ran_out_of_tokens(row: Answer) -> bool:
+    """Whether a limit on tokens ended the answer."""
     return row.stop_reason in OUT_OF_TOKENS
 
 
@@ -37,18 +38,19 @@ _SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
     "too_short": lambda row: row.success is False,
     "unparsed": lambda row: not row.success and not row.error,
 }
-# Findings best shown by the answers with the highest reward; others by those with the lowest.
+# Findings that are shown by the answers with the highest reward; others by those with the lowest.
 _BEST_FIRST = ("reward_hacking", "judge_pleasing", "too_hard", "below_start", "too_short")
 
 
 @dataclass(frozen=True)
 class Example:
-    """One rollout, shortened and redacted. None and "" are left out of its JSON.
+    """One rollout, shortened and redacted.
 
     Attributes:
         step: None for an answer to a held-out task.
-        group, member: its group in the step and its place there; None for a held-out task.
-        reference: the reference answer, where it helps to compare the two.
+        group, member: the number of its group in the step, and its place in the group; None for an
+            answer to a held-out task.
+        reference: the reference answer, if it helps to compare the two; else "".
     """
 
     step: int | None
@@ -63,7 +65,7 @@ class Example:
     reference: str = ""
 
     def to_json(self) -> dict[str, object]:
-        """The fields as JSON; None, an empty error and an empty reference are left out."""
+        """The fields as a JSON object; None, an empty error and an empty reference are left out."""
         fields = {
             "step": self.step,
             "task": self.task,
@@ -82,9 +84,9 @@ class Example:
 class Examples:
     """Chooses the rollouts that show a finding.
 
-    They come from the last step of a run that samples. Of an SFT or DPO run, which has no rollouts,
-    they are the last held-out answers; other runs have none. `step` is the step of the rollouts, -1
-    for held-out answers and where there are none.
+    They come from the last step of a run that samples. For an SFT or DPO run, which has no
+    rollouts, they are the last held-out answers; other runs have none. `step` is the step of the
+    rollouts, -1 if there are none.
     """
 
     def __init__(
@@ -106,7 +108,7 @@ class Examples:
             self.rows = heldout_answers
 
     def of(self, finding: Finding) -> list[Example]:
-        """At most two rollouts of different tasks that show the finding; [] where none does.
+        """At most two rollouts of different tasks that show the finding; [] if none does.
 
         The lowest rewards come first; for the findings in `_BEST_FIRST`, the highest.
         """
@@ -114,12 +116,12 @@ class Examples:
             return []
         has_training_rollouts = self.step >= 0  # else the rows are held-out answers
         if finding.pick == "changed" and has_training_rollouts:
-            return []  # they cannot show what changed on held-out tasks
+            return []  # training rollouts cannot show what changed on held-out tasks
         shows_finding = _on_plateau(finding) or _SHOWS.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
-            # Where a run was too short, hardly any answer is right: show how near the best came.
+            # If a run was too short, hardly any answer is right: show how near the best one came.
             return self._nearest_to_reference(rows)
         first_by_task: dict[str, Answer] = {}
         for row in rows:
@@ -128,9 +130,10 @@ class Examples:
         return [self._example(row) for row in chosen_rows]
 
     def _nearest_to_reference(self, rows: Sequence[Answer]) -> list[Example]:
-        """One example: of the answers with the highest reward, the one most like its reference.
+        """One example: among the answers with the highest reward, the one most similar to its
+        reference.
 
-        `rows` are sorted by reward, highest first. Without rows there is no example.
+        `rows` are sorted by reward, highest first. Returns [] without rows.
         """
         if not rows:
             return []
@@ -148,7 +151,7 @@ class Examples:
     def _example(self, row: Answer, reference: str = "") -> Example:
         """An answer as an example: shortened, with secrets removed.
 
-        `reference` is the reference answer of its task, "" to show none.
+        `reference` is the reference answer of its task; "" to show none.
         """
         rollout = row if isinstance(row, TrajectoryRecord) else None
         return Example(
@@ -166,15 +169,16 @@ class Examples:
 
 
 def _on_plateau(finding: Finding) -> Callable[[Answer], bool] | None:
-    """Of the finding of a plateau, whether an answer lies on it; None for any other finding."""
+    """For the finding of a plateau (many answers earn one reward): a function that tells whether an
+    answer earns that reward. Returns None for any other finding."""
     if finding.id != "plateau":
         return None
-    level = finding.evidence["plateau_reward"]  # None: each group has another
+    level = finding.evidence["plateau_reward"]  # None if each group has its own
     return lambda row: row.reward == level if level is not None else _reward_or_zero(row) > 0
 
 
 def _likeness(answer: str, reference: str) -> float:
-    """How like an answer is to its reference, 0 to 1; 0 where the reference is "".
+    """How similar an answer is to its reference, from 0 to 1; 0 if the reference is "".
 
     Only the first `_COMPARED_CHARS` characters of each are compared.
     """
@@ -187,4 +191,5 @@ def _likeness(answer: str, reference: str) -> float:
 
 
 def _reward_or_zero(row: Answer) -> float:
+    """The reward of an answer; 0 if it has none."""
     return row.reward or 0.0

@@ -44,7 +44,7 @@ ORDER = (
 )
 
 Severity = Literal["high", "medium", "low"]
-# Findings after which the run's measurements or its model should not be used as they are.
+# Findings that forbid using the run's measurements or its model as they are.
 _HIGH = frozenset(
     {
         "infra",
@@ -60,7 +60,7 @@ _HIGH = frozenset(
         "forgetting",
     }
 )
-# Findings that only cost time or certainty; what was learned is sound.
+# Findings that only cost time or certainty; the model itself is sound.
 _LOW = frozenset({"slow_reward", "underpowered", "solved"})
 _ARGUMENTS = frozenset({"rows"})  # tool arguments that a lever can change; all others are settings
 
@@ -70,8 +70,8 @@ class Lever:
     """The one change to try next; built by `setting_lever` or `edit_lever`.
 
     Attributes:
-        hint: the reason, or the edit in words; and, where it is known, what to change in the call
-            that submitted the run.
+        hint: the reason, or the edit in words; and, if it is known, what to change in the call that
+            submitted the run.
         setting: the setting that `hint` changes, "" for an edit. It may also be an argument of the
             tool that submitted the run (`rows` of an evaluation).
         now: the value of that setting in this run.
@@ -83,12 +83,12 @@ class Lever:
 
     @property
     def edit(self) -> str:
-        """For an edit: what to do, in words. For a setting: the reason, "" without one."""
+        """For an edit: what to do, in words. For a setting: the reason, or ""."""
         return self.hint.text
 
     @property
     def to(self) -> object:
-        """The new value of the setting, None for an edit or where no value can be given."""
+        """The new value of the setting; None for an edit, or if no value can be given."""
         if self.hint.change is None:
             return None
         # Tool arguments and settings have different names.
@@ -96,31 +96,29 @@ class Lever:
         return new_values.get(self.setting)
 
     def to_json(self) -> dict[str, object]:
-        """The change to try as JSON.
+        """The change to try, as a JSON object.
 
         The keys are setting, now, to and (if there is a reason) why; for an edit only edit.
         """
         if not self.setting:
             return {"edit": self.edit}
-        # Beside a setting, `edit` holds the reason.
+        # For a setting, `edit` holds the reason.
         change = {"setting": self.setting, "now": self.now, "to": self.to}
         return {**change, "why": self.edit} if self.edit else change
 
     def words(self) -> str:
-        """The change as text for a sentence.
-
-        For a setting such as "temperature = 1.0 (a reason)"; for an edit its text.
-        """
+        """The change as part of a sentence: "temperature = 1.0 (a reason)" for a setting, its text
+        for an edit."""
         if not self.setting:
             return self.edit
-        change = f"{self.setting} = {self.to}"  # and `edit` is the reason
+        change = f"{self.setting} = {self.to}"  # `edit` holds the reason
         return f"{change} ({self.edit})" if self.edit else change
 
 
 def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
-    """A lever (the one change to try next) that changes setting `name` from `now` to `to`.
+    """A lever (the one change to try next) that changes the setting `name` from `now` to `to`.
 
-    `to` is None where the new value is not known; `why` is the reason, "" without one.
+    `to` is None if the new value is not known; `why` is the reason, or "".
     """
     new_values = {} if to is None else {name: to}
     # A few settings (`_ARGUMENTS`) are given as arguments of the call that submits a run.
@@ -129,30 +127,31 @@ def setting_lever(name: str, now: object, to: object, why: str = "") -> Lever:
 
 
 def edit_lever(text: str, change: Change | None = None) -> Lever:
-    """A lever (the one change to try next) that is no setting: `text` says what to edit by hand.
+    """A lever (the one change to try next) that is not a setting: `text` says what to edit by hand.
 
-    `change` holds the arguments or settings to change when the run is submitted again; None where
-    they stay as they were.
+    `change` holds the arguments or settings to change when the run is submitted again; None if they
+    stay as they were.
     """
     return Lever(Hint(text, change=change))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause.
+    """One cause of trouble in a run.
 
     Attributes:
         id: one of `ORDER`.
         what: what was observed, one sentence with its numbers.
-        evidence: the numbers by name; None where one is not known.
-        playbook: slug of the section that says more.
-        pick, where: arguments of `read_rollouts` that show examples; `pick` is "" where rollouts
-            show nothing.
+        evidence: the numbers by name; None if one is not known.
+        lever: the one change to try next.
+        playbook: slug of the section of the guide that says more.
+        pick, where: arguments of `read_rollouts` that show examples; `pick` is "" if rollouts show
+            nothing.
         root: whether it is known to be a cause and not an effect; such findings come first.
         severity: how far it devalues the run's result; "" takes the usual one of the id.
-        cost: what it took from the held-out score, or from skills the model had, as a share; for
-            what kept a run from learning, the share of the held-out tasks left unsolved; 0 where
-            nothing was lost or the loss was not measured.
+        cost: the share of held-out score, or of earlier skills, that was lost by it; for a cause of
+            not learning, the share of held-out tasks left unsolved; 0 if nothing was lost or
+            measured.
     """
 
     id: str
@@ -167,7 +166,7 @@ class Finding:
     cost: float = 0.0
 
     def __post_init__(self) -> None:
-        """Fill in the usual severity of the id where none was given."""
+        """Fill in the usual severity of the id if none was given."""
         if self.id in _HIGH:
             usual = "high"
         elif self.id in _LOW:
@@ -189,17 +188,18 @@ class Finding:
 
     @property
     def rank(self) -> tuple[bool, float, int]:
-        """The key for sorting: root causes and machine failures, then by cost, then by `ORDER`."""
+        """The sort key: root causes and machine failures first, then by cost, then by `ORDER`."""
         comes_first = self.root or self.id == "infra"
-        # Costs within a point are equal. False sorts before True.
+        # Costs that are equal in whole percent count as equal. False sorts before True.
         return (not comes_first, -round(self.cost, 2), ORDER.index(self.id))
 
 
 def _in_few_digits(value: float) -> float | None:
-    """The value rounded, None for NaN and infinity."""
+    """The value rounded; None for NaN and infinity."""
     return short(value) if number(value) is not None else None
 
 
 def ranked(findings: list[Finding]) -> list[Finding]:
-    """The findings sorted: the costliest first, causes before their effects."""
+    """The findings sorted: root causes first, then the costliest, then causes before their
+    effects."""
     return sorted(findings, key=lambda finding: finding.rank)

@@ -25,7 +25,7 @@ from engine.evidence.stats import thresholds as limits
 def uniform_groups(facts: Facts) -> Finding | None:
     """Detect groups that give no gradient because their answers are alike without being right.
 
-    None in these cases:
+    Returns None in these cases:
         too few steps are done, enough groups give a gradient, or the run learns;
         the texts differ, and few groups earn equal rewards without being solved;
         the texts differ, and hardly any task is ever solved, which is left to `too_hard`.
@@ -45,16 +45,16 @@ def uniform_groups(facts: Facts) -> Finding | None:
 
 @dataclass(frozen=True)
 class _GroupShares:
-    """Of the last steps: what part of the groups is of each kind."""
+    """The share of the groups of the last steps that is of each kind."""
 
     effective: float  # groups whose answers earn different rewards
-    unsolved: float  # groups in which all earn the same, without solving the task
-    solved: float  # groups in which every answer solves the task
-    zero_advantage: float  # a share of the completions: those that give no gradient
+    unsolved: float  # groups in which all answers earn the same and not all are right
+    solved: float  # groups in which every answer is right
+    zero_advantage: float  # share of completions (not of groups) that give no gradient
 
 
 def _recent_group_shares(facts: Facts) -> _GroupShares | None:
-    """The shares of groups over the last steps; None while there are too few steps."""
+    """The shares of the kinds of groups over the last steps; None if there are too few steps."""
     zero_advantage = recent_mean(facts.series("zero_advantage_share"))
     effective = recent_mean(facts.series("groups_effective"))
     unsolved = recent_mean(unsolved_shares(facts.lines))
@@ -65,7 +65,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
 
 
 def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
-    """The finding that the answers of a group have been the same text from the start on."""
+    """The finding that the answers of each group were the same text from the start on."""
     return Finding(
         "uniform_groups",
         _no_advantage_text(shares, "the answers of a group are the same text"),
@@ -80,8 +80,7 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
 def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
     """The finding that the answers of a group differ, but earn the same.
 
-    The advice is to change the reward, or, where a good part of the groups is solved by all, the
-    choice of tasks.
+    The advice is to change the reward, the choice of tasks, or the group size.
     """
     if facts.recent_view_values("solved_share") and _right_is_not_paid(facts):
         edit = "score(): a right answer earns what a wrong one does: pay what success means"
@@ -115,12 +114,12 @@ def _right_is_not_paid(facts: Facts) -> bool:
 
 
 def _larger_groups_differ(facts: Facts, shares: _GroupShares) -> bool:
-    """Whether groups of usual size would differ where those of this run are too small to."""
+    """Whether groups are small, and groups of the usual size would hold different rewards."""
     group_size = facts.settings.group_size or limits.USUAL_GROUP
     solved_share = recent_mean(facts.view_values("solved_share"))
     if group_size > limits.SMALL_GROUP or solved_share is None:
         return False
-    # The chance that a group has a right answer and a wrong one, were all tasks equally hard.
+    # The chance that a group has right and wrong answers, if all tasks were equally hard.
     all_right, all_wrong = (
         solved_share**limits.USUAL_GROUP,
         (1 - solved_share) ** limits.USUAL_GROUP,
@@ -144,14 +143,12 @@ def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
 
 
 def solved(facts: Facts) -> Finding | None:
-    """Detect that a run came to solve all its tasks, and went on without a gradient.
-
-    None for a run that solved them from the start (see `too_easy`).
-    """
+    """Detect that a run came to solve all its tasks, and continued without a gradient. Returns None
+    for a run that solved them from the start (see `too_easy`)."""
     shares = facts.series("groups_too_easy")
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
     heldout_share = heldout_shares[-1] if heldout_shares else None
-    # Where the exam is solved too, a sampled answer that is wrong now and then teaches little.
+    # If the exam (held-out tasks) is solved too, an occasional wrong sample teaches little.
     is_exam_solved = heldout_share is not None and heldout_share >= limits.SOLVED_ALWAYS
     enough = limits.MOSTLY_SOLVED if is_exam_solved else limits.ALL_SOLVED
     solved_steps = _steps_at_end(shares, enough)
@@ -162,7 +159,7 @@ def solved(facts: Facts) -> Finding | None:
 
 
 def _steps_at_end(shares: Sequence[float], enough: float) -> int:
-    """How many of the last values, one after the other, are `enough` in the mean of five."""
+    """For how many steps up to the last the mean of five is at least `enough`."""
     count = 0
     for index in range(len(shares), limits.LEAST - 1, -1):
         if mean(shares[index - limits.LEAST : index]) < enough:
@@ -174,8 +171,8 @@ def _steps_at_end(shares: Sequence[float], enough: float) -> int:
 def _solved_finding(
     facts: Facts, solved_at: int, solved_steps: int, heldout_share: float | None
 ) -> Finding:
-    """The finding that every group is right since step `solved_at`, for `solved_steps` steps. The
-    share `heldout_share` of the held-out tasks was solved last; None where it was not measured."""
+    """The finding that every group is right since step `solved_at`, for `solved_steps` steps.
+    `heldout_share` of the held-out tasks were solved last, if that was measured."""
     evidence = {
         "solved_since": solved_at,
         "steps_without_gradient": solved_steps,
@@ -196,7 +193,7 @@ def _solved_finding(
 
 
 def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
-    """The sentence on completions without a gradient; `fault` says why they have none."""
+    """The sentence that completions have no advantage (no gradient); `fault` says why."""
     return (
         f"{whole_percent(shares.zero_advantage)} of the completions of the last steps have no "
         f"advantage: {fault}."
@@ -204,7 +201,7 @@ def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
 
 
 def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str, object]:
-    """The numbers, by name, of groups without a gradient; `cause` is what is equal in them."""
+    """The numbers, by name, on groups without a gradient; `cause` says what is equal in them."""
     return {
         "zero_advantage_share": shares.zero_advantage,
         "groups_effective": shares.effective,
@@ -218,7 +215,7 @@ def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str,
 
 
 def _lever_for_same_text(temperature: float) -> Lever:
-    """The advice (a lever) against answers of one text: temperature 1, or another start model."""
+    """The advice (a lever) if the answers are one text: temperature 1, or another start model."""
     if temperature < 1.0:
         return setting_lever("temperature", now=temperature, to=1.0)
     return edit_lever("start from a checkpoint or a model that still gives several answers")
@@ -227,8 +224,8 @@ def _lever_for_same_text(temperature: float) -> Lever:
 def too_hard(facts: Facts) -> Finding | None:
     """Detect that hardly any task is ever solved, and that partial progress is not rewarded either.
 
-    None in these cases:
-        a held-out evaluation of it (step 0 included) saw a fair share of the tasks solved;
+    Returns None in these cases:
+        in a held-out evaluation (also step 0) a fair share of the tasks was solved;
         enough groups give a gradient, or too few steps are done to tell;
         the run learns, or solves more than hardly any task;
         the answers of a group are the same text (see `uniform_groups`).
@@ -277,8 +274,8 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
 def too_easy(facts: Facts) -> Finding | None:
     """Detect that nearly all answers were right from the first steps on.
 
-    None in these cases:
-        the run has too few steps, or got there by training;
+    Returns None in these cases:
+        the run has too few steps, or learnt to solve its tasks;
         the environment does not report success;
         enough groups give a gradient all the same.
     """
@@ -290,7 +287,7 @@ def too_easy(facts: Facts) -> Finding | None:
     if solved_share is None or solved_share < limits.SOLVED_ALWAYS:
         return None
     solved_at_start = dict(facts.curve("heldout_success")).get(0, 0.0)
-    # Sampled answers err now and then where the greedy ones of the exam are all right.
+    # Sampled answers are sometimes wrong even if the greedy answers of the exam are all right.
     is_exam_solved = solved_at_start >= limits.SOLVED_ALWAYS
     few = limits.EFFECTIVE_LOW if is_exam_solved else limits.EFFECTIVE_NONE
     if effective_share >= few:  # enough groups still give a gradient
@@ -321,17 +318,17 @@ def _too_easy_finding(facts: Facts, effective_share: float, solved_share: float)
 def entropy_collapse(facts: Facts) -> Finding | None:
     """Detect that the answers lost their variety (entropy) before the tasks were solved.
 
-    They may lose it slowly or within the first steps. None where they did not.
+    They may lose it slowly or within the first steps. Returns None if they did not.
     """
     if plateau(facts) is not None:
-        return None  # answers that earn one reward grow alike: an effect
+        return None  # a plateau makes answers alike: the entropy is its effect
     return _entropy_lost_slowly(facts) or _entropy_lost_at_once(facts)
 
 
 def _entropy_lost_slowly(facts: Facts) -> Finding | None:
     """Detect entropy that fell and stayed low, while tasks are unsolved and progress has stopped.
 
-    None in these cases:
+    Returns None in these cases:
         it is not known how many answers are right;
         the run has learnt to solve a good part of its tasks, which costs entropy too;
         the run still improved after the fall.
@@ -353,7 +350,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
 
 @dataclass(frozen=True)
 class _EntropyFall:
-    """The entropy at the start and at the end, and the steps since it fell."""
+    """The mean entropy at the start and at the end of a run, and the steps since it fell."""
 
     start: float
     end: float
@@ -386,9 +383,9 @@ def _lasting_fall_finding(
 
 
 def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
-    """The fall of an entropy that was high enough, fell and stayed low for long; else None.
+    """The fall of an entropy that was high at the start, fell and stayed low for long; else None.
 
-    `entropies` has a value for each step.
+    `entropies` has one value for each step.
     """
     if len(entropies) < limits.WINDOW + limits.ENTROPY_FLAT_STEPS:
         return None
@@ -403,13 +400,14 @@ def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
 
 
 def _went_a_good_part(solved_start: float, solved_end: float) -> bool:
-    """Whether the share of right answers has gone a good part of the way from its start to 1."""
+    """Whether the share of right answers went the part `WAY_GONE` of the way from its start to
+    1."""
     way_to_all_solved = 1.0 - solved_start
     return solved_end >= solved_start + limits.WAY_GONE * way_to_all_solved
 
 
 def _steps_since_below(values: Sequence[float], limit: float) -> int:
-    """How many steps ago a series was below a limit for the first time; 0 where it never was.
+    """How many steps ago a series was below a limit for the first time; 0 if it never was.
 
     The mean of each step and the two before it is compared, so that a single low step does not
     count.
@@ -423,7 +421,7 @@ def _steps_since_below(values: Sequence[float], limit: float) -> int:
 def _entropy_lost_at_once(facts: Facts) -> Finding | None:
     """Detect entropy that fell within the first steps, in a run without a held-out gain.
 
-    None for a run without a verdict, or with the verdict "better".
+    Returns None for a run without a verdict, or with the verdict "better".
     """
     if facts.comparison is None or facts.comparison.outcome.verdict == "better":
         return None
@@ -481,9 +479,9 @@ def _early_fall_evidence(
 
 
 def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
-    """The entropy of a run that lost it within the first steps and did not get it back; else None.
+    """The entropy of a run that lost it within the first steps and did not regain it; else None.
 
-    None as well with too few steps, or with hardly any entropy to lose. `entropies` has a value for
+    Also None with too few steps, or with low entropy from the start. `entropies` has one value for
     each step.
     """
     if len(entropies) < 2 * limits.LEAST or entropies[0] < limits.ENTROPY_FROM:
@@ -503,10 +501,10 @@ def _early_entropy_fall(entropies: Sequence[float]) -> _Entropies | None:
 def _comparison_without_gain(facts: Facts) -> StartComparison | None:
     """The last held-out evaluation compared with step 0, if its result is not above that of step 0.
 
-    None in these cases:
+    Returns None in these cases:
         neither success nor reward was measured both times;
         the result is above that of step 0;
-        nearly all tasks are solved, so that it could hardly rise.
+        nearly all tasks are solved, so that the result could hardly rise.
     """
     against_start = facts.against_start
     if against_start is None or against_start.measure not in ("success", "reward"):
@@ -527,13 +525,13 @@ def _comparison_without_gain(facts: Facts) -> StartComparison | None:
 def is_learning(facts: Facts) -> bool:
     """Whether the share of right answers clearly rises, in training or on the held-out tasks.
 
-    Clearly means by at least `LEARNING_GAIN`, and by more than its noise.
+    Clearly means by at least `LEARNING_GAIN`, and by more than the noise of the share.
     """
     solved_trend = trend(facts.view_values("solved_share"))
     if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
-    task_count = facts.exam_tasks  # behind each of these shares; 0 where it is not known
+    task_count = facts.exam_tasks  # of each of these evaluations; 0 if it is not known
     if len(heldout_shares) < 2 or not task_count:
         return False
     first, last = heldout_shares[0], heldout_shares[-1]
@@ -542,8 +540,8 @@ def is_learning(facts: Facts) -> bool:
 
 
 def never_solved(facts: Facts) -> bool:
-    """Whether hardly any answer is right; where the environment reports no success, whether nearly
-    all groups earn alike without being right."""
+    """Whether hardly any answer is right; if success is not reported, whether in nearly all groups
+    all answers earn the same without being right."""
     solved_shares = window(facts.view_values("solved_share"))
     if solved_shares:
         return mean(solved_shares) <= limits.SOLVED_NEVER
@@ -559,7 +557,7 @@ def _lower_rate(facts: Facts, *, parts: int, why: str) -> Lever:
 
 
 def rounded_part(value: object, parts: int) -> float | None:
-    """A setting divided by `parts`, in two digits; None where it is not a number."""
+    """A setting divided by `parts`, with two digits; None if it is not a number."""
     return float(f"{value / parts:.2g}") if isinstance(value, int | float) else None
 
 
@@ -575,13 +573,13 @@ def _same_text_from_start(facts: Facts) -> bool:
 
 def _nearly_all_solved(solved_share: float) -> bool:
     """Whether so much is solved that exploration has hardly anything left to gain."""
-    # As many may stay unsolved as may be unreadable before that is a finding of its own.
+    # The rest may be answers that the scorer cannot parse: up to UNPARSED is no finding.
     return solved_share >= 1 - limits.UNPARSED
 
 
 def _not_all_solved(facts: Facts) -> bool:
-    """Whether the first steps left tasks unsolved; True where success is not reported. Groups of
-    equal answers are a fault only then: a model that knows its tasks answers equally."""
+    """Whether the first steps left tasks unsolved; True if success is not reported. Groups of equal
+    answers are a fault only then: a model that knows its tasks answers equally."""
     solved_at_start = facts.view_values("solved_share")[: limits.LEAST]
     return not solved_at_start or mean(solved_at_start) < limits.SOLVED_ALWAYS
 
@@ -590,7 +588,7 @@ def _still_rising(facts: Facts, steps: int) -> bool:
     """Whether the run still improved in its last `steps` steps.
 
     The second half of these steps is compared with the first: by the share of right answers, or by
-    the reward where success is not reported. False where the halves are too short to compare.
+    the reward if success is not reported. Returns False if the halves are too short to compare.
     """
     values = (facts.view_values("solved_share") or facts.series("reward_mean"))[-steps:]
     half_length = len(values) // 2

@@ -1,5 +1,5 @@
-"""Detectors of the learning itself (overfitting, no update, instability), of an exam that is too
-small, and of a machine that failed."""
+"""Detectors of the learning itself (overfitting, no update, instability), of an evaluation with too
+few tasks, and of a machine that failed."""
 
 import itertools
 import math
@@ -20,7 +20,7 @@ from engine.evidence.verdict.comparison import Comparison
 from engine.records.lines.curves import number
 from engine.records.settings import ROW_ALGORITHMS
 
-# Kinds of failure that lie in the machine, and what a finding says of them.
+# Kinds of failure that are faults of the machine, and what a finding says of them.
 _SENTENCE_OF_MACHINE_FAULT = {
     "oom": "Memory ran out.",
     "infra": "The machine failed: disk, interpreter or device.",
@@ -29,14 +29,14 @@ _SENTENCE_OF_MACHINE_FAULT = {
     "timeout": "The run outlived its wall-clock limit.",
 }
 
-_ERROR_CHARS = 300  # of an error's text, shown as evidence
+_ERROR_CHARS = 300  # of an error's text that are shown as evidence
 
 
 def overfitting(facts: Facts) -> Finding | None:
-    """Detect that the loss of the rows (SFT, DPO) still falls while the held-out loss rises.
+    """Detect that the training loss (SFT, DPO) still falls while the held-out loss rises.
 
-    None with too few held-out evaluations, where the held-out loss rose too little to matter, or
-    where held-out success clearly rose in the meantime.
+    Returns None with too few held-out evaluations, if the held-out loss rose too little to matter,
+    or if held-out success clearly rose in the meantime.
     """
     losses = _losses_since_lowest(facts)
     if losses is None or losses.last_heldout < losses.lowest_heldout * (1 + limits.OVERFIT_RISE):
@@ -50,20 +50,20 @@ def overfitting(facts: Facts) -> Finding | None:
 
 @dataclass(frozen=True)
 class _Losses:
-    """The held-out loss, and the loss of the training rows, at two steps of a run."""
+    """The held-out loss and the training loss of a run at two steps."""
 
-    lowest_step: int  # where the held-out loss was lowest
-    last_step: int  # of the last held-out evaluation
+    lowest_step: int  # the step with the lowest held-out loss
+    last_step: int  # the step of the last held-out evaluation
     lowest_heldout: float
     last_heldout: float
-    rows_then: float  # loss of the rows up to `lowest_step`
-    rows_now: float  # loss of the rows up to `last_step`
+    rows_then: float  # mean training loss of the last steps up to `lowest_step`
+    rows_now: float  # mean training loss of the last steps up to `last_step`
 
 
 def _losses_since_lowest(facts: Facts) -> _Losses | None:
     """The losses of a run whose held-out loss rises at its end; None for other runs.
 
-    None as well where the loss of the training rows is not known.
+    Also None if the training loss is not known.
     """
     heldout_losses = facts.curve("heldout_loss")
     if not _rises_at_end([loss for _, loss in heldout_losses]):
@@ -84,7 +84,7 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
 
 
 def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
-    """The finding that a run fits its rows ever better and held-out rows ever worse."""
+    """The finding that a run fits its training rows ever better and held-out rows ever worse."""
     success_by_step = dict(facts.curve("heldout_success"))
     evidence = {
         "heldout_loss_lowest": losses.lowest_heldout,
@@ -107,14 +107,14 @@ def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
 
 def _rises_at_end(losses: Sequence[float]) -> bool:
     """Whether each of the last `OVERFIT_EVALS` losses is above the one before it."""
-    if len(losses) <= limits.OVERFIT_EVALS:  # so many rises need one value more
+    if len(losses) <= limits.OVERFIT_EVALS:  # n rises need n + 1 values
         return False
     last_losses = losses[-limits.OVERFIT_EVALS - 1 :]
     return not any(later <= earlier for earlier, later in itertools.pairwise(last_losses))
 
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
-    """The advice (a lever) to stop at `best_step`; a lower learning rate where that is step 0."""
+    """The advice (a lever) to stop at `best_step`; if that is 0, to change the rate or the rows."""
     if best_step == 0 and _passes(facts) >= limits.MANY_PASSES:
         return edit_lever(
             "more different rows, or fewer passes: no step made held-out rows likelier"
@@ -129,7 +129,7 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
 
 
 def _passes(facts: Facts) -> float:
-    """How often the run saw each of its rows; 0.0 where that is not known."""
+    """How often the run saw each of its training rows; 0.0 if that is not known."""
     batch_size, steps, row_count = (
         facts.settings.batch_size,
         facts.settings.steps,
@@ -156,8 +156,8 @@ def _success_rose(facts: Facts, from_step: int, to_step: int) -> bool:
 def too_short(facts: Facts) -> Finding | None:
     """Detect an SFT run that ended too early: its held-out loss still fell and little was solved.
 
-    None for a run that is not finished, that solved more than hardly any task, or whose last loss
-    is not clearly its lowest.
+    Returns None for a run that is not finished, that solved more than hardly any task, or whose
+    last loss is not clearly its lowest.
     """
     if facts.comparison is None:  # the run is not finished
         return None
@@ -178,7 +178,7 @@ def _too_short_finding(
 ) -> Finding:
     """The finding that a run ended while its held-out loss fell, with the advice to train longer.
 
-    `loss_curve` are pairs (step, held-out loss); `solved_share` is the last one that was measured.
+    `loss_curve` are pairs (step, held-out loss); `solved_share` is the last held-out success.
     """
     losses = [loss for _, loss in loss_curve]
     first_loss, halfway_loss, last_loss = losses[0], _halfway(losses), losses[-1]
@@ -201,9 +201,9 @@ def _too_short_finding(
 
 
 def _falls_slowly(losses: Sequence[float]) -> bool:
-    """Whether each loss is below the one before it, and all together fell by a small part.
+    """Whether each loss is below the one before it, but all together fell by a small part only.
 
-    False where there are too few losses to tell.
+    Returns False if there are too few losses to tell.
     """
     if len(losses) < limits.OVERFIT_EVALS:
         return False
@@ -212,7 +212,8 @@ def _falls_slowly(losses: Sequence[float]) -> bool:
 
 
 def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float) -> Finding:
-    """The finding that a loss falls by steps too small, with the advice to take larger ones."""
+    """The finding that a loss falls by steps too small, with the advice to raise the learning
+    rate."""
     evidence = {
         "heldout_loss_start": losses[0],
         "heldout_loss": losses[-1],
@@ -228,10 +229,8 @@ def _slow_finding(facts: Facts, losses: Sequence[float], *, solved_share: float)
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
-    """Whether the last loss is the lowest, and clearly below the one halfway.
-
-    False where there are too few losses to tell.
-    """
+    """Whether the last loss is the lowest, and clearly below the one halfway. Returns False if
+    there are too few losses to tell."""
     if len(losses) < limits.OVERFIT_EVALS:
         return False
     last_loss = losses[-1]
@@ -240,14 +239,14 @@ def _still_falls(losses: Sequence[float]) -> bool:
 
 
 def _halfway(values: Sequence[float]) -> float:
-    """The value in the middle of a series; of two in the middle the earlier one."""
+    """The value in the middle of a series; the earlier one if there are two."""
     return values[(len(values) - 1) // 2]
 
 
 def no_update(facts: Facts) -> Finding | None:
     """Detect an adapter that does not change: no gradient, or steps too small to matter.
 
-    None where it changes, or where there are too few steps to tell.
+    Returns None if it changes, or if there are too few steps to tell.
     """
     rates, norms = _rates_and_norms(facts)
     # AdamW moves a weight by at most about the learning rate per step.
@@ -265,8 +264,8 @@ def _no_update_finding(
 ) -> Finding:
     """The finding that an adapter does not change.
 
-    `farthest_move` is the most that a weight can have moved in the steps, `median_norm` their
-    usual gradient norm; None where none was measured.
+    `farthest_move` is the most that a weight can have moved in all steps. `median_norm` is the
+    usual gradient norm; None if none was measured.
     """
     evidence = {
         "learning_rate": facts.settings.learning_rate,
@@ -278,15 +277,16 @@ def _no_update_finding(
         f"In {step_count} steps no weight of the adapter can have moved by more than "
         f"{farthest_move:.1g} (gradient norm {median_norm or 0.0:.2g})."
     )
-    # So much that a weight could move ten times as far as what is called no update.
+    # With this factor a weight could move ten times as far as FARTHEST_MOVE.
     factor = max(1.0, limits.FARTHEST_MOVE / farthest_move) if farthest_move else 1.0
     lever = _higher_rate(facts.settings.learning_rate, 10 * factor)
-    # Nothing was learnt or lost: whatever else the run shows is no doing of it.
+    # A root cause: nothing was learnt or lost, so training caused nothing else that the run shows.
     return Finding("no_update", sentence, evidence, lever, playbook="failures", root=True)
 
 
 def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
-    """The advice to take `factor` times the learning rate; no value where it is not known."""
+    """The advice to multiply the learning rate by `factor`; without a value if the rate is not
+    known."""
     new_rate = None
     if isinstance(learning_rate, int | float):
         new_rate = float(f"{factor * learning_rate:.2g}")
@@ -295,7 +295,7 @@ def _higher_rate(learning_rate: object, factor: float = 10.0) -> Lever:
 
 
 def _has_no_gradient(norms: Sequence[float]) -> bool:
-    """Whether the usual gradient norm is as good as 0; False where there are too few to tell."""
+    """Whether the median gradient norm is practically 0. False if there are too few to tell."""
     return len(norms) >= limits.LEAST and statistics.median(norms) < limits.NO_GRADIENT
 
 
@@ -328,16 +328,16 @@ class _Spike(NamedTuple):
 
 
 def unstable(facts: Facts) -> Finding | None:
-    """Detect unstable training; None without a sign of it.
+    """Detect unstable training. Returns None without a sign of it.
 
-    The signs are, in this order: the run ended on NaN or infinity; the loss of SFT soared; the
-    divergence from the start (KL) jumped; the gradient norm spiked several times, or once and
-    training got worse after it.
+    The signs are, in this order: the run ended on NaN or infinity; the loss of SFT soared; the KL
+    divergence from the start jumped; the gradient norm spiked several times, or once and training
+    got worse after it.
     """
     if facts.failure_kind == "nonfinite":
         error = facts.failure.evidence[:_ERROR_CHARS] if facts.failure else ""
         sentence = f"The run ended on a number that is none: {error or 'NaN'}."
-        # A larger cut than for the other signs (2), because this one ended the run.
+        # A larger cut than for spikes (2), because this sign ended the run.
         return _unstable_finding(facts, sentence, {"error": error}, rate_divisor=3)
     explosion = _explosion(facts) if facts.algorithm in ROW_ALGORITHMS else None
     if explosion is not None:
@@ -349,8 +349,8 @@ def unstable(facts: Facts) -> Finding | None:
 
 
 def _explosion(facts: Facts) -> Finding | None:
-    """The finding that the loss of the rows went far above its first value and stayed above it;
-    None if it did not, and while a run goes on that may still recover (`EXPLODED_FOR`)."""
+    """The finding that the training loss rose far above its first value and stayed above it. None
+    if it did not, and for a run under way that may still recover (within `EXPLODED_FOR` steps)."""
     if len(points := facts.curve("loss")) < limits.LEAST:
         return None
     first_loss = points[0][1]
@@ -368,7 +368,7 @@ def _explosion(facts: Facts) -> Finding | None:
 
 
 def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
-    """The finding that the divergence from the start (KL) jumped; the last jump is described."""
+    """The finding that the KL divergence from the start jumped; the last jump is described."""
     last_jump = jumps[-1]
     evidence = {
         "kl": last_jump.value,
@@ -384,12 +384,12 @@ def _divergence_finding(facts: Facts, jumps: Sequence[_Spike]) -> Finding:
 
 
 def _gradient_finding(facts: Facts) -> Finding | None:
-    """The finding that the gradient norm spiked; it describes the spike furthest above the usual.
+    """The finding that the gradient norm spiked; it describes the largest spike relative to usual.
 
-    None where it spiked only a few times, and training did not get worse after any of them.
+    Returns None if there were only a few spikes, and training got worse after none of them.
     """
-    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. 1 stands
-    # for the limit where gradients were not clipped or the limit is not known.
+    # A norm up to the clipping limit is no spike: such a gradient was applied unchanged. 1 is used
+    # if gradients were not clipped, or if the limit is not known.
     clip_limit = float(facts.settings.max_grad_norm or 1.0)
     spikes = _spikes(facts.curve("grad_norm"), clip_limit)
     harmful_count = sum(_worse_after(facts, spike.step) for spike in spikes)
@@ -408,7 +408,7 @@ def _gradient_finding(facts: Facts) -> Finding | None:
 
 
 def _gradient_text(largest: _Spike, spike_count: int, *, harmful: bool) -> str:
-    """The sentence on spikes of the gradient norm; `harmful`: training got worse after one."""
+    """The sentence on spikes of the gradient norm. `harmful`: training got worse after one."""
     consequence = ", and training got worse after it" if harmful else ""
     return (
         f"The gradient norm jumped {spike_count} times, to {largest.value:.2g} at step "
@@ -419,7 +419,7 @@ def _gradient_text(largest: _Spike, spike_count: int, *, harmful: bool) -> str:
 def underpowered(facts: Facts) -> Finding | None:
     """Detect an inconclusive verdict that rests on too few tasks to show a change that matters.
 
-    None where there are enough tasks, and for SFT runs that were merely too short.
+    Returns None if there are enough tasks, and for SFT runs that were merely too short.
     """
     comparison = facts.comparison
     if comparison is None or comparison.outcome.verdict != "inconclusive":
@@ -459,9 +459,9 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:
     """The advice (a lever) to get more tasks into the evaluation that the verdict rests on.
 
-    The advice is to raise the setting for the number of rows, or to add rows to the environment
-    where all of its held-out rows are used. `reported_tasks` is the number of tasks in the verdict,
-    `needed_tasks` how many it would take; None where that is not known.
+    It is to raise the setting for the number of rows, or, if all held-out rows are used already, to
+    add rows to the environment. `reported_tasks` is the number of tasks in the verdict,
+    `needed_tasks` how many it would take; None if that is not known.
     """
     is_training = facts.algorithm != "evaluate"
     setting = "eval_rows" if is_training else "rows"
@@ -483,9 +483,7 @@ def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> 
 
 def _remark_on_halves(rows_available: int | None) -> str:
     """The remark beside the advice to evaluate a training run on more held-out rows.
-
-    `rows_available` is how many the environment has; None where that is not known.
-    """
+    `rows_available` is how many the environment has; None if that is not known."""
     remark = "half of them are reported"
     if rows_available is None:
         remark += "; the environment needs as many held-out tasks"
@@ -493,8 +491,8 @@ def _remark_on_halves(rows_available: int | None) -> str:
 
 
 def _rows_to_ask(rows_used: int, rows_needed: int | None, rows_available: int | None) -> int:
-    """How many rows the next evaluation should ask, at most those available; None is unknown."""
-    # Where it is not known how many are needed: four times the tasks halve the smallest change
+    """How many rows the next evaluation should ask, at most those available; None means unknown."""
+    # If it is not known how many are needed: four times as many tasks halve the smallest change
     # that shows.
     rows = rows_needed or 4 * rows_used
     return rows if rows_available is None else min(rows, rows_available)
@@ -516,10 +514,8 @@ def infra(facts: Facts) -> Finding | None:
 
 
 def _less_memory(facts: Facts) -> Lever:
-    """What to change (the lever) in a run that ran out of memory.
-
-    It is gradient checkpointing, or half the batch where checkpointing is on already.
-    """
+    """What to change (the lever) in a run that ran out of memory: gradient checkpointing; if that
+    is on already, half the batch size."""
     if not facts.settings.gradient_checkpointing:
         return setting_lever(
             "gradient_checkpointing", now=False, to=True, why="the same mathematics in less memory"
@@ -535,7 +531,7 @@ def _unstable_finding(
 ) -> Finding:
     """The finding `unstable`, with the advice to divide the learning rate by `rate_divisor`.
 
-    The advice names no value where the learning rate is not known.
+    The advice names no value if the learning rate is not known.
     """
     learning_rate = facts.settings.learning_rate
     evidence = {**evidence, "learning_rate": learning_rate}
@@ -547,13 +543,13 @@ def _unstable_finding(
 def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
     """The points (step, value) of a curve that are far above the median of the steps before them.
 
-    Values up to `floor` are no spikes, nor are points with too few steps before them.
+    Values up to `floor` are no spikes, and neither are points with too few steps before them.
     """
     spikes: list[_Spike] = []
     earlier_values: list[float] = []
     for step, value in points:
-        # Step 0 is no training step, and 0 is no measured norm: neither is a spike, nor does it
-        # count among the steps before one.
+        # Step 0 is no training step, and 0 is no measured norm: skip both, as spikes and in the
+        # median.
         if value <= 0.0 or step <= 0:
             continue
         recent_values = earlier_values[-limits.SPIKE_MEMORY :]
@@ -569,7 +565,7 @@ def _spikes(points: Sequence[tuple[int, float]], floor: float) -> list[_Spike]:
 def _worse_after(facts: Facts, step: int) -> bool:
     """Whether training got worse after a step, by more than its noise.
 
-    Compares the means of the five steps before and after. False where either side has fewer steps.
+    Compares the means of the `LEAST` steps before and after. False if either side has fewer steps.
     """
     judged_by_loss = facts.algorithm in ROW_ALGORITHMS  # SFT and DPO, which have no reward
     curve = facts.curve("loss" if judged_by_loss else "reward_mean")
@@ -584,7 +580,7 @@ def _worse_after(facts: Facts, step: int) -> bool:
 
 def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> float:
     """Two standard errors of the difference of two means, over `LEAST` steps each."""
-    # The larger deviation stands for both, and is never 0.
+    # The larger standard deviation is used for both sides; 1e-9 keeps the noise above 0.
     deviation = max(statistics.stdev(before), statistics.stdev(after), 1e-9)
     return 2 * deviation * (2 / limits.LEAST) ** 0.5
 
@@ -592,7 +588,7 @@ def _noise_of_difference(before: Sequence[float], after: Sequence[float]) -> flo
 def _last_values_up_to(points: Sequence[tuple[int, float]], step: int) -> list[float]:
     """The last values of a curve up to a step, at most `LEAST` of them.
 
-    Where the curve begins after the step, its first `LEAST` values.
+    If the curve begins after the step, its first `LEAST` values.
     """
     until_step = [value for at_step, value in points if at_step <= step]
     if until_step:

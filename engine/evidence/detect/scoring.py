@@ -21,7 +21,7 @@ from engine.evidence.verdict.fresh_scores import rewards_depend_on_past
 from engine.records.settings import SAMPLING_ALGORITHMS
 from envs.audit import rescore
 
-# Name of a sign of an exploit -> how a finding describes it, in this order.
+# Name of a signal that the reward is exploited -> how a finding describes it, in this order.
 _SIGNAL_TEXTS = {
     "success_flat": "success did not follow",
     "wrong_paid": "most of that was paid to wrong answers too",
@@ -34,15 +34,15 @@ _SIGNAL_TEXTS = {
     "audit": "the reward audit had failed",
 }
 
-_ERROR_CHARS = 300  # of an error's text, shown as evidence
-_TASK_CHARS = 80  # of a task's id, shown as evidence
+_ERROR_CHARS = 300  # of an error's text that are shown as evidence
+_TASK_CHARS = 80  # of a task's id that are shown as evidence
 
 
 def reward_errors(facts: Facts) -> Finding | None:
     """Detect that scoring raised, hung or crashed on too many answers, or ended the run.
 
-    It judges the last steps if the run samples (all steps while they are few), otherwise
-    the last held-out answers. None where scoring works.
+    For a run that samples, the last steps are judged (all steps while they are few); for other
+    runs, the last held-out answers. Returns None if scoring works.
     """
     error_shares = _scoring_error_shares(facts)
     error_share = mean(error_shares) if error_shares else 0.0
@@ -56,7 +56,7 @@ def reward_errors(facts: Facts) -> Finding | None:
         sentence = (
             f"Scoring failed on {whole_percent(error_share)} of the answers of the last steps."
         )
-    else:  # then it ended the run
+    else:  # no step was done: the failed scorings ended the run
         sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
@@ -65,10 +65,10 @@ def reward_errors(facts: Facts) -> Finding | None:
 
 
 def _scoring_error_shares(facts: Facts) -> list[float]:
-    """The shares of answers whose scoring failed, by step, of the steps that are judged.
+    """The shares of answers whose scoring failed, by step, for the steps that are judged.
 
-    Of a run that samples these are the last steps, or all of them while they are few. Other runs
-    have one share, of their last held-out answers; [] where nothing was answered.
+    For a run that samples these are the last steps, or all of them while they are few. Other runs
+    have one share, that of their last held-out answers; [] if nothing was answered.
     """
     if facts.algorithm in SAMPLING_ALGORITHMS:
         return facts.recent("reward_errors") or facts.series("reward_errors")
@@ -79,11 +79,11 @@ def _scoring_error_shares(facts: Facts) -> list[float]:
 def scorer_moves(facts: Facts) -> Finding | None:
     """Detect that answers get another reward from an env process that has scored nothing before.
 
-    None where no answers were scored again, or where too few rewards differ.
+    Returns None if no answers were scored again, or if too few rewards differ.
     """
     if not rewards_depend_on_past(facts.rescoring):
         return _reward_by_chance(facts)
-    # Where rewards depend on the past, there is an example.
+    # If rewards depend on the past there is at least one example.
     example = facts.rescoring["examples"][0]
     evidence = {
         "scored": facts.rescoring["scored"],
@@ -99,9 +99,9 @@ def scorer_moves(facts: Facts) -> Finding | None:
 
 
 def _reward_by_chance(facts: Facts) -> Finding | None:
-    """Detect that an answer earns another reward each time, in a run that ended no better.
+    """Detect that the same answer earns another reward each time, in a run that ended no better.
 
-    None where few do: a judge may waver, and a run may learn all the same.
+    Returns None if few answers do: a judge may waver, and a run may learn all the same.
     """
     scored, wavering = facts.rescoring.get("scored") or 0, facts.rescoring.get("wavering") or 0
     if not scored or wavering / scored <= limits.RESCORED_OUTSIDE or facts.comparison is None:
@@ -120,7 +120,8 @@ def _reward_by_chance(facts: Facts) -> Finding | None:
 def slow_reward(facts: Facts) -> Finding | None:
     """Detect that scoring takes more than `SLOW_SHARE` of the time of a step.
 
-    None where times were not measured, where it takes less, or where it takes no noticeable time.
+    Returns None if times were not measured, if scoring takes less, or if it takes no noticeable
+    time.
     """
     score_s = recent_mean(facts.series("reward_s"))
     sample_s = recent_mean(facts.series("sample_s"))
@@ -128,7 +129,7 @@ def slow_reward(facts: Facts) -> Finding | None:
     if score_s is None or sample_s is None or train_s is None:
         return None
     step_s = score_s + (sample_s + train_s)
-    share = score_s / max(1e-9, step_s)  # never 0, to divide by it
+    share = score_s / max(1e-9, step_s)  # `step_s` may be 0
     if share <= limits.SLOW_SHARE or score_s < limits.SLOW_SECONDS:
         return None
     evidence = {
@@ -143,13 +144,13 @@ def slow_reward(facts: Facts) -> Finding | None:
 
 
 def judge_pleasing(facts: Facts) -> Finding | None:
-    """Detect that a judge rates many answers highly that fail the hard check.
+    """Detect that a judge (a model that scores) rates many answers highly that fail the hard check.
 
-    None where few answers are of this kind, where training reduces their share, or where answers
+    Returns None if few answers are of this kind, if training reduces their share, or if answers
     have no judge or no hard check.
     """
     shares = facts.view_values("judge_gap")
-    if facts.algorithm == "grpo":  # training may be reducing the share
+    if facts.algorithm == "grpo":  # no finding while training reduces the share
         pleased_share = stuck_at(shares, limits.JUDGE_GAP)
     else:
         pleased_share = mean_or_none(shares)
@@ -178,11 +179,12 @@ def judge_pleasing(facts: Facts) -> Finding | None:
 
 
 def plateau(facts: Facts) -> Finding | None:
-    """Detect that most answers earn one partial reward, or most groups one each, and none is right.
+    """Detect that most answers earn one partial reward, or all answers of most groups do, and none
+    is right.
 
-    The groups are uniform there: the reward pays for what is not finished, and nothing leads on.
-    None while groups differ, where answers are right now and then, or where success is not
-    reported.
+    Such a reward is a plateau: it pays for unfinished answers, and groups are uniform, so that
+    nothing leads further. Returns None while the answers of a group differ, if some answers are
+    right, or if success is not reported.
     """
     effective_share = recent_mean(facts.series("groups_effective"))
     solved_share = recent_mean(facts.view_values("solved_share"))
@@ -191,7 +193,7 @@ def plateau(facts: Facts) -> Finding | None:
         return None
     if effective_share >= limits.EFFECTIVE_LOW or solved_share > limits.SOLVED_NEVER:
         return None
-    # The lower of two in the middle, so that it is a reward that answers earn.
+    # The median, but a reward that answers do earn: of two in the middle, the lower one.
     level = statistics.median_low(window(facts.view_values("usual_reward")))
     if share_on_it >= limits.ON_PLATEAU and level > 0:
         return _plateau_finding(facts, level, share_on_it, solved_share)
@@ -206,8 +208,8 @@ def _plateau_finding(
 ) -> Finding:
     """The finding that answers earn a partial reward and stay there.
 
-    That reward is `level` for the share `share_on_it` of the answers. None where it is another one
-    in every group, for that share of the groups.
+    `level` is that reward, which the share `share_on_it` of the answers earn. If `level` is None,
+    each group has its own partial reward, and `share_on_it` is the share of such groups.
     """
     evidence = {
         "plateau_reward": level,
@@ -256,7 +258,7 @@ def _plateau_finding(
 def reward_hacking(facts: Facts) -> Finding | None:
     """Detect a reward that rises without the success it stands for, while the answers change oddly.
 
-    There are two kinds of signals; None where they are not enough evidence together.
+    There are two kinds of signals. Returns None if together they are not enough evidence.
         reward signals: success does not follow the reward, or wrong answers earn more and more.
         other signals: oddities of the answers, such as the same answer to different tasks.
     """
@@ -279,7 +281,8 @@ def _hacking_finding(
 ) -> Finding:
     """The finding that a reward is exploited.
 
-    `signals` maps a signal to the number that shows it; `where` filters the example rollouts.
+    `signals` maps the name of a signal to the number that shows it; `where` filters the example
+    rollouts.
     """
     changes = ", ".join(text for name, text in _SIGNAL_TEXTS.items() if name in signals)
     sentence = (
@@ -304,8 +307,8 @@ def _hacking_evidence(
 ) -> dict[str, object]:
     """The numbers, by name, that show an exploited reward.
 
-    `reward_trend` is the mean reward at the start and at the end; `signals` maps the name of a
-    signal of exploitation to the number that shows it.
+    `reward_trend` has the mean reward at the start and at the end; `signals` maps the name of a
+    signal to the number that shows it.
     """
     solved_shares = facts.view_values("solved_share")
     return {
@@ -314,7 +317,7 @@ def _hacking_evidence(
         "solved_start": mean_or_none(solved_shares[: limits.WINDOW]),
         "solved": mean_or_none(solved_shares[-limits.WINDOW :]),
         "signals": sorted(signals),
-        # The number of "success_flat" is `solved` already.
+        # "success_flat" is left out: its number stands under `solved` already.
         **{f"signal_{name}": value for name, value in signals.items() if name != "success_flat"},
     }
 
@@ -322,9 +325,9 @@ def _hacking_evidence(
 def _is_enough_evidence(
     reward_signals: Mapping[str, float], other_signals: Mapping[str, float]
 ) -> bool:
-    """Whether these signals prove that a reward is exploited."""
+    """Whether these signals are enough evidence that a reward is exploited."""
     if reward_signals:
-        # Flat success and paid wrong answers count as one signal; there must be another kind too.
+        # All reward signals together count as one; there must be another kind of signal too.
         return 1 + len(other_signals) >= limits.HACKING_SIGNALS
     # Success is not reported, or rises with the reward, which may come from the same exploit. Only
     # one pattern is proof then: answers that grow longer and are the same for different tasks.
@@ -337,8 +340,8 @@ def _reward_signals(
 ) -> dict[str, float]:
     """The signals of an exploit in the reward: name of the signal -> the number that shows it.
 
-    `success_follows` is whether success rose with the reward; None, where that is not known, gives
-    no signals.
+    `success_follows` says whether success rose with the reward. If it is None (not known), there
+    are no signals.
     """
     if success_follows is None:
         return {}
@@ -354,8 +357,8 @@ def _reward_signals(
 def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     """Whether the share of right answers rose together with the reward.
 
-    True also where nearly all answers were right from the start. None where the environment reports
-    no success, or where the series is too short.
+    Also True if nearly all answers were right from the start. Returns None if the environment
+    reports no success, or if the run is too short.
     """
     success_trend = trend(facts.view_values("solved_share"))
     if success_trend is None:
@@ -363,7 +366,7 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
     if success_trend.first >= limits.SOLVED_ALWAYS:
         return True
     largest_reward = max(1.0, *(abs(value) for value in facts.series("reward_mean")))
-    # The reward's rise in parts of its largest value compares with the rise of a share.
+    # In parts of the largest reward, the reward's rise can be compared with the rise of a share.
     part_of_reward_rise = limits.FOLLOWS_PART * reward_trend.change / largest_reward
     return success_trend.change >= max(limits.SUCCESS_FOLLOWS, part_of_reward_rise)
 
@@ -371,10 +374,10 @@ def _success_follows(facts: Facts, reward_trend: Trend) -> bool | None:
 def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
     """The reward that wrong answers now earn, if most of the reward's rise was not earned.
 
-    None in these cases:
+    Returns None in these cases:
         a trend is missing;
         wrong answers earn no more than before, or right ones earn nothing;
-        wrong answers earn little beside right ones;
+        wrong answers earn little compared with right ones;
         the unearned part of the rise is small.
     """
     wrong_trend = trend(facts.view_values("wrong_reward"))
@@ -386,8 +389,8 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
         return None
     if wrong_trend.last < limits.WRONG_PAYS * right_trend.last:
         return None
-    # A rise of the mean reward is earned as far as more answers are right. The rest is what right
-    # and wrong answers are paid more than at first, each by its share of the answers.
+    # A rise of the mean reward is earned to the extent that more answers are right. The rest comes
+    # from higher pay for right and for wrong answers, weighted by their shares of the answers.
     unearned_rise = (
         solved_trend.last * right_trend.change + (1 - solved_trend.last) * wrong_trend.change
     )
@@ -399,23 +402,23 @@ def _pay_of_wrong_answers(facts: Facts, reward_trend: Trend) -> float | None:
 def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     """The signals of an exploit that are not in the reward: name -> the number that shows it.
 
-    They are oddities of the answers, and "audit" where the reward audit had failed.
-    `success_known` is whether the environment reports success.
+    They are oddities of the answers, and "audit" if the reward audit had failed. `success_known`
+    says whether the environment reports success.
     """
     return {
         **_length_signal(facts),
         **_alike_signal(facts),
         **_repeated_signal(facts),
-        # Where success is not known, answers may have become right together with their form.
+        # If success is not known, answers may have become right together with their form.
         **(_form_signal(facts) if success_known else {}),
         **_judge_signal(facts),
-        # The audit failed, and the user accepted that.
+        # Set only if the audit failed and the user accepted that.
         **({"audit": 1.0} if facts.settings.accept_reward_risk else {}),
     }
 
 
 def _length_signal(facts: Facts) -> dict[str, float]:
-    """A sign of an exploited reward: answers became much longer or shorter; {} without it.
+    """A signal that the reward is exploited: answers became much longer or shorter. {} without it.
 
     The number is the factor by which their mean length changed.
     """
@@ -428,9 +431,10 @@ def _length_signal(facts: Facts) -> dict[str, float]:
 
 
 def _alike_signal(facts: Facts) -> dict[str, float]:
-    """A sign of an exploited reward: answers to different tasks became alike; {} without it.
+    """A signal that the reward is exploited: answers to different tasks became alike. {} without
+    it.
 
-    The number is the share of answers that are like another task's.
+    The number is the share of answers that are like the answer to another task.
     """
     alike_trend = trend(facts.view_values("alike_share"))
     if alike_trend and alike_trend.last >= limits.ALIKE and alike_trend.change >= limits.ALIKE_RISE:
@@ -439,7 +443,8 @@ def _alike_signal(facts: Facts) -> dict[str, float]:
 
 
 def _repeated_signal(facts: Facts) -> dict[str, float]:
-    """A sign of an exploited reward: the repeated share of the answers grew; {} without it."""
+    """A signal that the reward is exploited: the repeated share of the answers grew. {} without
+    it."""
     repeated_trend = trend(facts.view_values("repeated_share"))
     if repeated_trend is None:
         return {}
@@ -448,10 +453,8 @@ def _repeated_signal(facts: Facts) -> dict[str, float]:
 
 
 def _form_signal(facts: Facts) -> dict[str, float]:
-    """A sign of an exploited reward: the score for form rose to nearly full marks; {} without it.
-
-    A signal maps its name to the number that shows it.
-    """
+    """A signal that the reward is exploited: the score for form rose to nearly full. {} without
+    it."""
     form_trend = trend(facts.view_values("form_score"))
     if form_trend and form_trend.change >= limits.FORM_RISE and form_trend.last >= limits.FORM_FULL:
         return {"form_only": form_trend.last}
@@ -459,9 +462,9 @@ def _form_signal(facts: Facts) -> dict[str, float]:
 
 
 def _judge_signal(facts: Facts) -> dict[str, float]:
-    """A sign of an exploited reward: a judge rates more and more wrong answers highly.
+    """A signal that the reward is exploited: a judge rates more and more wrong answers highly.
 
-    The number is the share of such answers at the end; {} without the sign.
+    The number is the share of such answers at the end. Returns {} without the signal.
     """
     gap_trend = trend(facts.view_values("judge_gap"))
     if gap_trend and gap_trend.last > limits.JUDGE_GAP and gap_trend.rose:
@@ -470,5 +473,6 @@ def _judge_signal(facts: Facts) -> dict[str, float]:
 
 
 def _growth_factor(change: Trend | None) -> float:
-    """By which factor a series grew, such as 1.5; 1 without a trend, or if it began at 0."""
+    """The factor by which a series grew, such as 1.5. Returns 1 without a trend, or if the series
+    began at 0."""
     return 1.0 if change is None or change.first <= 0 else change.last / change.first

@@ -1,5 +1,5 @@
-"""Detectors of losses, and of the faults in rows that cause them: results below the start, skills
-that are gone, leaks, contradictory rows, an exam of other tasks."""
+"""Detectors of losses, and of the faults in rows that cause them: results below the start, lost
+skills, leaks, contradictory rows, held-out tasks of another kind than the training rows."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from engine.evidence.stats.inference import ALPHA
 from engine.evidence.verdict.regression import Battery, SinceBase, keep_settings, sentence_of
 from engine.records.settings import REPLAYING_ALGORITHMS, ROW_ALGORITHMS
 
-_SHOWN_WORDS = 4  # of the exam's own, in a sentence
+_SHOWN_WORDS = 4  # most words of held-out prompts that a sentence names
 
 
 def below_start(facts: Facts) -> Finding | None:
     """Detect that the last held-out evaluation is clearly worse than step 0 on the same tasks.
 
     It does not matter whether an earlier checkpoint was better. The p value is multiplied by the
-    number of evaluations, since each one is a chance to be wrong; where they are many, the verdict,
-    which rests on other tasks, may confirm it.
+    number of evaluations, because each one is a chance to be wrong. If that makes it too large, the
+    verdict, which rests on other tasks, may confirm the fall.
     """
     against_start = facts.against_start
     if against_start is None or not (_fell_clearly(against_start) or _verdict_is_worse(facts)):
@@ -33,7 +33,7 @@ def below_start(facts: Facts) -> Finding | None:
         f"{_fall_text(against_start)}{reason}.",
         _fall_evidence(facts, against_start),
         lever,
-        playbook="failures" if lever.setting else "rewards",  # without one it edits score()
+        playbook="failures" if lever.setting else "rewards",  # without a setting: edit score()
         # GRPO has training rollouts that show what the reward pays; others have held-out answers.
         pick="best" if facts.algorithm == "grpo" else "changed",
         cost=heldout_loss(facts),
@@ -41,7 +41,8 @@ def below_start(facts: Facts) -> Finding | None:
 
 
 def _fell_clearly(against_start: StartComparison) -> bool:
-    """Whether an evaluation is worse than step 0 by more than so many evaluations explain."""
+    """Whether the last evaluation is significantly worse than step 0, after correction for the
+    number of evaluations."""
     p = against_start.comparison.p
     if against_start.comparison.outcome.verdict != "worse" or p is None:
         return False
@@ -49,10 +50,10 @@ def _fell_clearly(against_start: StartComparison) -> bool:
 
 
 def _verdict_is_worse(facts: Facts) -> bool:
-    """Whether the last evaluation and the verdict, on other tasks, are both worse.
+    """Whether both the last evaluation and the verdict, which rests on other tasks, are worse.
 
-    Together their p values must be as small as two that are significant. Of GRPO, whose rollouts
-    show the cause of a small fall, this is not asked.
+    The product of their p values must be as small as that of two significant ones. Returns False
+    for GRPO, whose rollouts show the cause of a small fall without this.
     """
     if facts.algorithm == "grpo":
         return False
@@ -68,7 +69,8 @@ def _verdict_is_worse(facts: Facts) -> bool:
 
 
 def heldout_loss(facts: Facts) -> float:
-    """How far held-out success or reward is clearly below the start; 0.0 where it is not."""
+    """How far held-out success or reward is below the start. Returns 0.0 if it is not clearly
+    below."""
     against_start = facts.against_start
     if against_start is None or against_start.measure == "loss":
         return 0.0
@@ -78,9 +80,9 @@ def heldout_loss(facts: Facts) -> float:
 
 
 def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, object]:
-    """The numbers, by name, of a held-out result that fell below that of step 0.
+    """The numbers, by name, on a held-out result that fell below that of step 0.
 
-    `difference` and `interval` are after - before; None for a number that is not known.
+    `difference` and `interval` are after - before. A number that is not known is None.
     """
     return {
         "before": against_start.before,
@@ -99,7 +101,7 @@ def _fall_evidence(facts: Facts, against_start: StartComparison) -> dict[str, ob
 
 
 def _fall_text(against_start: StartComparison) -> str:
-    """The sentence on a fall below the start, without its full stop."""
+    """The sentence on a fall below the start, without the full stop."""
     is_share = against_start.measure == "success"
     before = _level_text(against_start.before, is_share)
     after = _level_text(against_start.after, is_share)
@@ -115,9 +117,9 @@ def _fall_text(against_start: StartComparison) -> str:
 def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
     """(the reason for a fall below the start, as the end of a sentence; the advice, a lever).
 
-    The reward is the cause if it did not fall with success, or if it pays answers that are cut; of
-    DPO the pairs are, of a distillation the teacher is, where the policy learnt what they show.
-    Otherwise the reason is "" and the advice is a lower learning rate.
+    The reward is blamed if it did not fall with success, or if it pays answers that are cut. DPO
+    may blame its pairs, a distillation its teacher (see `_reason_in_what_is_copied`). Otherwise the
+    reason is "" and the advice is a lower learning rate.
     """
     if facts.algorithm == "grpo" and against_start.measure == "success":
         if _reward_kept_up(against_start):
@@ -132,10 +134,11 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
 
 
 def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
-    """(the reason for a fall below the start, the advice) where a run copies pairs or a teacher.
+    """(the reason for a fall below the start, the advice) for a run that copies pairs or a teacher.
 
-    DPO blames its pairs and a distillation its teacher, where the policy learnt what they show.
-    Otherwise, as for any other algorithm, the reason is "" and the advice a lower learning rate.
+    If the policy learnt what they show, DPO blames its pairs and a distillation its teacher.
+    Otherwise, and for any other algorithm, the reason is "" and the advice is a lower learning
+    rate.
     """
     if facts.algorithm == "dpo" and against_start.measure != "loss":
         preferred_share = recent_mean(facts.series("preference_accuracy"))
@@ -150,7 +153,7 @@ def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> t
 
 
 def _came_nearer(distances: Sequence[float]) -> bool:
-    """Whether the distance to the teacher is lower in the last steps than in the first."""
+    """Whether the distance to the teacher is smaller in the last steps than in the first ones."""
     if len(distances) < 2 * limits.LEAST:
         return False
     return mean(distances[-limits.LEAST :]) < mean(distances[: limits.LEAST])
@@ -164,10 +167,11 @@ def _lower_rate(learning_rate: object) -> Lever:
 
 
 def _reward_kept_up(against_start: StartComparison) -> bool:
-    """Whether the reward fell by much less than success did; False where a reward is not known.
+    """Whether the reward fell by much less than success did. Returns False if a reward is not
+    known.
 
-    The loss of reward is measured in parts of the larger reward, to compare it with a share. It
-    must stay below `HELD_PART` of the loss of success, and in any case below `SUCCESS_FOLLOWS`.
+    The loss of reward is measured in parts of the larger reward, so that it compares with a share.
+    It must stay below `HELD_PART` of the loss of success, and below `SUCCESS_FOLLOWS`.
     """
     before, after = against_start.reward_before, against_start.reward_after
     if before is None or after is None:
@@ -175,7 +179,7 @@ def _reward_kept_up(against_start: StartComparison) -> bool:
     reward_lost = before - after
     success_lost = (against_start.before or 0.0) - (against_start.after or 0.0)
     allowed_part = min(limits.HELD_PART * success_lost, limits.SUCCESS_FOLLOWS)
-    # At least 1, the reward that a right answer usually earns.
+    # At least 1, because a right answer usually earns 1.
     larger_reward = max(1.0, abs(before), abs(after))
     return reward_lost < allowed_part * larger_reward
 
@@ -201,9 +205,9 @@ _OTHER_TEACHER = edit_lever(
 def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
     """Whether answers that are cut earn about as much as the others, without being right.
 
-    False where the environment does not say what is right, where many cut answers are right, where
-    few answers are cut, or where cut ones earn next to nothing. `reward_at_start` is the mean
-    reward before training, None where it is not known.
+    Returns False if the environment does not report success, if many cut answers are right, if few
+    answers are cut, or if cut answers earn next to nothing. `reward_at_start` is the mean reward
+    before training; None if it is not known.
     """
     cut_solved_share = recent_mean(facts.view_values("cut_solved_share"))
     cut_share = recent_mean(facts.view_values("cut_share"))
@@ -213,7 +217,7 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
         return False
     if cut_solved_share > limits.SOLVED_NEVER or cut_share <= limits.TRUNCATED:
         return False
-    # Where hardly any answer earns a reward, cut ones earn the mean too, but they are not paid.
+    # If hardly any answer earns a reward, cut answers earn the mean too without being paid.
     next_to_nothing = max(0.0, limits.CUT_PAYS_SOMETHING * (reward_at_start or 0.0))
     return cut_reward > next_to_nothing and cut_reward >= limits.CUT_PAYS * reward
 
@@ -221,8 +225,8 @@ def cut_is_paid(facts: Facts, *, reward_at_start: float | None = None) -> bool:
 def reward_falls(facts: Facts) -> Finding | None:
     """Detect that the reward of the training answers is clearly below that of the first steps.
 
-    None where a held-out evaluation has judged the run since: `below_start` speaks for those that
-    fell, and the others lost nothing that counts.
+    Returns None if a held-out evaluation has measured the run since: `below_start` reports its
+    falls, and a lower training reward alone is no loss.
     """
     rewards, spreads = facts.series("reward_mean"), facts.series("reward_std")
     if facts.against_start is not None or len(rewards) < limits.FALL_FROM + limits.FALL_TO:
@@ -237,11 +241,12 @@ def reward_falls(facts: Facts) -> Finding | None:
 
 
 def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
-    """The standard error of the difference between the first rewards and the last.
+    """The standard error of the difference between the mean reward of the first and of the last
+    steps.
 
     `spreads` are the standard deviations of the reward, by step.
     """
-    # Answers to one task are alike: two of them for each task count as independent.
+    # Answers to one task are similar, so only two of each group count as independent.
     answers_per_step = 2 * (facts.settings.prompts_per_step or 1)
     spread_before = mean(spreads[: limits.FALL_FROM])
     spread_after = mean(spreads[-limits.FALL_TO :])
@@ -254,7 +259,7 @@ def _error_of_fall(facts: Facts, spreads: Sequence[float]) -> float:
 def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
     """The finding that the mean reward fell from `before` (first steps) to `after` (last steps).
 
-    Its cost is the reward that was lost.
+    The cost of the finding is the difference.
     """
     evidence = {
         "reward_start": before,
@@ -272,14 +277,14 @@ def _reward_fall_finding(facts: Facts, before: float, after: float) -> Finding:
 
 
 def forgetting(facts: Facts) -> Finding | None:
-    """Detect that earlier skills are gone, lost by this run or by one that it descends from.
+    """Detect that earlier skills are lost, by this run or by one that its model descends from.
 
-    None where no skills were measured, or where none were lost.
+    Returns None if no skills were measured, or if none were lost.
     """
     skills = facts.kept_skills
     if skills is None:
         return None
-    # Each skill is measured by a battery, a fixed set of tasks.
+    # A battery is a fixed set of tasks that measures a skill.
     if skills.verdict == "forgotten":
         battery = _first_forgotten(skills.batteries)
         return Finding(
@@ -296,13 +301,13 @@ def forgetting(facts: Facts) -> Finding | None:
 
 
 _FROM_START = "train from the start again: what is lost does not come back"
-_KL = 0.01  # of GRPO where it had none
+_KL = 0.01  # advised kl_coef for a GRPO run that had none
 
 
 def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
-    """The advice (a lever) against losing the skills that `batteries` show as lost, by the run's
-    algorithm: replayed rows for SFT and GRPO (a stronger pull to the start for GRPO that replays
-    enough already), a larger beta for DPO, less training for any other."""
+    """The advice (a lever) against losing the skills that `batteries` show as lost, by algorithm:
+    replayed rows for SFT and GRPO, a stronger KL pull to the start for GRPO that replays enough
+    already, a larger beta for DPO, less training for any other."""
     settings = facts.settings
     can_replay = facts.algorithm in REPLAYING_ALGORITHMS
     replayed = keep_settings(settings, batteries) if can_replay else {}
@@ -320,13 +325,13 @@ def _keep_lever(facts: Facts, batteries: Sequence[Battery]) -> Lever:
 
 
 def _inherited_forgetting(against_base: SinceBase) -> Finding:
-    """The finding that a skill was lost before this run, by runs that it descends from.
+    """The finding that a skill was lost before this run, by runs that its model descends from.
 
-    It is of medium severity, because this run itself lost nothing. `against_base` compares this
-    run's model with the base model that the first of them began with.
+    Its severity is medium, because this run itself lost nothing. `against_base` compares this run's
+    model with the base model from which the first of those runs began.
     """
     battery = _first_forgotten(against_base.batteries)
-    # `lost_by` is empty where no single run shows the loss.
+    # `lost_by` is empty if no single run shows the loss.
     culprits = ", ".join(against_base.lost_by) or "a run before it"
     evidence = {
         **_battery_evidence(battery),
@@ -360,14 +365,14 @@ def _battery_evidence(battery: Battery) -> dict[str, object]:
 
 
 def _level_text(value: float | None, is_share: bool) -> str:
-    """A level as text, such as "41.2%" for a share and "0.412" for others; "?" for None."""
+    """A level as text: "41.2%" for a share, "0.412" for others, "?" for None."""
     if value is None:
         return "?"
     return percent(value, unit="%") if is_share else significant(value)
 
 
 def _change_text(value: float | None, is_share: bool) -> str:
-    """A change as text, such as "+3.1 points" for a share and "+0.031" for others; "?" for None."""
+    """A change as text: "+3.1 points" for a share, "+0.031" for others, "?" for None."""
     if value is None:
         return "?"
     return f"{100 * value:+.1f} points" if is_share else f"{value:+.3g}"
@@ -377,9 +382,9 @@ def _change_text(value: float | None, is_share: bool) -> str:
 
 
 def worse_start(facts: Facts) -> Finding | None:
-    """Detect that the run went on from a checkpoint that was itself below where it came from.
+    """Detect that the run began with a checkpoint that was itself below the start of its own run.
 
-    None where the run got better, or where that checkpoint's run was not evaluated.
+    Returns None if this run got better, or if that checkpoint was not evaluated.
     """
     fall = facts.fall_of_the_start
     if fall is None or fall.comparison.outcome.verdict != "worse" or _is_better(facts):
@@ -398,7 +403,7 @@ def worse_start(facts: Facts) -> Finding | None:
 def leak(facts: Facts) -> Finding | None:
     """Detect that the training rows hold held-out tasks, so that no score can be trusted.
 
-    None for shares that the check at submit calls clean or an overlap.
+    Returns None if the check at submit called the shared part clean or an overlap.
     """
     contamination = facts.rows.contamination
     if contamination.verdict != "leak":
@@ -416,9 +421,10 @@ def leak(facts: Facts) -> Finding | None:
 
 
 def contradictory_rows(facts: Facts) -> Finding | None:
-    """Detect training rows that answer one prompt in several ways, in a run that gained nothing.
+    """Detect training rows with the same prompt and different answers, in a run that gained
+    nothing.
 
-    None where they are few, or where the verdict is "better": several answers may all be right.
+    Returns None if they are few, or if the verdict is "better": several answers may all be right.
     """
     rows = facts.rows
     share = rows.contradicted / rows.train if rows.train else 0.0
@@ -435,9 +441,9 @@ def contradictory_rows(facts: Facts) -> Finding | None:
 
 
 def duplicates(facts: Facts) -> Finding | None:
-    """Detect training rows of which most are copies of others, in a run that gained nothing.
+    """Detect that most training rows are copies of others, in a run that gained nothing.
 
-    None where the share of copies is at most `limits.COPIED`, or where the run became better.
+    Returns None if the share of copies is at most `limits.COPIED`, or if the verdict is "better".
     """
     rows = facts.rows
     copied_share = 1 - rows.different / rows.train if rows.train else 0.0
@@ -453,9 +459,9 @@ def duplicates(facts: Facts) -> Finding | None:
 
 
 def pairs_alike(facts: Facts) -> Finding | None:
-    """Detect pairs whose two answers differ in blanks, case or punctuation alone.
+    """Detect DPO pairs whose two answers differ in blanks, case or punctuation alone.
 
-    None where they are few, or where the verdict is "better".
+    Returns None if they are few, or if the verdict is "better".
     """
     rows = facts.rows
     share = rows.alike_pairs / rows.pairs if rows.pairs else 0.0
@@ -472,9 +478,9 @@ def pairs_alike(facts: Facts) -> Finding | None:
 
 
 def other_exam(facts: Facts) -> Finding | None:
-    """Detect held-out tasks of another wording or kind than the training rows.
+    """Detect held-out tasks (the exam) of another wording or kind than the training rows.
 
-    The training must have worked and the exam not be half solved: else it did no harm.
+    Returns None if training did not work either, or if the exam is half solved all the same.
     """
     words = facts.rows.exam_words
     if not words or _is_exam_learnt(facts) or not _training_worked(facts):
@@ -493,10 +499,11 @@ def other_exam(facts: Facts) -> Finding | None:
 
 
 def rows_disagree(facts: Facts) -> Finding | None:
-    """Detect training rows that the start finds far less likely than the held-out ones.
+    """Detect training rows that the start model finds far less likely than the held-out ones.
 
-    Rows of one task are as likely as each other; these are wrong, or of another task. None where
-    the verdict is "better", or where the exam is worded otherwise (see `other_exam`).
+    Rows of one kind of task are about equally likely, so these rows are wrong or of another kind.
+    Returns None if the verdict is "better", or if the held-out prompts are worded differently (see
+    `other_exam`).
     """
     losses, heldout_losses = facts.series("loss"), facts.curve("heldout_loss")
     if not losses or not heldout_losses or _is_better(facts) or facts.comparison is None:
@@ -525,14 +532,15 @@ def _is_better(facts: Facts) -> bool:
 
 
 def _is_exam_learnt(facts: Facts) -> bool:
-    """Whether the verdict is "better" and half of the exam is solved, where that is measured."""
+    """Whether the verdict is "better" and, if success is measured, half of the held-out tasks (the
+    exam) are solved."""
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
     is_half_solved = not heldout_shares or heldout_shares[-1] >= limits.EXAM_LEARNT
     return _is_better(facts) and is_half_solved
 
 
 def _training_worked(facts: Facts) -> bool:
-    """Whether the run came to solve its training tasks, or to fit its rows."""
+    """Whether the run came to solve its training tasks, or to fit its training rows."""
     if facts.algorithm not in ROW_ALGORITHMS:
         reward = trend(facts.series("reward_mean"))
         rose = reward is not None and reward.rose
@@ -544,7 +552,8 @@ def _training_worked(facts: Facts) -> bool:
 
 
 def _exam_far_behind(facts: Facts) -> bool:
-    """Whether far more of the training tasks is solved at the end than of the held-out ones."""
+    """Whether the share solved at the end is far higher on training tasks than on held-out tasks
+    (the exam)."""
     solved_share = recent_mean(facts.view_values("solved_share"))
     heldout_shares = [share for _, share in facts.curve("heldout_success")]
     if solved_share is None or not heldout_shares:

@@ -1,7 +1,7 @@
-"""What detectors read: the metrics of a run and, per step, what its answers looked like.
+"""What detectors read: the metrics of a run, and its answers at each step in numbers.
 
 A `View` condenses the rollouts of one step to a few numbers, so that a run can be watched step by
-step at little cost, and a finished one be read at once.
+step at little cost, and a finished run can be judged from all its steps.
 """
 
 import math
@@ -33,11 +33,12 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 START_STEPS = 3  # steps at the beginning of a run whose mean is the level it started from
 Line = Mapping[str, Any]  # one line of metrics.jsonl: metric name -> value
 
-# What the name of an environment's metric says about it: readable form, a judge, a hard check.
+# Words in the name of an environment's metric that tell what it measures: whether the form of an
+# answer could be parsed, what a judge says, whether a hard check passed.
 _FORM = re.compile(r"(?:^|[^a-z])(?:pars|format|well_?formed|schema|extract)", re.I)
 _JUDGE = re.compile(r"judge|rubric|llm|grader|quality|style|helpful|preference", re.I)
 _CHECK = re.compile(r"exact|correct|check|test|right|solved|accura", re.I)
-# Names of counts and times: they do not say how good an answer is.
+# Words in the names of counts and times, which do not say how good an answer is.
 _COUNTED = re.compile(r"err|fail|miss|time|latency|second|cost|token|penalt|length|count", re.I)
 
 
@@ -49,7 +50,7 @@ class View:
 
     Attributes:
         answer_count: number of answers.
-        solved_share: scored answers with success; None where the environment never reports it.
+        solved_share: scored answers with success; None if the environment never reports it.
         reward: mean reward of the scored answers.
         wrong_reward, right_reward: mean reward of the scored answers without and with success.
         usual_reward, usual_share: the most common reward, and the share of scored answers earning
@@ -67,7 +68,7 @@ class View:
         wrapped_share: scored answers in code fences, in quotes or behind courtesy phrases.
         wrapped_reward, unwrapped_reward: mean reward of the wrapped answers, and of the other
             scored ones.
-        form_metric: name of the metric that says whether an answer could be read, "" without one.
+        form_metric: name of the metric that says whether an answer could be parsed; "" without one.
         form_score: mean of that metric over the scored answers.
         thinking_share: answers with a think block.
         think_size: median size of a think block, as a part of `max_tokens`.
@@ -129,7 +130,7 @@ class StartComparison:
     Attributes:
         step: of the later evaluation.
         evaluations: how many evaluations are tested in all; each is a chance to be wrong.
-        reward_before, reward_after: mean reward, None where nothing was scored.
+        reward_before, reward_after: mean reward; None if nothing was scored.
     """
 
     comparison: Comparison
@@ -140,14 +141,17 @@ class StartComparison:
 
     @property
     def measure(self) -> str:
+        """What is compared: "success", "reward" or "loss"; "" if nothing was."""
         return self.comparison.measure or ""
 
     @property
     def before(self) -> float | None:
+        """The mean at step 0, rounded."""
         return rounded(self.comparison.outcome.before)
 
     @property
     def after(self) -> float | None:
+        """The mean of the later evaluation, rounded."""
         return rounded(self.comparison.outcome.after)
 
 
@@ -157,16 +161,16 @@ class Facts:
 
     Attributes:
         algorithm: a trainer's, or "evaluate".
-        settings: every setting by name, {} where the config is gone.
+        settings: every setting by name; all unknown if the config is missing.
         lines: the metrics, one line per step in order, step 0 included.
         views: the answers of the training steps in order, not necessarily of all steps; one view
             for an evaluation.
         exam: the last held-out answers, None without any.
         exam_tasks: tasks behind each `heldout_` value, 0 when not known.
-        training_rows: of SFT, what became of its training rows.
-        failure: of a run that failed, else None.
-        comparison: what the verdict of a finished run rests on, None before it is done.
-        recommended_model: to continue from, by the verdict; "" if it names none.
+        training_rows: for SFT, how many rows were used, cut and dropped.
+        failure: how the run failed; None if it did not.
+        comparison: what the verdict of a finished run rests on; None before it is done.
+        recommended_model: the model to continue from, by the verdict; "" if it names none.
         rescoring: the result of scoring answers again in a fresh env process, {} if none were.
         exam_start: the held-out answers of step 0, None without any.
         against_start: the last evaluation compared with step 0, None before there is one.
@@ -174,10 +178,10 @@ class Facts:
             known.
         heldout_rows: rows of the split that is evaluated; None when not known.
         dev_tasks: whether dev tasks choose the checkpoint.
-        kept_skills: what became of earlier skills, None where they were not measured.
-        rows: what is known of the rows of the run.
-        fall_of_the_start: the checkpoint it went on from, compared with where that came from.
-        alerts: those that the run raised and that are not over.
+        kept_skills: what became of earlier skills; None if they were not measured.
+        rows: facts about the task rows of the run.
+        fall_of_the_start: the checkpoint that the run began with, compared with its own start.
+        alerts: alerts that the run raised and that are not over.
     """
 
     algorithm: str
@@ -203,14 +207,14 @@ class Facts:
 
     @property
     def failure_kind(self) -> str:
-        """The kind of failure, "" for a run that did not fail."""
+        """The kind of failure; "" for a run that did not fail."""
         return self.failure.kind if self.failure else ""
 
     @property
     def is_early(self) -> bool:
         """Whether less than half of the planned steps are done, and the run has not failed.
 
-        False where the planned steps are not known, and for an evaluation, which has none.
+        Returns False if the planned steps are not known, and for an evaluation, which has none.
         """
         planned_steps = self.settings.steps
         if self.failure is not None or not isinstance(planned_steps, int):
@@ -220,13 +224,13 @@ class Facts:
 
     @property
     def last_answers(self) -> View | None:
-        """The last held-out answers, or those of an evaluation run; None without any."""
+        """The last held-out answers, or those of an evaluation run; None if there are none."""
         if self.exam is not None:
             return self.exam
         return self.views[-1] if self.views else None
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """(step, value) for every step that has a number for this metric, step 0 included."""
+        """(step, value) for every step that has a number for this metric, also step 0."""
         points = []
         for line in self.lines:
             step, value = line.get("step"), number(line.get(name))
@@ -244,20 +248,18 @@ class Facts:
         return [value for value in values if value is not None]
 
     def recent(self, name: str) -> list[float]:
-        """The last `WINDOW` values of a metric, empty while there are fewer than `LEAST`."""
+        """The last `WINDOW` values of a metric; [] while there are fewer than `LEAST`."""
         return window(self.series(name))
 
     def recent_view_values(self, name: str) -> list[float]:
-        """The last `WINDOW` values of a view attribute, empty while there are fewer than `LEAST`.
-
-        An evaluation has one view only, so all of its values are returned.
-        """
+        """The last `WINDOW` values of a view attribute; [] while there are fewer than `LEAST`. An
+        evaluation has one view only, so all of its values are returned."""
         values = self.view_values(name)
         return values if self.algorithm == "evaluate" else window(values)
 
 
 def window(values: Sequence[float]) -> list[float]:
-    """The last `WINDOW` values, empty where there are fewer than `LEAST`."""
+    """The last `WINDOW` values; [] if there are fewer than `LEAST`."""
     return list(values[-limits.WINDOW :]) if len(values) >= limits.LEAST else []
 
 
@@ -267,20 +269,19 @@ def mean(values: Sequence[float]) -> float:
 
 
 def mean_or_none(values: Sequence[float]) -> float | None:
+    """The mean; None if there are no values."""
     return mean(values) if values else None
 
 
 def recent_mean(values: Sequence[float]) -> float | None:
-    """The mean of the last `WINDOW` values, None where there are fewer than `LEAST`."""
+    """The mean of the last `WINDOW` values; None if there are fewer than `LEAST`."""
     return mean_or_none(window(values))
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The means of an early (`first`) and a late (`last`) part of a series.
-
-    `z` is their difference in standard errors, negative where the series fell.
-    """
+    """The means of an early (`first`) and a late (`last`) part of a series. `z` is last - first in
+    standard errors."""
 
     first: float
     last: float
@@ -288,22 +289,23 @@ class Trend:
 
     @property
     def change(self) -> float:
+        """The late mean minus the early one."""
         return self.last - self.first
 
     @property
     def rose(self) -> bool:
+        """Whether the series rose by more than its noise."""
         return self.z >= limits.TREND_Z
 
     @property
     def fell(self) -> bool:
+        """Whether the series fell by more than its noise."""
         return self.z <= -limits.TREND_Z
 
 
 def trend(values: Sequence[float]) -> Trend | None:
-    """The last third of a series compared with its first third.
-
-    None where the series has fewer than `TREND_STEPS` values.
-    """
+    """The last third of a series compared with its first third; None if it has fewer than
+    `TREND_STEPS` values."""
     if len(values) < limits.TREND_STEPS:
         return None
     third = len(values) // 3
@@ -311,10 +313,10 @@ def trend(values: Sequence[float]) -> Trend | None:
 
 
 def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
-    """The change from some values to as many later ones, at least two of each.
+    """The change from early values to as many later ones, at least two of each.
 
-    Where neither the early nor the late values vary, the z score is infinite with the sign of the
-    change, or 0 if nothing changed.
+    If neither the early nor the late values vary, z is infinite with the sign of the change, or 0
+    if nothing changed.
     """
     change = mean(late) - mean(early)
     standard_error = math.sqrt(
@@ -332,8 +334,8 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
 def stuck_at(values: Sequence[float], limit: float) -> float | None:
     """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
-    None where the series is too short, where the level is not above `limit`, and where it clearly
-    falls and is below `TOO_MUCH_TO_WAIT`.
+    Returns None if the series is too short, if the level is not above `limit`, and if the level
+    clearly falls and is at most `TOO_MUCH_TO_WAIT`.
     """
     recent_values = window(values)
     if not recent_values:
@@ -357,9 +359,10 @@ def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:
 
 
 def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View | None:
-    """The figures by which detectors judge the rollouts of one step, or one evaluation's answers.
+    """The rollouts of one step, or the answers of one evaluation, in the numbers that detectors
+    read.
 
-    None where `rows` are empty. `settings` are the settings of the run.
+    Returns None if `rows` is empty. `settings` are the settings of the run.
     """
     if not rows:
         return None
@@ -381,7 +384,7 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
 
 
 def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
-    """The view with what its scored answers earned, and how many of them solve their task."""
+    """The view, with the rewards of its scored answers and the share of right ones filled in."""
     usual_reward, usual_share = _most_common_reward(scored)
     return replace(
         view,
@@ -395,7 +398,7 @@ def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
-    """The view with the figures on answers that a limit cut off; `rows` are all its answers."""
+    """The view, with the numbers on answers cut by a limit filled in; `rows` are all answers."""
     cut_rows = [row for row in rows if row.cut]
     out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
     return replace(
@@ -409,7 +412,8 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
 
 
 def _with_form(view: View, scored: Sequence[Answer]) -> View:
-    """The view with the figures on the form of answers: readable, or in fences or phrases."""
+    """The view, with the numbers on the form of answers filled in: parsed or not, wrapped or
+    not."""
     wrapped, unwrapped = _by_wrapping(scored)
     form_metric, form_score = _form_metric(scored)
     return replace(
@@ -423,7 +427,7 @@ def _with_form(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) -> View:
-    """The view with the figures on think blocks; `rows` are all its answers."""
+    """The view, with the numbers on think blocks filled in; `rows` are all answers."""
     sizes_or_none = [_think_size(row, settings) for row in rows]
     sizes = [size for size in sizes_or_none if size is not None]
     return replace(
@@ -434,17 +438,17 @@ def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) 
 
 
 def is_form_metric(name: str) -> bool:
-    """Whether a metric's name says that it measures if an answer could be read."""
+    """Whether a metric, by its name, measures if an answer could be parsed."""
     return _FORM.search(name) is not None and not _COUNTED.search(name)
 
 
 def is_pleased_and_wrong(row: Answer) -> bool | None:
     """Whether a judge rates an answer highly that fails a hard check.
 
-    None where the answer has no judge or no check, or where a judge's metric is above 1, because
+    Returns None if the answer has no judge or no check, or if a judge's metric is above 1, because
     then it is not known what is high.
     """
-    # The names of the metrics tell which are a judge's and which are hard checks.
+    # Judges and hard checks are recognised by the names of the metrics.
     metrics = {name: value for name, value in (row.metrics or {}).items() if not _is_count(name)}
     judge_scores = [value for name, value in metrics.items() if _JUDGE.search(name)]
     check_scores = [
@@ -458,12 +462,12 @@ def is_pleased_and_wrong(row: Answer) -> bool | None:
 
 
 def _is_count(name: str) -> bool:
-    """Whether a metric counts something or takes a time: that is no score."""
+    """Whether a metric, by its name, counts something or takes a time, and so is no score."""
     return _COUNTED.search(name) is not None
 
 
 def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
-    """(the answers in a code fence, in quotes or behind a phrase of courtesy; all others)."""
+    """(answers in a code fence, in quotes or behind a polite phrase; all other answers)."""
     wrapped: list[Answer] = []
     unwrapped: list[Answer] = []
     for row in rows:
@@ -475,7 +479,7 @@ def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
 
 
 def _all_text(row: Answer) -> str:
-    """Everything the model wrote in an answer, its reasoning included."""
+    """Everything that the model wrote in an answer, also its reasoning."""
     parts: list[str] = []
     for message in row.messages or ():
         if message.get("role") == "assistant":
@@ -485,16 +489,17 @@ def _all_text(row: Answer) -> str:
 
 
 def _success_share(rows: Sequence[Answer]) -> float | None:
-    """The share with success, None where the environment never reports it."""
+    """The share with success; None if the environment never reports it."""
     return mean_or_none([float(row.success) for row in rows if row.success is not None])
 
 
 def _mean_reward(rows: Sequence[Answer]) -> float | None:
+    """The mean reward of the answers that have one; None if none has."""
     return mean_or_none([row.reward for row in rows if row.reward is not None])
 
 
 def _most_common_reward(rows: Sequence[Answer]) -> tuple[float | None, float | None]:
-    """(the reward that most answers earn, the share of answers earning it); None without any."""
+    """(the most common reward, the share of answers that earn it); (None, None) without rewards."""
     rewards = Counter(row.reward for row in rows if row.reward is not None)
     if not rewards:
         return None, None
@@ -503,7 +508,7 @@ def _most_common_reward(rows: Sequence[Answer]) -> tuple[float | None, float | N
 
 
 def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:
-    """(name, mean) of the metric that says whether answers could be read; ("", None) without one.
+    """(name, mean) of the metric that says whether answers could be parsed; ("", None) without one.
 
     Of several such metrics the first by name is taken. Metrics with values above 1 are not shares
     and are skipped.
@@ -528,10 +533,10 @@ def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
 
 
 def _distinct_share(rows: Sequence[Answer]) -> float | None:
-    """How different the texts of a group are, as the mean over groups.
+    """How different the texts of a group are, averaged over groups.
 
-    1 when all texts differ, 0 when all are equal; case and blanks make no difference. None where no
-    group has two answers.
+    1 if all texts differ, 0 if all are equal; case and blanks make no difference. Returns None if
+    no group has two answers.
     """
     shares = []
     for group in _groups(rows):
@@ -542,11 +547,8 @@ def _distinct_share(rows: Sequence[Answer]) -> float | None:
 
 
 def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
-    """The text of one answer per task.
-
-    It is the middle one of the task's answers: where they are sorted by reward, the first or the
-    last would be an extreme.
-    """
+    """The text of one answer per task: the middle one of its answers. If they are sorted by reward,
+    the first or the last would be an extreme."""
     by_task: dict[str, list[Answer]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
@@ -554,10 +556,10 @@ def _one_text_per_task(rows: Sequence[Answer]) -> list[str]:
 
 
 def _think_size(row: Answer, settings: KnownSettings) -> float | None:
-    """The size of the think block of an answer, as a part of the tokens that the answer may take.
+    """The size of an answer's think block, as a part of the tokens that the answer may take.
 
-    The think block of the last turn is measured. None without one, or where `max_tokens` is not
-    known.
+    The think block of the last turn is measured. Returns None if there is none, or if `max_tokens`
+    is not known.
     """
     thinking, text_after = _thinking_and_rest(row, switched_on=bool(settings.thinking))
     max_tokens = number(settings.max_tokens) or 0.0
@@ -565,8 +567,8 @@ def _think_size(row: Answer, settings: KnownSettings) -> float | None:
         return None
     turns = max(1, row.turns) if isinstance(row, TrajectoryRecord) else 1
     allowed_tokens = max_tokens * turns  # `max_tokens` in each turn
-    # Only the tokens of all turns together are known. The share of thinking among the characters
-    # of the last turn stands for its share among them.
+    # Only the number of tokens of all turns together is known, so the share of thinking among them
+    # is estimated by its share of the characters of the last turn.
     thinking_tokens = row.tokens * len(thinking) / max(1, len(thinking) + len(text_after))
     return thinking_tokens / allowed_tokens
 
@@ -579,7 +581,7 @@ def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:
     text = row.completion or ""
     last_message = row.messages[-1] if row.messages else {}
     reasoning = last_message.get("reasoning_content")
-    if reasoning:  # a closed block was moved there, out of the text
+    if reasoning:  # the parser moved a closed block there, out of the text
         return str(reasoning), text
     never_closed = opens_any(text) or (switched_on and not closes_any(text))
     return (text, "") if never_closed else ("", text)
@@ -587,8 +589,6 @@ def _thinking_and_rest(row: Answer, *, switched_on: bool) -> tuple[str, str]:
 
 def _judge_gap(rows: Sequence[Answer]) -> float | None:
     """The share of answers that please a judge and fail a hard check, among those that have both.
-
-    None without such answers.
-    """
+    Returns None if no answer has both."""
     gaps = [is_pleased_and_wrong(row) for row in rows]
     return mean_or_none([float(gap) for gap in gaps if gap is not None])

@@ -1,10 +1,11 @@
-"""How far a judge agrees with gold labels, and which way it leans.
+"""How far a judge agrees with gold labels, and which kinds of answer the judge favours.
 
 Cohen's kappa (1960) is the agreement beyond what chance gives with the same shares of right and
 wrong: (observed - chance) / (1 - chance). Intervals are percentiles of a bootstrap over answers
-(Efron 1979). A lean is a difference of the judge's error (its value less the label) between two
-kinds of answer, taken among right and among wrong answers apart and averaged, so that a judge which
-is merely strict, or a kind that is more often right, shows none.
+(Efron 1979). A lean (bias) is the difference of the judge's mean error (its value minus the label)
+between two kinds of answer. It is computed among right and among wrong answers separately and then
+averaged: a judge that is merely strict has no lean, and neither has a kind of answer that is merely
+more often right.
 """
 
 import random
@@ -22,13 +23,13 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Judged:
-    """A gold answer and what the judge made of it.
+    """A gold answer (labelled by people) and what the judge made of it.
 
     Attributes:
-        label, value: of people and of the judge, from 0 to 1.
-        passed: whether the judge's rubric counts it as right.
-        length: of the answer, in characters.
-        own: whether the judge's own model wrote it; None where the file does not say who did.
+        label, value: what people and what the judge gave the answer, from 0 to 1.
+        passed: whether the judge's rubric counts the answer as right.
+        length: characters of the answer.
+        own: whether the judge's own model wrote the answer; None if the author is not known.
     """
 
     label: float
@@ -39,11 +40,16 @@ class Judged:
 
     @property
     def is_right(self) -> bool:
+        """Whether people count the answer as right."""
         return self.label >= 0.5
 
 
 class Figure(Record):
-    """A figure with its 95 % interval, of `n` answers (a position: pairs of answers)."""
+    """A statistic with its 95 % interval.
+
+    Attributes:
+        n: how many answers it was computed from; for the position bias, how many pairs of answers.
+    """
 
     value: float
     low: float
@@ -51,13 +57,17 @@ class Figure(Record):
     n: int
 
     def beyond(self, bound: float) -> bool:
-        """Whether the whole interval lies above `bound` or below `-bound`."""
+        """Whether the whole interval lies above `bound`, or the whole interval lies below
+        `-bound`."""
         return self.low > bound or self.high < -bound
 
 
 def kappa(judged: Sequence[Judged]) -> float:
-    """Cohen's kappa of judge and labels; 0 where chance alone explains everything, as where one of
-    the two says the same of every answer."""
+    """Cohen's kappa of judge and labels.
+
+    Returns 0 if chance alone explains the agreement: if judge and labels both give every answer the
+    same mark. Returns 0 for no answers too.
+    """
     if not judged:
         return 0.0
     observed = agreement(judged)
@@ -72,21 +82,24 @@ def agreement(judged: Sequence[Judged]) -> float:
 
 
 def length_lean(judged: Sequence[Judged]) -> float | None:
-    """How much more the judge gives answers above the median length than shorter ones; None where
-    there are not both among right or among wrong answers."""
+    """How much more the judge gives long answers (above the median length) than short ones of the
+    same quality. Returns None if neither the right nor the wrong answers have both lengths."""
     middle = median(j.length for j in judged)
     return _lean(judged, lambda j: j.length > middle)
 
 
 def own_lean(judged: Sequence[Judged]) -> float | None:
-    """How much more the judge gives what its own model wrote than what others did; None where there
-    are not both."""
+    """How much more the judge gives answers of its own model than answers of others of the same
+    quality. Returns None if neither the right nor the wrong answers have both kinds of author."""
     return _lean([j for j in judged if j.own is not None], lambda j: bool(j.own))
 
 
 def _lean(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> float | None:
-    """The difference of the judge's mean error between two kinds of answer, averaged over right and
-    wrong ones; None where neither has both kinds."""
+    """The judge's mean error on favoured answers minus its mean error on the others.
+
+    The difference is taken among right and among wrong answers, then averaged. Returns None if
+    neither has both kinds of answer.
+    """
     differences: list[float] = []
     for is_right in (True, False):
         errors: dict[bool, list[float]] = {True: [], False: []}
@@ -101,8 +114,9 @@ def _lean(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> fl
 def with_interval(
     items: Sequence[T], figure: Callable[[Sequence[T]], float | None], seed: int = 0
 ) -> Figure | None:
-    """A figure of the items with its bootstrap interval; None where it cannot be computed. Draws in
-    which it cannot be computed are left out."""
+    """The statistic `figure` of the items with its bootstrap interval. Returns None if `figure`
+    returns None for the items, or there are none; resamples for which it returns None are left
+    out."""
     value = figure(items) if items else None
     if value is None:
         return None

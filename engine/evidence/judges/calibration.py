@@ -1,8 +1,8 @@
-"""Asks a judge about gold answers, and stores what came of it by judge and rubric.
+"""Asks a judge (a language model that scores) about gold answers, and stores how far it agrees.
 
-A verdict may rest on a judge whose kappa is at least KAPPA, whose interval does not reach below
-KAPPA_LOW, and which does not clearly favour long answers or its own. 0.6 begins what Landis and
-Koch (1977) call substantial agreement.
+The result is stored by judge and rubric. A verdict may rest on a judge whose kappa is at least
+KAPPA, whose interval does not reach below KAPPA_LOW, and which does not clearly favour long answers
+or answers of its own model. 0.6 begins what Landis and Koch (1977) call substantial agreement.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,24 +33,25 @@ from envs.judge import Judge, Rubric
 
 KAPPA, KAPPA_LOW = 0.6, 0.4
 FEWEST = 30  # answers; with fewer the interval says nothing
-LEAN = 0.1  # that a lean's interval must lie beyond for the judge to be refused
-MOST_PAIRS = 200
+LEAN = 0.1  # a judge is refused if the whole interval of a lean (bias) lies beyond this
+MOST_PAIRS = 200  # of answers that are asked in both orders: each costs two requests
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 8  # requests to the judge
 
 
 class Calibration(Record):
-    """A judge held against gold labels, as it is stored.
+    """What came of holding a judge against gold labels, as it is stored.
 
     Attributes:
-        judge, rubric: hashes of which judge by which criteria (envs/judge.py, envs/rubric.py).
-        model, url: the judge.
-        answers, unjudged: gold answers that the judge valued, and those it gave no verdict on.
-        agreement, kappa: with the labels.
-        length, own, position: how much more it gives longer answers, what its own model wrote, and
-            what stands first of two; None where the gold answers cannot show it.
-        kappa_before: of the calibration that this one replaced; None for the first.
+        judge, rubric: hashes of the judge and of its criteria (envs/judge.py, envs/rubric.py).
+        model, url: the judge's model and where it is served.
+        answers, unjudged: how many gold answers the judge scored, and how many it gave no verdict
+            on.
+        agreement, kappa: of the judge with the labels.
+        length, own, position: how much more the judge gives longer answers, answers of its own
+            model, and the first of two answers; None if the gold answers cannot show it.
+        kappa_before: kappa of the calibration that this one replaced; None for the first.
     """
 
     judge: str
@@ -68,7 +69,8 @@ class Calibration(Record):
 
     @property
     def faults(self) -> list[str]:
-        """Why no verdict may rest on the judge; [] where one may."""
+        """The reasons why no verdict may rest on the judge, one sentence part each. Empty if one
+        may."""
         faults = []
         if self.answers < FEWEST:
             faults.append(f"only {self.answers} gold answers were judged, at least {FEWEST} needed")
@@ -85,7 +87,9 @@ class Calibration(Record):
 
     @property
     def sentences(self) -> list[str]:
-        """Agreement and each lean that was measured, with intervals, one sentence each."""
+        """One sentence for the agreement and one for each lean (bias) that was measured, with
+        intervals; then one for answers without a verdict and one for the kappa of the previous
+        calibration, if any."""
         lines = [
             f"Agreement with {self.answers} gold labels: {_shown(self.agreement)}, "
             f"kappa {_shown(self.kappa)}."
@@ -107,17 +111,18 @@ class Calibration(Record):
 
 
 def _shown(figure: Figure, *, sign: bool = False) -> str:
-    """A figure with its interval, as "0.71 (0.60 to 0.81)"."""
+    """A figure with its interval as text, such as "0.71 (0.60 to 0.81)"; with `sign`, "+0.71 (+0.60
+    to +0.81)"."""
     form = "+.2f" if sign else ".2f"
     return f"{figure.value:{form}} ({figure.low:{form}} to {figure.high:{form}})"
 
 
 def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswer]) -> Calibration:
     """Ask the judge about every gold answer, and about pairs of answers to one prompt in both
-    orders; store what came of it and return it.
+    orders. Store the calibration and return it.
 
-    Raises UserError BAD_ARGUMENT where the rubric leaves the judge nothing to decide, or the judge
-    gave no verdict at all.
+    Raises UserError BAD_ARGUMENT if every criterion of the rubric is decided by code (the judge has
+    nothing to decide), or if the judge gave no verdict on any answer.
     """
     valued, positions = _ask_all(judge, rubric, gold)
     stored = find_calibration(home, judge, rubric)
@@ -147,8 +152,9 @@ def _ask_all(
 ) -> tuple[list[Judged], list[float]]:
     """Ask the judge about every gold answer, and about pairs of answers in both orders.
 
-    Returns what it made of each answer, and of each pair how much more it gave the one that stood
-    first; those it gave no verdict on are left out. Raises UserError BAD_ARGUMENT as `calibrate`.
+    Returns what the judge made of each answer, and for each pair how much more it gave the answer
+    that stood first. Answers and pairs without a verdict are left out. Raises UserError
+    BAD_ARGUMENT if the judge has nothing to decide, or gave no verdict on any answer.
     """
     if not rubric.for_judge:
         message = "every criterion of the rubric is decided by code: there is no judge to calibrate"
@@ -166,9 +172,11 @@ def _ask_all(
 
 
 def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
-    """Hold the judge of a rubric file against the gold answers of another file; returns the reply.
+    """Calibrate the judge of a rubric file with the gold answers of another file. Returns the reply
+    of the command.
 
-    Raises UserError BAD_ARGUMENT where one of them cannot be read, and as `calibrate` does.
+    Raises UserError BAD_ARGUMENT if a file cannot be read, if the judge has nothing to decide, or
+    if it gave no verdict on any answer.
     """
     answers = read_gold(gold)
     try:
@@ -190,8 +198,8 @@ def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
 
 
 def find_calibration(home: Home, judge: Judge, rubric: Rubric) -> Calibration | None:
-    """The stored calibration of that judge by that rubric; None where there is none. Raises
-    DamagedRecord."""
+    """The stored calibration of this judge with this rubric. Returns None if there is none. Raises
+    DamagedRecord if its file cannot be parsed."""
     try:
         return Calibration.read(_path(home, judge, rubric))
     except FileNotFoundError:
@@ -199,29 +207,36 @@ def find_calibration(home: Home, judge: Judge, rubric: Rubric) -> Calibration | 
 
 
 def _path(home: Home, judge: Judge, rubric: Rubric) -> Path:
+    """The file of the calibration of this judge with this rubric."""
     return home.judges / f"{judge.judge_hash}-{rubric.judged_hash}.json"
 
 
 @dataclass
 class _Asker:
-    """Asks a judge about gold answers. `first_error`: why it gave no verdict, "" while it did."""
+    """Asks a judge about gold answers.
+
+    Attributes:
+        first_error: why the judge gave no verdict the first time that it gave none; "" until then.
+    """
 
     judge: Judge
     rubric: Rubric
     first_error: str = ""
 
     def valued(self, gold: GoldAnswer) -> Judged | None:
-        """What the judge makes of a gold answer; None where it gave no verdict."""
+        """Ask the judge about a gold answer. Returns None if it gave no verdict."""
         score = self.rubric.score(_task(gold), gold.answer, self.judge)
         if score.error:
             self.first_error = self.first_error or score.error
             return None
         # The mean of the criteria: the reward itself is 0 where a required one fails.
+        # `score.parts` maps a criterion to (weight, value).
         values = [weight * value for weight, value in score.parts.values()]
         weights = [weight for weight, _ in score.parts.values()]
         return Judged(
             label=gold.label,
             value=sum(values) / sum(weights),
+            # Without required criteria an answer passes from 0.5 on, as a label is right from 0.5.
             passed=bool(score.success) if self._has_required else score.reward >= 0.5,
             length=len(gold.answer),
             own=gold.author == self.judge.model if gold.author else None,
@@ -229,11 +244,13 @@ class _Asker:
 
     @property
     def _has_required(self) -> bool:
+        """Whether an answer must meet some criteria of the rubric to be right."""
         return any(criterion.required for criterion in self.rubric.criteria)
 
     def position(self, pair: tuple[GoldAnswer, GoldAnswer]) -> float | None:
-        """How much more the judge gives the first of two answers than the second, whichever they
-        are; None where it gave no verdict."""
+        """How much more the judge gives an answer because it stands first: the mean preference for
+        the first place over both orders of the pair. 0 without a bias; None if the judge gave no
+        verdict."""
         one, other = pair
         criteria, task = self.rubric.for_judge, _task(one)
         try:
@@ -246,11 +263,13 @@ class _Asker:
 
 
 def _task(gold: GoldAnswer) -> Task:
+    """A task with the prompt and the reference answer of a gold answer, as the judge is shown
+    it."""
     return Task("gold", gold.prompt, gold.reference or None)
 
 
 def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
-    """Pairs of different answers to one prompt, at most MOST_PAIRS."""
+    """Pairs of different answers to the same prompt; the first MOST_PAIRS of them."""
     by_prompt: dict[str, list[GoldAnswer]] = {}
     for answer in gold:
         by_prompt.setdefault(answer.prompt, []).append(answer)
@@ -264,6 +283,7 @@ def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
 
 
 def _at_once(ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """What `ask` gives for each item, in order; several are asked at once."""
+    """Call `ask` on each item, up to AT_ONCE at a time in threads. Returns the results in the order
+    of the items."""
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(ask, items))

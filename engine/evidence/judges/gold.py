@@ -3,9 +3,9 @@
     {"prompt": "...", "answer": "...", "label": 1}
 
 `label` is true or false, or a number from 0 to 1. Two keys are optional: `reference`, the reference
-answer that the judge is shown, and `author`, the model that wrote the answer, by the name the judge
-has, for its preference for itself. Answers to one prompt with different labels show whether the
-judge prefers a place.
+answer that the judge is shown, and `author`, the name of the model that wrote the answer. `author`
+shows whether the judge prefers answers of its own model; several answers to one prompt show whether
+it prefers the answer that it sees first.
 """
 
 import json
@@ -30,8 +30,11 @@ class GoldAnswer:
 
 
 def read_gold(path: Path) -> list[GoldAnswer]:
-    """Read the gold answers of a file. Raises UserError BAD_ARGUMENT, with the line, for a file
-    that cannot be read or a line of another form."""
+    """Read the gold answers of a JSONL file; blank lines are skipped.
+
+    Raises UserError BAD_ARGUMENT if the file cannot be read, if a line is not a gold answer (the
+    error names the line), or if there is none.
+    """
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -47,7 +50,11 @@ def read_gold(path: Path) -> list[GoldAnswer]:
 
 
 def _answer_of(line: str, place: str) -> GoldAnswer:
-    """One line as a gold answer. Raises UserError BAD_ARGUMENT naming the place."""
+    """Parse one line as a gold answer.
+
+    Raises UserError BAD_ARGUMENT if it is not one; `place` names the line in the message, such as
+    "gold.jsonl, line 3".
+    """
     try:
         row = json.loads(line)
     except ValueError:
@@ -61,11 +68,13 @@ def _answer_of(line: str, place: str) -> GoldAnswer:
 
 
 def _label(value: Any, place: str) -> float:
-    """A label as a number. Raises UserError BAD_ARGUMENT unless it is from 0 to 1."""
+    """A label as a number. Raises UserError BAD_ARGUMENT if it is not a bool or a number from 0 to
+    1."""
     if not isinstance(value, int | float) or not 0 <= value <= 1:  # a bool is an int
         raise _bad(f"{place}: label is true, false or a number from 0 to 1, got {value!r:.40}")
     return float(value)
 
 
 def _bad(message: str) -> UserError:
+    """The error for a file of gold answers that cannot be used."""
     return UserError("BAD_ARGUMENT", message, hint=f"Write {_FORM}.", field="gold")

@@ -14,12 +14,12 @@ _CALIBRATE = "honesmith judge calibrate RUBRIC GOLD"
 
 
 def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
-    """Why no verdict may rest on the judge of an environment, in a sentence; "" where one may, or
-    no judge decides.
+    """A sentence why no verdict may rest on the judge of an environment. Returns "" if one may, or
+    if no judge decides.
 
     Args:
         env_dir: the folder of the environment's version.
-        measure: what the verdict compares. Where that is "success" and code alone decides it (every
+        measure: what the verdict compares. If it is "success" and code alone decides success (every
             required criterion has a check), the judge decides nothing.
     """
     rubric_file = env_dir / "source" / FILE
@@ -46,7 +46,8 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
 
 
 def _refusal_without_file(env_dir: Path) -> str:
-    """The refusal where the audit saw judge calls and no rubric file says whose; else ""."""
+    """The refusal for an environment without a rubric file: a sentence if its reward audit saw
+    calls of a judge, else ""."""
     if not (read_object(env_dir / "audit.json").get("judge") or {}).get("calls"):
         return ""
     return (
@@ -56,7 +57,7 @@ def _refusal_without_file(env_dir: Path) -> str:
 
 
 def _code_decides(tables: Mapping[str, Any]) -> bool:
-    """Whether success follows from checks by code: some criteria are required, all of them have a
+    """Whether code alone decides success: some criteria are required, and each of those has a
     check."""
     required = [c for c in tables.get("criteria") or () if c.get("required")]
     return bool(required) and all("check" in criterion for criterion in required)

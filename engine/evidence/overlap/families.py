@@ -1,8 +1,10 @@
-"""Rows that are likely of one family and stand on both sides of the split without a `group`.
+"""A hint that related rows stand both in training and in the held-out tasks, without a common
+`group`.
 
-Two kinds are seen: prompts of the same words in another order (3 + 4 and 4 + 3), and one noun, name
-or term in many templates. Such rows give each other away, so that an exam flatters the model; only
-the author knows which of them belong together, so this is a hint and moves nothing.
+Two kinds of related rows are recognised: prompts of the same words in another order (3 + 4 and 4 +
+3), and one noun, name or term in many templates. A model that was trained on one such row can guess
+the other, which flatters it on the held-out tasks (the exam). Only the author knows which rows
+belong together, so this is only a hint: no row is moved.
 """
 
 from collections import Counter
@@ -12,13 +14,13 @@ from typing import Any
 from engine.core.format import counted, percent
 from engine.evidence.overlap.words import tokens_of
 
-_MOST_ROWS = 20_000  # of both sides together; more are not looked at
-_FEWEST_EXAM = 10  # rows of the exam; fewer show nothing
-_REORDERED = 0.05  # share of the exam from which reordered prompts are worth a word
+_MOST_ROWS = 20_000  # of both sides together; more are not compared, for the time that it takes
+_FEWEST_EXAM = 10  # rows of the exam (held-out tasks); fewer show nothing
+_REORDERED = 0.05  # share of the exam's prompts that must be reordered for a hint
 _FEWEST_REORDERED = 3
 _COMMON = 0.1  # a word in more than this share of the rows belongs to a template
-_ROWS_OF_A_TERM = 5  # on average, from which on rows of one term are a family
-_COVERED = 0.5  # share of the exam whose term stands in training rows too
+_ROWS_OF_A_TERM = 5  # rows with the same term must be this many, on average, for a hint
+_COVERED = 0.5  # share of the exam's rows whose term stands in training rows, for a hint
 _SHOWN_CHARS = 80  # of a prompt that is an example
 _GROUP_CHARS = 40  # of the name of a group of rows
 _CURE = (
@@ -28,11 +30,13 @@ _CURE = (
 
 
 def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A sentence that names likely families on both sides of the split with an example, as a list;
-    [] where none are seen, where rows have groups already, and where there are too many rows.
+    """A sentence that names related rows on both sides of the split with an example, as a list of
+    one.
+
+    Returns [] if none are seen, if rows have groups already, and if there are too many rows.
 
     Args:
-        rows: stored task rows with "prompt" (messages), "split" and, where they have one, "group".
+        rows: stored task rows with "prompt" (messages), "split" and optionally "group".
     """
     exam = [row for row in rows if row["split"] != "train"]
     train = [row for row in rows if row["split"] == "train"]
@@ -44,10 +48,11 @@ def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hint that prompts of the exam are training prompts in another order, as a list of one.
+    """The hint that held-out prompts have the words of training prompts in another order, as a list
+    of one.
 
-    `train` and `exam` are the training rows and the held-out rows. [] where fewer than the share
-    `_REORDERED` of the exam, or fewer than `_FEWEST_REORDERED` rows, are such prompts.
+    `train` and `exam` are the training rows and the held-out rows. Returns [] if such prompts are
+    fewer than `_FEWEST_REORDERED`, or less than the share `_REORDERED` of the exam.
     """
     pairs = _pairs_of_same_words(train, exam)
     if len(pairs) < _FEWEST_REORDERED or len(pairs) < _REORDERED * len(exam):
@@ -64,8 +69,8 @@ def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, A
 def _pairs_of_same_words(
     train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """Pairs (prompt of an exam row, prompt of a training row) of the same words in another order;
-    at most one pair for each exam row."""
+    """Pairs (held-out prompt, training prompt) with the same words in another order; at most one
+    pair for each held-out row."""
     train_text_by_words: dict[tuple[str, ...], str] = {}  # sorted words -> the first such prompt
     for row in train:
         text = _text(row)
@@ -81,19 +86,22 @@ def _pairs_of_same_words(
 
 
 def _moved_words(text: str, other_text: str) -> str:
-    """The words of `text` that stand in another place in `other_text`, as the name of a group. The
-    two have the same words."""
+    """The words of `text` that stand in another place in `other_text`, joined as the name of a
+    group.
+
+    Both texts must have the same words: "3 + 4" and "4 + 3" give "3 4".
+    """
     words = zip(tokens_of(text), tokens_of(other_text), strict=True)
     moved = sorted(word for word, other_word in words if word != other_word)
     return " ".join(moved)[:_GROUP_CHARS]
 
 
 def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The hint that the terms of the exam are those of training rows, as a list of one.
+    """The hint that held-out rows ask about the terms of training rows, as a list of one.
 
-    `train` and `exam` are the training rows and the held-out rows. A term is the set of the words
-    of a prompt that few prompts have. [] where terms do not repeat, or where training rows have
-    less than the share `_COVERED` of the exam's.
+    A term is the set of those words of a prompt that few prompts have. Returns [] if terms do not
+    repeat, or if less than the share `_COVERED` of the held-out rows (`exam`) have a term of a
+    training row.
     """
     terms = _terms([*train, *exam])
     if not _do_repeat(terms):
@@ -113,15 +121,17 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
 
 
 def _do_repeat(terms: Sequence[frozenset[str]]) -> bool:
-    """Whether terms, one for each row, repeat: at least `_ROWS_OF_A_TERM` rows have the same, on
-    average. Rows with an empty term do not count."""
+    """Whether the terms repeat: on average at least `_ROWS_OF_A_TERM` rows have the same term.
+
+    `terms` holds one term for each row; empty ones do not count.
+    """
     filled = [term for term in terms if term]
     return bool(filled) and len(filled) >= _ROWS_OF_A_TERM * len(set(filled))
 
 
 def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
     """The term of each row: the words of its prompt that at most the share `_COMMON` of all prompts
-    have. Empty where all its words are in more."""
+    have. It is empty if all words of the prompt are more common."""
     words_of_rows = [_words(_text(row)) for row in rows]
     rows_with_word = Counter(word for words in words_of_rows for word in words)
     most_rows = _COMMON * len(rows)
@@ -132,18 +142,18 @@ def _terms(rows: Sequence[Mapping[str, Any]]) -> list[frozenset[str]]:
 
 
 def _words(text: str) -> frozenset[str]:
-    """The words of a text: no numbers, no signs, nothing of one letter."""
+    """The different words of a text: only letters, at least two."""
     return frozenset(token for token in tokens_of(text) if token.isalpha() and len(token) > 1)
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """The last message of a row's prompt: what it asks."""
+    """The text of the last message of a row's prompt, which holds the question."""
     prompt = row["prompt"]
     content = prompt[-1].get("content") if prompt else ""
     return content if isinstance(content, str) else ""
 
 
 def _shown(text: str) -> str:
-    """A prompt in quotes on one line, cut short."""
+    """A prompt in quotes on one line, shortened to `_SHOWN_CHARS`."""
     line = " ".join(text.split())
     return f'"{line}"' if len(line) <= _SHOWN_CHARS else f'"{line[:_SHOWN_CHARS]}…"'

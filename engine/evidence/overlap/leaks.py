@@ -1,4 +1,5 @@
-"""Every training row that teaches a held-out task, with the task: what to drop."""
+"""Which training rows teach a held-out task, so that they can be dropped; and which held-out rows
+repeat a question."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,15 +11,17 @@ from engine.evidence.overlap.overlap import HeldOut, Match
 def leaking_pairs(
     train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]], budget_s: float
 ) -> list[Match]:
-    """The training rows that teach a task of the exam, in their order, each with one such task.
+    """The training rows that teach a held-out task (a task of the exam), in their order. Each comes
+    with the one such task that it matches most strongly.
 
-    Rows that merely resemble a task are left out (`Match.spoils`). After `budget_s` seconds no
-    further row is compared.
+    Rows that merely resemble a task are left out (`Match.spoils` is false). After `budget_s`
+    seconds no further row is compared.
 
     Args:
-        train, exam: stored task rows; the exam's are held out or dev.
+        train, exam: stored task rows; those of the exam are held out or dev.
     """
     started_at = time.monotonic()
+    # At most half of the time goes to the index, so that some is left for comparing.
     index_deadline, deadline = started_at + budget_s / 2, started_at + budget_s
     index = HeldOut(exam, index_deadline)
     pairs = []
@@ -33,13 +36,13 @@ def leaking_pairs(
 
 
 def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[bool]:
-    """For each row of the exam whether to keep it, so that every question is asked once.
+    """For each row of the exam, whether to keep it so that every question is asked once.
 
-    Of the rows that ask the same question, the first that says of itself that it is held out or dev
-    is kept, else the first at all.
+    Of the rows that ask the same question, the first that names a held-out or dev split itself is
+    kept; if none does, the first.
 
     Args:
-        rows: with the split that each names under "split", None for none.
+        rows: with the split that each names under "split"; None if it names none.
         keys: one for each row; rows that ask the same question have the same key.
     """
     kept_index: dict[str, int] = {}  # by key
@@ -51,5 +54,5 @@ def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[b
 
 
 def _names_exam(row: Mapping[str, Any]) -> bool:
-    """Whether a row says of itself that it is held out or dev."""
+    """Whether a row itself names a split other than training, such as held out or dev."""
     return row.get("split") not in (None, "", "train", "training")

@@ -1,14 +1,14 @@
 """Do training rows hold held-out tasks? Exact, normalised, and by long shared word sequences.
 
-A held-out task leaks when its question (the prompt without system messages) stands in a training
-row, or when its reference answer does and is long enough to be told from others:
+A held-out task leaks if its question (the prompt without system messages) stands in a training row,
+or if its reference answer does and is long enough to be told from others:
 
-- exact: the same text, white space around it aside;
+- exact: the same text, apart from white space around it;
 - normalised: the same words, numbers and operators, whatever the case, spacing and punctuation;
-- ngram: 13 words in a row that only this held-out task has, or half of its own 8-word sequences
-  (at least 3) together with all of its numbers.
+- ngram: 13 words in a row that only this held-out task has, or half of its own 8-word sequences (at
+  least 3) together with all of its numbers.
 
-Word sequences that several held-out tasks share are their common form and are not counted, so
+Word sequences that several held-out tasks share are their common template and are not counted, so
 tasks made from one template do not accuse each other. Short tasks are compared exactly and
 normalised only. Twins, which hold none of a task's texts and teach it all the same, are those of
 the package twins. Standard library and pure functions: nothing is read or written here.
@@ -39,18 +39,18 @@ Kind = Literal["exact", "normalised", "ngram"]
 KINDS: tuple[Kind, ...] = ("exact", "normalised", "ngram")
 
 COPIED_WORDS = 13  # words in a row that are a copy by themselves
-LARGE_SHARE = 0.5  # this share of the sequences that only one task has counts as the task...
-FEWEST_GRAMS = 3  # ...if it is at least this many sequences
+LARGE_SHARE = 0.5  # a row with this share of the sequences that only one task has, holds the task
+FEWEST_GRAMS = 3  # if these are at least this many sequences
 LEAST_TOKENS = 4  # a shorter question inside a longer text does not count
 ANSWER_TOKENS = 8  # shorter answers cannot be told from others by their words
-LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the exam as a whole is spoilt
+LEAK_SHARE = 0.01  # above this share of leaked held-out tasks the whole split is spoilt
 MOST_GRAMS = 500_000  # held-out sequences that are indexed; bounds the memory
 MOST_COMPARED = 200_000  # rows of one side that are compared
 BUDGET_S = 5.0  # seconds that a scan may take, as a submit waits for it
 SHOWN = 5  # examples in a result
 ID_CHARS = 60  # of an id in a sentence
 
-_COMMON = -1  # in the index of sequences: several held-out tasks have this one
+_COMMON = -1  # in place of a position in the index of sequences: several units have this one
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,13 @@ class Match:
 
     @property
     def rank(self) -> tuple[bool, int, str]:
-        """A key that sorts the strongest match first; equal ones by the training row's id."""
+        """A sort key that puts the strongest match first; equal ones are ordered by the training
+        row's id."""
         return (not self.spoils, KINDS.index(self.kind), self.train)
 
     def to_json(self) -> dict[str, str]:
-        """The match as results list it; `leaked` there says which tasks are spoilt."""
+        """The match as a JSON object. `spoils` is left out: the list `leaked` of a scan holds
+        spoilt tasks."""
         return {
             "kind": self.kind,
             "part": self.part,
@@ -87,13 +89,13 @@ class Match:
 
 @dataclass
 class _Unit:
-    """A question or an answer of the held-out split; equal ones of several tasks are one unit.
+    """A question or an answer of the held-out split; equal texts of several tasks are one unit.
 
     Attributes:
         part: "prompt" or "answer".
-        ids: the tasks that have it.
+        ids: the tasks that have this text.
         tokens: of the text itself.
-        answer: of the reference answer to a question; [] for an answer.
+        answer: tokens of the reference answer to a question; [] for an answer.
     """
 
     part: str
@@ -106,7 +108,7 @@ class _Unit:
 
 @dataclass(frozen=True)
 class _Hit:
-    """A unit that a training row matches; `position` is its place in the list of units.
+    """A unit (held-out question or answer) that a row matches; `position` is its place in `units`.
 
     `spoils` says whether learning the row can teach the tasks of the unit (see `Match`).
     """
@@ -118,14 +120,14 @@ class _Hit:
 
 @dataclass
 class _SharedGrams:
-    """The word sequences that a training row shares with one unit and with no other."""
+    """The word sequences that a training row shares with one unit (question or answer) alone."""
 
     grams: set[tuple[str, ...]] = field(default_factory=set)
     longest_run: int = 0  # how many of them follow one another, at most
 
     @property
     def words_in_a_row(self) -> int:
-        """The longest row of shared words: a whole sequence, and one word for each that follows."""
+        """The longest row of shared words: a whole sequence, and one word for each further one."""
         return self.longest_run + GRAM_WORDS - 1
 
 
@@ -157,21 +159,20 @@ class HeldOut:
         self._count_unique_grams()
 
     def _count_unique_grams(self) -> None:
-        """Note at each unit how many of its word sequences no other unit has."""
+        """Count for each unit (held-out question or answer) the word sequences that no other unit
+        has."""
         for position in self._grams.values():
             if position != _COMMON:
                 self.units[position].unique_grams += 1
 
     @property
     def unindexed(self) -> int:
-        """How many tasks did not fit into the index of sequences.
-
-        They are compared exactly and normalised only.
-        """
+        """How many tasks did not fit into the index of sequences: only wholes are compared of
+        them."""
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """The strongest match of each held-out task that a training row holds, whole or in part.
+        """For each held-out task that a training row holds, whole or in part, its strongest match.
 
         `row` is a stored task row of the training split.
         """
@@ -200,7 +201,7 @@ class HeldOut:
         ]
 
     def _equal_texts(self, question: str, answer: str) -> Iterator[_Hit]:
-        """The units that equal the question or the answer of a training row letter for letter.
+        """The units (held-out texts) that equal a row's question or answer letter for letter.
 
         The same question spoils the task. The same answer alone does not: it may be chance.
         """
@@ -212,9 +213,9 @@ class HeldOut:
     def _equal_words(
         self, question_tokens: Sequence[str], answer_tokens: Sequence[str]
     ) -> Iterator[_Hit]:
-        """The units that have the same words as the answer or the question of a training row.
+        """The units (held-out texts) that have the same words as a row's question or answer.
 
-        The same words of a question with another answer are another task, hence no match. Equal
+        A question with the same words but another answer is another task, hence no match. Equal
         questions spoil a task (learning the row teaches it); equal answers may be chance.
         """
         position = self._normalised.get(("answer", " ".join(answer_tokens)))
@@ -228,8 +229,8 @@ class HeldOut:
     def _questions_in_parts(self, prompt: str, answer: str) -> Iterator[_Hit]:
         """The held-out questions that are a line or a sentence of a training row's text.
 
-        In its answer, which training learns to write, that spoils the task; in its prompt it does
-        not. A question that is the whole prompt is a match of `_equal_words`.
+        In the row's answer, which training learns to write, a question spoils the task; in its
+        prompt not. A question that is the whole prompt is a match of `_equal_words`.
         """
         for position in self._questions_inside(prompt, with_entire_text=False):
             yield _Hit("normalised", position, spoils=False)
@@ -239,7 +240,7 @@ class HeldOut:
     def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
         """Positions of the units whose question is a line or a sentence of `text`.
 
-        With `with_entire_text` also of those whose question is all of the text. Segments of fewer
+        With `with_entire_text` also of units whose question is the whole text. Segments of fewer
         than `LEAST_TOKENS` tokens do not count.
         """
         for tokens in segments(text, with_entire_text=with_entire_text):
@@ -253,7 +254,7 @@ class HeldOut:
         task, answer = str(row["id"]), answer_of(row)
         # Every question is indexed; of the answers only those long enough to be told apart.
         self._index_text("prompt", task, question_of(row), answer=answer, fewest_tokens=1)
-        # A unit that is itself an answer has no answer to go with it.
+        # `answer` tells equal questions apart; a unit that is an answer itself needs none.
         self._index_text("answer", task, answer, answer="", fewest_tokens=ANSWER_TOKENS)
 
     def _index_text(
@@ -277,14 +278,15 @@ class HeldOut:
             self._add_unit(unit, text)
         else:
             self.units[position].ids.append(task)
-            # The unit may equal the text in its words only; this spelling leads to it as well.
+            # The unit may have the words in another spelling: index this spelling as well.
             self._exact.setdefault((part, text), position)
 
     def _add_unit(self, unit: _Unit, text: str) -> None:
-        """Index a unit that equals none so far, under its text, its tokens and its sequences."""
+        """Index a new unit (held-out question or answer) by its text, its tokens and its word
+        sequences."""
         position = len(self.units)
         self.units.append(unit)
-        # An earlier unit may have the same words and another answer; it keeps its place here.
+        # An earlier unit with the same words but another answer keeps its entry here.
         self._normalised.setdefault((unit.part, " ".join(unit.tokens)), position)
         self._exact[unit.part, text] = position
         self._add_grams(unit, position)
@@ -300,7 +302,7 @@ class HeldOut:
                 self._grams[gram] = _COMMON
 
     def _equal_unit(self, unit: _Unit, text: str) -> int | None:
-        """The position of an indexed unit that equals the new one with this text, else None."""
+        """The position of an indexed unit that equals `unit` with its `text`, else None."""
         if (unit.part, text) in self._exact:
             return self._exact[unit.part, text]
         position = self._normalised.get((unit.part, " ".join(unit.tokens)))
@@ -311,7 +313,7 @@ class HeldOut:
         return position
 
     def _units_sharing_grams(self, texts: Sequence[Sequence[str]]) -> list[int]:
-        """Positions of the units of which these texts contain a large part.
+        """Positions of the units (held-out texts) of which these texts contain a large part.
 
         A large part is a run of `COPIED_WORDS` words that only this unit has, or what
         `_is_large_part` defines. `texts` are lists of tokens.
@@ -333,7 +335,7 @@ class HeldOut:
     def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
         """Add to `shared_grams` the word sequences of a text that exactly one unit has.
 
-        `shared_grams` maps the position of a unit to what earlier texts have of it.
+        `shared_grams` maps the position of a unit to what earlier texts share with it.
         """
         previous_position = _COMMON
         run = 0  # how many sequences in a row belong to the same unit
@@ -353,12 +355,12 @@ class HeldOut:
     ) -> bool:
         """Whether a row contains a large part of a unit (a held-out question or answer).
 
-        A large part has all its numbers. It also has `LARGE_SHARE` of the word sequences that no
+        The row must contain all numbers of the unit, `LARGE_SHARE` of the word sequences that no
         other unit has, and at least `FEWEST_GRAMS` of them.
 
         Args:
             position: of the unit, in `units`.
-            grams_in_row: those of these word sequences that the row contains.
+            grams_in_row: the word sequences of this unit alone that the row contains.
             numbers: all numbers that the row contains.
         """
         unit = self.units[position]
@@ -373,16 +375,16 @@ def scan(
 ) -> dict[str, Any]:
     """Compare every training row with the held-out tasks.
 
-    Where `budget_s` seconds are not enough, a random part of the rows and of the tasks is compared,
+    If `budget_s` seconds are not enough, a random part of the rows and of the tasks is compared,
     at least one of each. The same rows always give the same random order.
 
     Returns a JSON object:
-        verdict: clean, overlap, or leak where more than 1 % of the held-out tasks are leaked.
+        verdict: clean, overlap, or leak if more than 1 % of the held-out tasks are leaked.
         train, heldout: how many rows and tasks there are.
         exact, normalised, ngram: how many held-out tasks overlap, by their strongest match.
         leaked: ids of the tasks that the training rows teach (they ask them word for word).
         compared: [share of the training rows, share of the held-out tasks] that were compared;
-            [1, 1] where there is nothing to compare.
+            [1, 1] if there is nothing to compare.
         unindexed: how many of the compared tasks were not compared by word sequences, because the
             index was full.
         twins: how many further held-out tasks have a twin among the training rows, by kind of twin;
@@ -434,7 +436,10 @@ def _texts(rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]
 
 
 def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
-    """The word on a scan: `overlapping` and `leaked` count tasks among the `heldout` ones."""
+    """The verdict of a scan: clean, overlap or leak.
+
+    `overlapping` and `leaked` count tasks; `heldout` is the number of all held-out tasks.
+    """
     if not overlapping:
         return "clean"
     return "leak" if leaked > LEAK_SHARE * heldout else "overlap"
@@ -442,12 +447,11 @@ def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
 
 @dataclass(frozen=True)
 class _Compared:
-    """What a scan found in the time it had.
+    """The result of a scan in the time that it had.
 
     Attributes:
-        matches: one for each held-out task that overlaps, its strongest; the strongest of all
-            first.
-        shares: which share of the training rows, and of the held-out tasks, was compared.
+        matches: the strongest match of each held-out task that overlaps, sorted by strength.
+        shares: the share of the training rows, and that of the held-out tasks, that were compared.
         unindexed: how many tasks were not compared by word sequences.
     """
 
@@ -462,10 +466,9 @@ def _compare_in_time(
     """Compare as many training rows with as many held-out tasks as the time allows.
 
     Rows and tasks are taken in random order. `budget_s` is the time in seconds, half of it for
-    indexing the tasks. The matches come sorted, the strongest first; `shares` are those of the rows
-    and of the tasks that were compared.
+    indexing the tasks.
     """
-    if not train or not heldout:  # then all there is to compare was compared
+    if not train or not heldout:  # nothing to compare, so everything was compared
         return _Compared(matches=[], shares=(1.0, 1.0), unindexed=0)
     started_at = time.monotonic()
     index_deadline, deadline = started_at + budget_s / 2, started_at + budget_s
@@ -481,10 +484,10 @@ def _compare_in_time(
 def _strongest_matches(
     index: HeldOut, rows: Iterable[Mapping[str, Any]], deadline: float
 ) -> tuple[list[Match], int]:
-    """The strongest match of each held-out task with any of the training rows.
+    """(the strongest match of each held-out task with any of the rows, how many rows were
+    compared).
 
-    The second result is how many rows were compared. After `deadline` (monotonic time) no further
-    row is compared; the first always is.
+    After `deadline` (monotonic time) no further row is compared; the first row always is.
     """
     strongest: dict[str, Match] = {}
     compared_rows = 0
@@ -498,7 +501,7 @@ def _strongest_matches(
 
 
 def _keep_stronger(strongest: dict[str, Match], match: Match) -> None:
-    """Enter a match under its held-out task, unless one at least as strong stands there."""
+    """Store a match under its held-out task, unless the stored one is at least as strong."""
     earlier = strongest.get(match.heldout)
     if earlier is None or match.rank < earlier.rank:
         strongest[match.heldout] = match
@@ -516,14 +519,14 @@ def headline(
     """The result of a scan in one sentence.
 
     For example "3 of 200 held-out tasks overlap with training rows (1 exact, 2 ngram), such as
-    'h-7' with 't-12'". Tasks whose answer alone stands in the rows are counted apart: their
+    'h-7' with 't-12'". Tasks whose answer alone stands in the rows are counted separately: their
     questions were never trained on.
 
     Args:
         heldout, train: how many held-out tasks and training rows there are.
         counts: kind of match -> how many held-out tasks overlap in this way.
         matches: the strongest first; the first one is named as an example.
-        compared_shares: which share of the rows and which share of the tasks was compared.
+        compared_shares: the share of the rows, and that of the tasks, that were compared.
         unindexed: how many tasks were not compared by word sequences.
     """
     remark = _remark(compared_shares, unindexed)
@@ -548,7 +551,7 @@ def headline(
 
 
 def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
-    """What was not fully compared, in brackets behind a sentence; "" where everything was.
+    """A note in brackets on what was not fully compared; "" if everything was.
 
     `compared_shares` are those of the rows and of the tasks; `unindexed` is how many tasks were not
     compared by word sequences.
@@ -569,7 +572,7 @@ def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
 
 
 def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether the shorter of two answers (as tokens) stands in the longer one.
+    """Whether the shorter of two answers (lists of tokens) stands in the longer one.
 
     An empty answer agrees with every other: there is nothing that could contradict.
     """
@@ -581,9 +584,10 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 def _random_rows(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
-    """At most MOST_COMPARED of `rows`, in random order; `others` are what they are compared with.
+    """At most MOST_COMPARED of `rows`, in random order; `others` are the rows they are compared
+    with.
 
-    The rows that are compared before time is up are thus a fair sample. The same numbers of rows
+    So the rows that are compared before the time is up are a fair sample. The same numbers of rows
     always give the same order.
     """
     chance = random.Random(f"{len(rows)} {len(others)}")  # the seed

@@ -1,6 +1,5 @@
-"""A text as words, numbers and operators in a normalised form, and what it is made of: lines,
-sentences and word sequences. What `overlap.py` compares.
-"""
+"""Splits a text into normalised words, numbers and operators (tokens), and into lines, sentences
+and word sequences. `overlap.py` compares these."""
 
 import re
 import unicodedata
@@ -9,6 +8,7 @@ from collections.abc import Iterable, Sequence
 GRAM_WORDS = 8  # words of one indexed sequence
 MOST_CHARS = 200_000  # of one text that are compared
 
+# Chinese, Japanese and Korean characters: written without blanks, so each is a token.
 _CJK = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _OPERATORS = frozenset("- + * / ^ = < > % ± × ÷ √ ≤ ≥ ≠ ** // == <= >= !=".split())
 _TOKEN = re.compile(
@@ -21,10 +21,11 @@ _LABELS = {"q", "question", "problem", "task", "user", "prompt", "input", "exerc
 
 
 def tokens_of(text: str) -> list[str]:
-    """The words, numbers and operators of a text in a normalised form.
+    """The words, numbers and operators of a text in a normalised form: "What's 3 – 4?" -> ["whats",
+    "3", "-", "4"].
 
     Case, spacing, apostrophes and the many kinds of dashes make no difference. An operator counts
-    only where it has operands (numbers or single letters), and a bracket only beside an operator:
+    only if it has operands (numbers or single letters), and a bracket only beside an operator:
     elsewhere they are punctuation or markup and are left out.
     """
     text = unicodedata.normalize("NFKC", text[:MOST_CHARS]).casefold().translate(_DASHES)
@@ -33,9 +34,9 @@ def tokens_of(text: str) -> list[str]:
 
 
 def segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
-    """The tokens of the lines of a text, each followed by those of its sentences.
+    """Yield the tokens of each line of a text, and after each line those of its sentences.
 
-    A line counts only if the text has several, a sentence only if its line has several. With
+    A line is yielded only if the text has several, a sentence only if its line has several. With
     `with_entire_text`, the tokens of the entire text come first.
     """
     if with_entire_text and text:
@@ -51,9 +52,10 @@ def segments(text: str, *, with_entire_text: bool) -> Iterable[list[str]]:
 
 
 def lookup_keys(tokens: Sequence[str]) -> list[str]:
-    """The keys under which a segment may be indexed: all its tokens, joined by blanks.
+    """The keys under which a segment (line or sentence) may be indexed: its tokens, joined by
+    blanks.
 
-    Where it begins with a label like `Question:`, also its tokens without the label.
+    If the segment begins with a label such as `Question:`, a second key leaves out the label.
     """
     keys = [" ".join(tokens)]
     if len(tokens) > 1 and tokens[0] in _LABELS:
@@ -62,21 +64,21 @@ def lookup_keys(tokens: Sequence[str]) -> list[str]:
 
 
 def grams_of(tokens: Sequence[str]) -> Iterable[tuple[str, ...]]:
-    """Every sequence of `GRAM_WORDS` neighbouring tokens; none for a shorter text."""
+    """Every sequence of `GRAM_WORDS` consecutive tokens. None for a text with fewer tokens."""
     starts = range(len(tokens) - GRAM_WORDS + 1)
     return (tuple(tokens[start : start + GRAM_WORDS]) for start in starts)
 
 
 def numbers_of(tokens: Iterable[str]) -> set[str]:
-    """The tokens that are numbers, each once."""
+    """The different tokens that begin with a digit."""
     return {token for token in tokens if token[0].isdigit()}
 
 
 def _has_meaning(tokens: Sequence[str], index: int) -> bool:
     """Whether the token at `index` is more than punctuation or markup.
 
-    An operator has meaning if it has operands, an opening bracket if an operator stands before it,
-    and a closing bracket if an operator follows it. Any other token has meaning.
+    An operator has meaning if it has operands, an opening bracket if an operator stands directly
+    before it, and a closing bracket if one follows directly. Any other token has meaning.
     """
     token = tokens[index]
     if token in _OPERATORS:
@@ -89,9 +91,9 @@ def _has_meaning(tokens: Sequence[str], index: int) -> bool:
 
 
 def _has_operands(tokens: Sequence[str], index: int) -> bool:
-    """Whether the operator at `index` of the tokens stands beside the operands that it needs.
+    """Whether the operator at `index` stands beside the operands that it needs.
 
-    %, - and √ need one, on one side; every other operator needs one on each side.
+    %, - and √ need one operand, on one side; every other operator needs one on each side.
     """
     has_left, has_right = _is_operand(tokens, index - 1), _is_operand(tokens, index + 1)
     # Three operators need an operand on one side only: 5%, -3, √2.
@@ -105,9 +107,10 @@ def _has_operands(tokens: Sequence[str], index: int) -> bool:
 
 
 def _is_operand(tokens: Sequence[str], index: int) -> bool:
-    """Whether an operand stands at `index`: a number, a single letter, or the bracket beside one.
+    """Whether the token at `index` is an operand: a number, a single letter, or a bracket next to
+    one.
 
-    `tokens` are the tokens of a text. False where `index` is not in the list.
+    Returns False if `index` is outside the list.
     """
     if not 0 <= index < len(tokens):
         return False

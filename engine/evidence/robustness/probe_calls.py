@@ -1,4 +1,5 @@
-"""The call that asks a trained model in other words, for a run whose rows all share a text."""
+"""The call that evaluates a trained model on reworded tasks, for a run whose rows all share a
+text."""
 
 from engine.core.hints import Call
 from engine.home.run_dir import RunDir
@@ -9,9 +10,11 @@ from engine.wording.kinds import Kind
 
 
 def shared_by_rows(run: RunDir) -> list[Kind]:
-    """The kinds of rewording whose texts all training rows of a run share, such as "tools", so that
-    its model may depend on their very words; [] for none, and where the manifest is missing or
-    damaged."""
+    """The kinds of rewording whose texts are the same in all training rows of a run, such as
+    "tools" if all rows have the same tools. The model may depend on the very words of such a text.
+
+    Returns [] if rows share no text, or if the manifest is missing or damaged.
+    """
     try:
         return read_manifest(run.manifest).shared_texts
     except (OSError, DamagedRecord):
@@ -19,8 +22,8 @@ def shared_by_rows(run: RunDir) -> list[Kind]:
 
 
 def probe_calls(run: RunDir, config: RunConfig | None) -> list[Call]:
-    """The call that evaluates the run's best checkpoint on reworded tasks, as a list of one; []
-    for a run whose rows share no text and for one that trains nothing."""
+    """The call that evaluates the run's best checkpoint on reworded tasks, as a list of one.
+    Returns [] if the run's rows share no text, or if it trains nothing."""
     kinds = shared_by_rows(run) if isinstance(config, TrainConfig) else []
     if not kinds or config is None:
         return []

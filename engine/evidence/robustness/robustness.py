@@ -1,9 +1,9 @@
-"""The answers to tasks in other words, paired with those to the same tasks as they are.
+"""Compares a model's answers to reworded tasks with its answers to the same tasks as they are.
 
-Each kind of other words gets a paired difference with its interval, as any comparison of two models
-does; the p values of all kinds and models are corrected together (Holm). "fragile" means that the
-model is significantly worse in other words: it learnt the words too. An answer whose scoring failed
-counts as not solved.
+Each kind of rewording gets a paired difference with its interval, as a comparison of two models
+does. The p values of all kinds and models are corrected together (Holm). "fragile" means that the
+model is significantly worse on reworded tasks: it learnt the words too. An answer whose scoring
+failed counts as not solved.
 """
 
 from collections.abc import Collection, Sequence
@@ -66,12 +66,12 @@ class KindResult:
     Attributes:
         kind: the kind of rewording, one of `wording.kinds.KINDS`.
         label: the kind in words.
-        measure: by which the tasks are compared; None where nothing was scored.
-        outcome: the tasks as they are against the same tasks in other words; None where nothing was
-            scored.
-        word: the verdict of that outcome, corrected for the number of kinds and models; "unknown"
-            without an outcome.
-        left_out: how many tasks could not be asked in other words; `why` says why.
+        measure: what is compared, such as "success"; None if nothing was scored.
+        outcome: the paired test of the tasks as they are (before) against the reworded tasks
+            (after); None if nothing was scored.
+        word: the verdict of that test, corrected for the number of kinds and models; "unknown"
+            without a test.
+        left_out: how many tasks could not be reworded; `why` says why.
         examples: some tasks that the model did worse in other words.
     """
 
@@ -100,10 +100,10 @@ class KindResult:
         )
 
     def to_json(self) -> dict[str, object]:
-        """The result of this kind as a JSON object.
+        """The result of this kind of rewording as a JSON object.
 
-        The numbers and examples are there only where tasks were compared; "left_out" and "why" only
-        where tasks were left out.
+        Numbers and examples are included only if tasks were compared, "left_out" and "why" only if
+        tasks could not be reworded.
         """
         body: dict[str, object] = {"kind": self.kind, "label": self.label, "verdict": self.word}
         if self.outcome is not None:
@@ -127,19 +127,21 @@ class KindResult:
 
 @dataclass(frozen=True)
 class Robustness:
-    """How one model did on its tasks in other words, kind by kind."""
+    """How one model did on its reworded tasks; `kinds` holds one result for each kind of
+    rewording."""
 
     model: str
     kinds: Sequence[KindResult]
 
     @property
     def sentence(self) -> str:
-        """All kinds in one sentence."""
+        """The results of all kinds of rewording in one sentence."""
         return f"In other words {self.model}: {'; '.join(kind.sentence for kind in self.kinds)}."
 
     @property
     def fragile(self) -> list[KindResult]:
-        """The kinds of other words in which it is significantly worse."""
+        """The kinds of rewording in which the model is significantly worse than on the tasks as
+        they are."""
         return [kind for kind in self.kinds if kind.word == "fragile"]
 
     def to_json(self) -> dict[str, object]:
@@ -148,7 +150,7 @@ class Robustness:
 
 
 def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
-    """A warning for each model that is worse in other words, with the remedy."""
+    """For each model that is significantly worse on reworded tasks, a warning with the remedy."""
     return [
         f"{result.model} depends on the words it was trained with "
         f"({', '.join(kind.label for kind in result.fragile)}): train with vary_wording = 0.5, or "
@@ -161,8 +163,8 @@ def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
 def robustness_of(
     run: RunDir, config: RunConfig | None, redact: Redactor, left_out: Collection[str] = ()
 ) -> list[Robustness]:
-    """How each model of an evaluation did on its tasks in other words; [] where no task was
-    reworded. Models that have not answered yet are left out.
+    """How each model of an evaluation did on its reworded tasks. Models that have not answered yet
+    are left out. Returns [] if no task was reworded.
 
     Args:
         redact: removes secrets from the texts of examples.
@@ -237,10 +239,10 @@ def _outcome(
 
 
 def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
-    """The results with p values corrected by Holm for the number of tests, one per model and kind.
+    """The results with their p values corrected by Holm; the number of tests is models x kinds.
 
-    A kind of rewording that is "fragile" or "improved" and no longer significant becomes
-    "inconclusive"; one without a p value, where nothing was tested, stays as it is.
+    The word "fragile" or "improved" becomes "inconclusive" if its corrected p value is no longer
+    significant. A kind without a p value (nothing was tested) stays as it is.
     """
     all_kinds = [kind for model in results for kind in model.kinds]
     p_values = [kind.outcome.p for kind in all_kinds if kind.outcome and kind.outcome.p is not None]
@@ -258,8 +260,8 @@ def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
 
 
 def _word_at(word: Word, outcome: PairedVerdict) -> Word:
-    """The verdict `word` with the p value of the outcome: "inconclusive" where it claims a change
-    that is not significant."""
+    """The word for a corrected outcome: `word`, or "inconclusive" if `word` claims a change
+    ("fragile", "improved") that the corrected p value no longer supports."""
     is_significant = outcome.p is not None and outcome.p < ALPHA
     claims_change = word in ("fragile", "improved")
     return "inconclusive" if claims_change and not is_significant else word
@@ -271,9 +273,9 @@ def _flips(
     reworded: Sequence[EvaluationRow],
     redact: Redactor,
 ) -> list[Flip]:
-    """The first `_EXAMPLES` tasks that the model did worse in other words, with its first answer to
-    each as it is and in other words."""
-    # Going backwards, the first attempt at a task is the last one stored under it.
+    """Examples: the first `_EXAMPLES` tasks that the model did worse in other words, each with its
+    first answer to the task as it is and to the reworded task."""
+    # A later key overwrites an earlier one, so going backwards keeps the first attempt at a task.
     first_plain = {row.task: row for row in reversed(plain)}
     first_reworded = {row.task: row for row in reversed(reworded)}
     worse_tasks = [task for task in outcome.lost if task in first_plain and task in first_reworded]
@@ -292,7 +294,9 @@ def _flips(
 
 
 def _tools_and_prompt(row: EvaluationRow) -> str:
-    """A line "[tool] name: description" for each tool that the model was shown, then the prompt."""
+    """What the model was shown: a line "[tool] name: description" for each tool, then the
+    prompt."""
+    # OpenAI's form nests the function: {"type": "function", "function": {"name": ...}}.
     functions = [tool.get("function", tool) for tool in row.tools or []]
     tool_lines = [
         f"[tool] {function.get('name')}: {function.get('description', '')}"

@@ -40,8 +40,8 @@ def kind_of(rewards: Sequence[float], solved: Iterable[bool], floor: float = 0.0
 
 
 def is_solved(reward: float, success: bool | None) -> bool:
-    """Whether an answer is right: what the environment reports as success, or, where it reports
-    none, whether the reward is positive."""
+    """Whether an answer is right: `success`, what the environment reported. If it reported none, an
+    answer is right if its reward is positive."""
     return success if success is not None else reward > 0
 
 
@@ -52,7 +52,11 @@ def floor_of(rewards: Iterable[float]) -> float:
 
 
 def shares_of(kinds: Sequence[Kind]) -> dict[Kind, float]:
-    """The share of the groups that is of each kind; the four add up to 1. There must be a group."""
+    """For each kind of group, the share of `kinds` that is of this kind; the four shares add up to
+    1.
+
+    `kinds` holds the kind of each group and must not be empty.
+    """
     counts = Counter(kinds)
     return {kind: counts[kind] / len(kinds) for kind in KINDS}
 
@@ -75,12 +79,14 @@ def unsolved_shares(lines: Iterable[Mapping[str, Any]]) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, interpolated linearly between two
-    of them; 0 without values."""
+    """The quantile of `values` at `share`: the value below which that share (0 to 1) of them lies.
+
+    Between two values it is interpolated linearly. Returns 0 if there are no values.
+    """
     if not values:
         return 0.0
     ascending = sorted(values)
-    position = share * (len(ascending) - 1)
+    position = share * (len(ascending) - 1)  # e.g. 1.5: halfway between the second and the third
     below = int(position)
     above = min(below + 1, len(ascending) - 1)
     return ascending[below] + (position - below) * (ascending[above] - ascending[below])

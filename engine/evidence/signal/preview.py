@@ -1,8 +1,9 @@
-"""What a new reward would have given GRPO to learn from, on answers that a run has stored.
+"""What a new reward would have given GRPO to learn from, measured on answers that a run has stored.
 
-The answers of a group are scored by both rewards (evaluate with `regrade`), so that each group is
-its own comparison: how many carry a gradient, how far answers to one task lie apart, how many earn
-the most there is. It tells of the policy that gave the answers; a trained one answers otherwise.
+Both rewards, the old and the new, score the answers of each group (`evaluate` with `regrade`), so
+that each group is compared with itself: how many groups carry a gradient, how far the rewards
+within a group lie apart, how many answers earn the highest reward. The result holds for the policy
+that gave the answers; a trained policy answers differently.
 """
 
 import statistics
@@ -36,25 +37,28 @@ class GroupLevels:
 
 @dataclass(frozen=True)
 class PairedChange:
-    """A change from the old reward to the new, with the ends of its 95 % interval over tasks."""
+    """A change from the old reward to the new one, with the ends of its 95 % bootstrap interval;
+    tasks are resampled."""
 
     change: float
     low: float
     high: float
 
     def to_json(self) -> dict[str, object]:
-        """The change and its interval."""
+        """The change and its interval as a JSON object: {"change": 0.27, "interval": [0.19,
+        0.35]}."""
         interval = [rounded(self.low), rounded(self.high)]
         return {"change": rounded(self.change), "interval": interval}
 
 
 @dataclass(frozen=True)
 class SignalPreview:
-    """Groups of stored answers under the old reward and under the new one.
+    """Groups of stored answers under the old reward (`before`) and under the new one (`after`).
 
     Attributes:
-        groups, tasks: how many groups there are, and of how many tasks.
-        effective, std: how the share of effective groups, and the spread within a group, change.
+        groups, tasks: the number of groups, and the number of different tasks among them.
+        effective: the change of the share of groups whose rewards differ.
+        std: the change of the standard deviation of the reward within a group.
     """
 
     groups: int
@@ -76,8 +80,8 @@ class SignalPreview:
         }
 
     def sentence(self) -> str:
-        """The preview in words, such as "Of 64 groups 31% differ by the old reward and 58% by the
-        new one (+27 points, +19 to +35)"; then of which kinds the other groups are."""
+        """The preview in words: "Of 64 groups 31% differ by the old reward and 58% by the new one
+        (+27 points, +19 to +35)", followed by the kinds of the groups that do not differ."""
         before, after, change = self.before, self.after, self.effective
         points = f"{100 * change.change:+.0f} points"
         interval = f"{100 * change.low:+.0f} to {100 * change.high:+.0f}"
@@ -98,20 +102,22 @@ class _Group:
     rows: Sequence[EvaluationRow]
 
     def rewards(self, *, new: bool) -> list[float]:
-        """What each answer earns by the new reward, or by the old one."""
+        """The reward of each answer: the new reward, or with `new=False` the old one."""
         return [(row.reward if new else row.reward_before) or 0.0 for row in self.rows]
 
     def solved(self, *, new: bool) -> list[bool]:
-        """Of each answer, whether it is right by the new score, or by the old one."""
+        """For each answer, whether it is right by the new score, or with `new=False` by the old
+        one."""
         successes = [row.success if new else row.success_before for row in self.rows]
         pairs = zip(self.rewards(new=new), successes, strict=True)
         return [is_solved(reward, success) for reward, success in pairs]
 
 
 def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | None:
-    """What the new reward would have made of the groups; None where no task was answered twice.
+    """Compare the groups under the old reward with the same groups under the new one.
 
-    `models` maps a model's reference, or that of a step's rollouts, to its rows.
+    `models` maps the reference of a model (or of the rollouts of a step) to its rows. Returns None
+    if no task was answered at least twice.
     """
     groups = _groups(models)
     if not groups:
@@ -132,7 +138,8 @@ def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | No
 
 
 def _groups(models: Mapping[str, Sequence[EvaluationRow]]) -> list[_Group]:
-    """The groups that have at least two answers which both rewards could score."""
+    """Group the rows by model and task. A group must have at least two answers that both rewards
+    could score; other rows are left out."""
     scored_rows: dict[tuple[str, str], list[EvaluationRow]] = {}  # by (model, task)
     for ref, rows in models.items():
         for row in rows:
@@ -142,7 +149,7 @@ def _groups(models: Mapping[str, Sequence[EvaluationRow]]) -> list[_Group]:
 
 
 def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
-    """The kind of each group by the new reward, or by the old one."""
+    """The kind of each group under the new reward, or with `new=False` under the old one."""
     floor = floor_of(reward for group in groups for reward in group.rewards(new=new))
     return [kind_of(group.rewards(new=new), group.solved(new=new), floor) for group in groups]
 
@@ -161,15 +168,16 @@ def _levels(groups: Sequence[_Group], kinds: Sequence[Kind], *, new: bool) -> Gr
 
 
 def _std(group: _Group, *, new: bool) -> float:
-    """The standard deviation of the reward within a group."""
+    """The standard deviation of the reward within a group, under the new reward or the old one."""
     return statistics.pstdev(group.rewards(new=new))
 
 
 def _mean_change(groups: Sequence[_Group], differences: Sequence[float]) -> PairedChange:
-    """The mean change over tasks with its 95 % interval; groups of one task are averaged first.
+    """The mean change over tasks with its 95 % interval. The groups of one task are averaged first.
 
     Args:
-        differences: of each group, its value under the new reward minus that under the old one.
+        differences: for each group, its value under the new reward minus its value under the old
+            one.
     """
     by_task: dict[str, list[float]] = {}
     for group, difference in zip(groups, differences, strict=True):

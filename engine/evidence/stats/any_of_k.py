@@ -1,8 +1,9 @@
-"""pass@k: how often at least one of k sampled answers to a task is right, for one model and paired.
+"""pass@k: the chance that at least one of k sampled answers to a task is right, for one model and
+as the paired change between two.
 
 The estimator is that of Chen et al. 2021 (arXiv 2107.03374), averaged over tasks. Its intervals are
-over tasks, as attempts at one task are no new tasks: Wilson's, or Tango's of a change, where every
-task is certain to be solved or not, else a bootstrap.
+over tasks, because attempts at one task are no new tasks. They come from a bootstrap; if every task
+is certain to be solved or certain not to be, they are Wilson's (for a change, Tango's).
 """
 
 import math
@@ -17,7 +18,8 @@ from engine.evidence.stats.inference import Interval, Side, tango_interval, wils
 
 @dataclass(frozen=True)
 class AnyOfK:
-    """The chance that one of `k` attempts is right, or the change of it, with its 95 % interval."""
+    """The chance that at least one of `k` attempts is right, or a change of this chance, with the
+    ends of its 95 % interval."""
 
     k: int
     value: float
@@ -25,7 +27,7 @@ class AnyOfK:
     high: float
 
     def to_json(self) -> dict[str, object]:
-        """The numbers with four digits, as results hold them."""
+        """The numbers with four digits, as a JSON object."""
         return {
             "k": self.k,
             "value": round(self.value, 4),
@@ -34,10 +36,11 @@ class AnyOfK:
 
 
 def any_of_each_k(results: Side) -> list[AnyOfK]:
-    """pass@k of one model for k = 2, 4, 8, ... and the number of attempts itself.
+    """pass@k of one model for k = 2, 4, 8, ... and for the number of attempts itself.
 
-    Every value of `results` is a success, 0 or 1. The number of attempts is the smallest that any
-    task has (scored ones only), so that each k speaks of the same tasks. [] with single attempts.
+    Every value of `results` is a success, 0 or 1. The number of attempts is the smallest number of
+    scored attempts that any task has, so that each k is computed on the same tasks. Returns [] if
+    it is below 2.
     """
     pass_rates = []
     for k in _ks(_fewest_attempts(results)):
@@ -47,15 +50,16 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
 
 
 def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
-    """By how much pass@k of `after` is above that of `before`, on the tasks that both have.
+    """pass@k of `after` minus pass@k of `before`, on the tasks that both have.
 
-    `k` is the smallest number of scored attempts that one of those tasks has on either side. None
-    where that is below 2, or no task is on both sides.
+    `k` is the smallest number of scored attempts that one of those tasks has on either side.
+    Returns None if that is below 2, or if no task is on both sides.
     """
     shared_tasks = before.values.keys() & after.values.keys()
-    k = min(
-        (min(len(before.values[task]), len(after.values[task])) for task in shared_tasks), default=0
-    )
+    attempts_of_tasks = [
+        min(len(before.values[task]), len(after.values[task])) for task in shared_tasks
+    ]
+    k = min(attempts_of_tasks, default=0)
     if k < 2:
         return None
     changes = {
@@ -66,12 +70,13 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
 
 
 def _fewest_attempts(results: Side) -> int:
-    """The smallest number of scored attempts that a task has; 0 without tasks."""
+    """The smallest number of scored attempts that any task has; 0 without tasks."""
     return min((len(values) for values in results.values.values()), default=0)
 
 
 def _ks(attempts: int) -> list[int]:
-    """2, 4, 8, ... up to `attempts`, and `attempts` itself; [] below 2."""
+    """The values of k to report: the powers of two 2, 4, 8, ... up to `attempts`, and `attempts`
+    itself. Returns [] if there are fewer than 2 attempts."""
     if attempts < 2:
         return []
     powers_of_two = {2**i for i in range(1, attempts.bit_length()) if 2**i <= attempts}
@@ -79,7 +84,7 @@ def _ks(attempts: int) -> list[int]:
 
 
 def _chance(successes: Sequence[float], k: int) -> float:
-    """pass@k of one task, by the successes (0 or 1) of its attempts."""
+    """pass@k of one task, from the success (0 or 1) of each of its attempts."""
     return pass_at_k(len(successes), round(math.fsum(successes)), k)
 
 
@@ -89,14 +94,15 @@ def _mean_over_tasks(
     groups: Mapping[str, str],
     interval_of_certain: Callable[[Sequence[float], float], Interval],
 ) -> AnyOfK:
-    """The mean over tasks of pass@k, or of its change, with its interval.
+    """The mean of pass@k, or of its change, over tasks, with its interval.
 
     Args:
-        value_of_task: task id -> its pass@k, or the change of it.
+        value_of_task: task id -> its pass@k, or the change of its pass@k.
         groups: task id -> the group of tasks that it belongs to, for tasks in a group.
-        interval_of_certain: makes the interval, from the values and the design effect of the
-            groups, for values that a bootstrap cannot judge: whole ones (it draws only what was
-            seen), and equal ones (it draws the same again and again).
+        interval_of_certain: computes the interval of values for which a bootstrap does not work:
+            whole numbers (it would draw only values that were seen) and equal numbers (it would
+            draw the same again and again). Called with the values and the design effect of the
+            groups.
     """
     values = list(value_of_task.values())
     mean = math.fsum(values) / len(values)
@@ -114,13 +120,22 @@ def _mean_over_tasks(
 
 
 def _of_chances(chances: Sequence[float], effect: float) -> Interval:
-    """Wilson's interval, as if so many whole tasks were solved, divided by the design effect."""
+    """Wilson's interval of the mean pass@k; the sum of the chances, rounded, counts as solved
+    tasks.
+
+    `effect` is the design effect of groups: how many tasks carry as much information as one
+    independent task. Both counts are divided by it.
+    """
     return wilson(round(math.fsum(chances)) / effect, len(chances) / effect)
 
 
 def _of_changes(changes: Sequence[float], effect: float) -> Interval:
-    """Tango's interval of the mean change over tasks, as if so many whole tasks were gained and
-    lost. `effect` is the design effect of groups of tasks: how many of them count as one."""
+    """Tango's interval of the mean change of pass@k; the summed gains and losses, rounded, count as
+    tasks.
+
+    `effect` is the design effect of groups: how many tasks carry as much information as one
+    independent task. All counts are divided by it.
+    """
     gained = round(math.fsum(change for change in changes if change > 0))
     lost = round(-math.fsum(change for change in changes if change < 0))
     return tango_interval(gained / effect, lost / effect, len(changes) / effect)

@@ -1,4 +1,5 @@
-"""The mean of a difference over tasks, with interval and p value by resampling the tasks.
+"""The mean of a difference over tasks, with interval and p value by resampling the tasks
+(bootstrap).
 
 Standard library only; held against simulation in tests/engine/evidence/stats/test_inference.py.
 """
@@ -21,7 +22,7 @@ RESAMPLES = 4000  # about a hundred of them lie beyond each end of a 95 % interv
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """A mean over tasks with its bootstrap interval and two-sided p for a mean of 0."""
+    """A mean over tasks with its bootstrap interval and the two-sided p value for a mean of 0."""
 
     mean: float
     low: float
@@ -39,18 +40,17 @@ def paired_bootstrap(
 ) -> Bootstrap:
     """The mean paired difference over tasks, with interval and p value by a bootstrap over tasks.
 
-    The attempts of a task are averaged first: more attempts sharpen a task's own value but are
-    no new tasks. With `clusters` whole groups of tasks are drawn instead of tasks.
+    The attempts of a task are averaged first: more attempts make a task's own value more precise
+    but are no new tasks. With `clusters`, whole groups of tasks are resampled instead of tasks.
 
     Args:
         diffs_by_task: task id -> one difference per attempt, at least one.
-        seed: of the resampling. The same seed gives the same result in whatever order the tasks
-            come.
+        seed: of the resampling. The same seed gives the same result for any order of the tasks.
         confidence: coverage of the interval, 0.95 for a 95 % interval.
         resamples: how many means are drawn.
-        clusters: all the tasks by group, None where each stands for itself.
+        clusters: the tasks by group; None if all tasks are independent.
 
-    Raises ValueError without tasks.
+    Raises ValueError if there are no tasks.
     """
     means = _means_of_tasks(diffs_by_task)
     task_count = len(means)
@@ -75,8 +75,8 @@ def _over_groups(
     confidence: float,
     resamples: int,
 ) -> Bootstrap:
-    """The result of drawing whole groups of tasks, with replacement, `resamples` times. A single
-    group has no interval: both ends are infinite.
+    """The result of drawing whole groups of tasks, with replacement, `resamples` times. For a
+    single group both ends of the interval are infinite.
 
     Args:
         centre: the mean over all tasks.
@@ -105,8 +105,8 @@ def _over_groups(
 def deviation_of_changes(changes: Sequence[float], mean: float, span: float) -> float:
     """The standard deviation of the tasks' changes around their mean.
 
-    Where all tasks changed by the same amount, it would be 0 and promise to detect anything. Then
-    it is computed as if one more task had changed by `span` more than the others.
+    If all tasks changed by the same amount it would be 0, which would mean that any change can be
+    detected. Then it is computed as if one more task had changed by `span` more than the others.
     """
     variance = math.fsum((change - mean) ** 2 for change in changes) / max(1, len(changes) - 1)
     return span / math.sqrt(len(changes) + 1) if variance == 0.0 else math.sqrt(variance)
@@ -117,25 +117,30 @@ def _expanded_percentile(
 ) -> Bootstrap:
     """The result of resampling, by the expanded percentile interval (Hesterberg 2015).
 
-    The percentile interval is widened to what Student's t asks for at this number of tasks; p is
-    computed on the same widened scale. `drawn_means` are the resampled means, sorted; `centre` is
-    the mean of the data; `confidence` is the coverage of the interval.
+    The percentile interval is widened as much as Student's t requires at this number of tasks; p is
+    computed on the same widened scale.
+
+    Args:
+        centre: the mean of the data.
+        drawn_means: the resampled means, sorted.
+        task_count: how many tasks (or groups) were resampled.
+        confidence: coverage of the interval, 0.95 for a 95 % one.
     """
     df = task_count - 1
     widening = math.sqrt(task_count / df)
     # The share of resamples beyond each end of the widened interval.
     tail = normal_tail(t_quantile(0.5 + confidence / 2.0, df) * widening)
     low, high = _quantile(drawn_means, tail), _quantile(drawn_means, 1.0 - tail)
-    # The place of 0 among the drawn means, narrowed by as much as the interval was widened.
+    # The z value of 0 among the drawn means, divided by the factor that widened the interval.
     t = normal_quantile(_share_below_zero(drawn_means)) / widening
     p = min(1.0, 2.0 * t_cdf(-abs(t), df))
     return Bootstrap(centre, low=low, high=high, p=p)
 
 
 def _without_spread(difference: float, task_count: int) -> Bootstrap:
-    """The result where all tasks differ by the same amount, so that nothing can be resampled.
+    """The result if all tasks differ by the same amount, so that resampling would show no spread.
 
-    Both ends of the interval are that amount; p is 0, or 1 for a single task or an amount of 0.
+    Both ends of the interval are that amount. p is 0, or 1 for a single task or an amount of 0.
     """
     p = 0.0 if task_count > 1 and difference != 0.0 else 1.0
     return Bootstrap(difference, low=difference, high=difference, p=p)
@@ -150,9 +155,10 @@ def _means_of_tasks(values_by_task: Mapping[str, Sequence[float]]) -> list[float
 
 
 def _drawn_means(values: Sequence[float], seed: int, resamples: int) -> list[float]:
-    """The means of `resamples` samples of the values, sorted; each is drawn with replacement.
+    """The sorted means of `resamples` samples, each drawn with replacement and as large as
+    `values`.
 
-    A sample has as many members as there are values. The same `seed` gives the same means.
+    The same `seed` gives the same means.
     """
     count = len(values)
     draw = random.Random(seed).choices
@@ -162,8 +168,8 @@ def _drawn_means(values: Sequence[float], seed: int, resamples: int) -> list[flo
 def _share_below_zero(drawn_means: Sequence[float]) -> float:
     """The share of the resampled means that lie below 0; a mean of exactly 0 counts half.
 
-    Never 0 or 1: at least half a resample is taken to lie on each side, because a finite number of
-    them cannot show a p of 0.
+    The result is never 0 or 1: at least half a resample is taken to lie on each side, because a
+    finite number of resamples cannot show a p of 0.
     """
     resamples = len(drawn_means)
     negative = sum(mean < 0.0 for mean in drawn_means)
@@ -172,7 +178,8 @@ def _share_below_zero(drawn_means: Sequence[float]) -> float:
 
 
 def _quantile(sorted_values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the sorted values lie, interpolated linearly."""
+    """The quantile of sorted values at `share` (0 to 1), interpolated linearly between two
+    values."""
     position = share * (len(sorted_values) - 1)
     below = int(position)
     above = min(below + 1, len(sorted_values) - 1)

@@ -1,9 +1,9 @@
 """The statistics behind a verdict, paired by task.
 
-Rates get Wilson intervals. Two models on the same tasks are compared pair by pair: McNemar's
-mid-p test and Tango's score interval for one yes/no answer per task, a bootstrap over tasks for
-everything else; all of it by group where tasks have groups. `paired_verdict` makes one word of it.
-Standard library only; held against scipy and simulation in its test.
+Rates get Wilson intervals. Two models on the same tasks are compared pair by pair: by McNemar's
+mid-p test and Tango's score interval if every value is 0 or 1, else by a bootstrap over tasks. If
+tasks have groups, groups are counted instead of tasks. `paired_verdict` turns the test into one
+word. Standard library only; held against scipy and simulation in its test.
 """
 
 import math
@@ -19,9 +19,9 @@ from engine.evidence.stats.bootstrap import RESAMPLES, deviation_of_changes, pai
 ALPHA = 0.05
 POWER = 0.8
 MARGIN = 0.05  # a difference this small (5 points, or 5 % of the rewards' span) is no difference
-MAX_ERROR_SHARE = 0.05  # above it the scorer is being measured, not the model
-NEGLIGIBLE = 1e-9  # the end of an interval this near to 0 is rounding
-FEWEST_TASKS = 10  # below it a bootstrap interval means nothing
+MAX_ERROR_SHARE = 0.05  # of failed scorings; above it the scorer is measured, not the model
+NEGLIGIBLE = 1e-9  # a number this near to 0 is a rounding error
+FEWEST_TASKS = 10  # for a bootstrap; an interval of fewer means nothing
 
 Word = Literal["better", "worse", "no_difference", "inconclusive", "unknown"]
 VERDICTS: tuple[Word, ...] = ("better", "worse", "no_difference", "inconclusive", "unknown")
@@ -44,15 +44,16 @@ class Interval:
         return self.low > NEGLIGIBLE or self.high < -NEGLIGIBLE
 
     def with_zero(self) -> "Interval":
-        """The interval, extended so that it contains 0; unchanged where it does already."""
+        """The interval, extended if necessary so that it contains 0."""
         return Interval(min(self.low, 0.0), max(self.high, 0.0))
 
 
 def wilson(successes: float, trials: float, confidence: float = 0.95) -> Interval:
-    """Wilson's (1927) score interval for a rate of successes in trials; (0, 1) for no trials.
+    """Wilson's (1927) score interval for a rate of successes in trials. Returns (0, 1) for no
+    trials.
 
     `confidence` is its coverage, 0.95 for a 95 % interval. Counts may be fractions: those of tasks
-    in groups, divided by their design effect.
+    in groups are divided by the design effect of the groups.
     """
     if trials <= 0:
         return Interval(0.0, 1.0)
@@ -64,18 +65,18 @@ def wilson(successes: float, trials: float, confidence: float = 0.95) -> Interva
     variance = rate * (1.0 - rate) / trials + z_squared / (4.0 * trials * trials)
     spread = z_score * math.sqrt(variance)
     scale = 1.0 + z_squared / trials
-    # At these two rates the end is exact; computing it would leave a rounding error.
+    # At the rates 0 and 1 the end is exact; computing it would leave a rounding error.
     low = 0.0 if successes == 0 else (centre - spread) / scale
     high = 1.0 if successes == trials else (centre + spread) / scale
     return Interval(max(0.0, low), min(1.0, high))
 
 
 def mcnemar_midp(gained: int, lost: int) -> float:
-    """The two-sided mid-p value of McNemar's test, from 0 to 1; 1 where no pair changed.
+    """The two-sided mid-p value of McNemar's test, from 0 to 1. Returns 1 if no pair changed.
 
-    `gained` and `lost` are how many of the pairs changed one way and the other. The mid-p is the
-    exact p with only half of the probability of the observed outcome, which is less strict at small
-    counts (Fagerland, Lydersen and Laake 2013).
+    `gained` and `lost` are the numbers of pairs that changed in the one and in the other direction.
+    The mid-p is the exact p with only half of the probability of the observed outcome, which makes
+    it less strict at small counts (Fagerland, Lydersen and Laake 2013).
     """
     changed = gained + lost
     fewer = min(gained, lost)
@@ -88,16 +89,16 @@ def mcnemar_midp(gained: int, lost: int) -> float:
 def tango_interval(gained: float, lost: float, tasks: float, confidence: float = 0.95) -> Interval:
     """Tango's (1998) score interval for the paired difference (gained - lost) / tasks of two rates.
 
-    Unlike Wald's interval it has a width where no task changed and stays inside [-1, 1]. It
-    excludes 0 exactly where McNemar's test without correction is significant. (-1, 1) without
+    Unlike Wald's interval it has a width even if no task changed, and stays inside [-1, 1]. It
+    excludes 0 exactly if McNemar's test without correction is significant. Returns (-1, 1) without
     tasks. `confidence` is its coverage. Counts may be fractions, as in `wilson`.
     """
     if tasks <= 0:
         return Interval(-1.0, 1.0)
     z_score = normal_quantile(0.5 + confidence / 2.0)
     observed_difference = (gained - lost) / tasks
-    # The lower bound is the difference with the score z, the upper one that with -z. Where all
-    # tasks were lost (or gained) the bound is the end of the scale: nothing to search.
+    # The lower bound is the difference whose score is z, the upper one that whose score is -z. If
+    # all tasks were lost (or gained) that bound is the end of the scale and need not be searched.
     low, high = -1.0, 1.0
     if lost != tasks:
         low = _score_bound(gained, lost, tasks, z_score, low=-1.0, high=observed_difference)
@@ -120,7 +121,7 @@ def _tango_score(gained: float, lost: float, tasks: float, delta: float) -> floa
 
 
 def _likeliest_lost_rate(gained: float, lost: float, tasks: float, delta: float) -> float:
-    """The maximum likelihood share of lost tasks if the true difference of the rates is `delta`.
+    """The maximum likelihood estimate of the share of lost tasks if the true difference is `delta`.
 
     `gained` of the `tasks` were gained, `lost` were lost. The share x is the root of the quadratic
     equation 2 tasks x^2 + linear x + constant = 0 (Tango 1998).
@@ -134,7 +135,7 @@ def _likeliest_lost_rate(gained: float, lost: float, tasks: float, delta: float)
 def _score_bound(
     gained: float, lost: float, tasks: float, z_score: float, *, low: float, high: float
 ) -> float:
-    """The difference in [low, high] at which Tango's score is `z_score`, by bisection.
+    """The difference in [low, high] at which Tango's score is `z_score`, found by bisection.
 
     The score falls as the difference grows. `gained` of the `tasks` were gained, `lost` were lost.
     """
@@ -150,15 +151,16 @@ def _score_bound(
 def smallest_detectable_gap(
     tasks: float, discordant: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest difference of two paired rates that so many `tasks` would show; at most 1.
+    """The smallest difference of two paired rates that a test on this many `tasks` would show; at
+    most 1.
 
-    Solves Miettinen's sample size formula (1968; Connor 1987) for the gap, by bisection.
+    Miettinen's sample size formula (1968; Connor 1987) is solved for the gap by bisection.
 
     Args:
-        discordant: how many of the tasks came out differently. One more is added, so that a sample
-            without any does not promise to see everything.
+        discordant: how many of the tasks came out differently on the two sides. One more is added,
+            so that a sample without any does not claim to detect every difference.
         alpha: level of the test.
-        power: the chance of a significant result if there is the difference.
+        power: the probability of a significant result if the difference exists.
     """
     if tasks <= 0:
         return 1.0
@@ -180,14 +182,16 @@ def smallest_detectable_gap(
 def tasks_needed(
     gap: float, discordant_share: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> int:
-    """How many tasks it takes to find a difference of two paired rates with probability `power`.
+    """The number of tasks at which a difference of two paired rates is found with probability
+    `power`.
 
     Args:
         gap: the difference, above 0 and at most 1.
-        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+        discordant_share: share of tasks that come out differently on the two sides; at least `gap`
+            is assumed.
         alpha: level of the test.
 
-    Raises ValueError for a gap of 0 or less.
+    Raises ValueError if the gap is 0 or less.
     """
     if gap <= 0.0:
         raise ValueError("no number of tasks shows a gap of 0")
@@ -212,12 +216,13 @@ def _tasks_for_power(gap: float, discordant_share: float, alpha: float, power: f
 def smallest_detectable_mean(
     n: int, sd: float, *, alpha: float = ALPHA, power: float = POWER
 ) -> float:
-    """The smallest mean paired difference that `n` tasks would show; inf for fewer than two tasks.
+    """The smallest mean paired difference that a test on `n` tasks would show. Returns inf for
+    fewer than two tasks.
 
     Args:
         sd: standard deviation of the differences over tasks.
         alpha: level of the test.
-        power: the chance of a significant result if there is the difference.
+        power: the probability of a significant result if the difference exists.
     """
     if n <= 1:
         return math.inf
@@ -225,10 +230,10 @@ def smallest_detectable_mean(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """The p values of several tests, in their order, corrected by Holm (1979) for their number."""
+    """Correct the p values of several tests for their number, by Holm (1979). The order is kept."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted_p_values = [0.0] * len(p_values)
-    largest = 0.0  # an adjusted p is never below that of a smaller p
+    largest = 0.0  # so far: an adjusted p is never below that of a smaller p
     for rank, index in enumerate(order):
         largest = max(largest, (len(p_values) - rank) * p_values[index])
         adjusted_p_values[index] = min(1.0, largest)
@@ -241,8 +246,8 @@ class Side:
 
     Attributes:
         values: task id -> one value per attempt whose scoring worked.
-        attempts: how many attempts there were, errors included.
-        errors: how many of them could not be scored.
+        attempts: the number of all attempts, also those whose scoring failed.
+        errors: the number of attempts whose scoring failed.
         groups: task id -> its group, for tasks that have one.
     """
 
@@ -259,19 +264,20 @@ class Side:
 
 @dataclass(frozen=True)
 class PairedVerdict:
-    """What a paired comparison says, with the numbers behind it; None where nothing was compared.
+    """The result of a paired comparison, with the numbers behind it. Numbers are None if nothing
+    was compared.
 
     Attributes:
         verdict: one word, see `paired_verdict`.
         reason: why there is no verdict, or why it is weaker than its numbers; else "".
         before, after: the means over the paired tasks.
         diff: after - before; `low` and `high` are the ends of its interval.
-        p: of the test that there is no difference.
-        n: how many tasks were paired; `unpaired` had values on one side only.
-        groups: how many groups they are of; 0 where each stands for itself.
+        p: the p value of the test that there is no difference.
+        n: how many tasks were paired; `unpaired` tasks had values on one side only.
+        groups: how many groups the tasks form; 0 if all tasks are independent.
         detectable: the smallest difference that this many tasks would show.
         method: the test and the interval that were used, in words.
-        margin: how small a difference counts as none.
+        margin: a difference smaller than this counts as none.
         errors: failed scorings before and after.
         gained, lost: ids of the tasks that became better or worse, the largest change first.
     """
@@ -314,8 +320,8 @@ def paired_verdict(
 
     Args:
         higher_is_better: False for losses.
-        margin: how small a difference counts as none; None for 5 % of the span of the values (5
-            points for rates).
+        margin: a difference smaller than this counts as none; None for 5 % of the span of the
+            values (5 points for rates).
         alpha: level of the test; the interval has confidence 1 - alpha.
         seed: of the bootstrap.
     """
@@ -341,10 +347,10 @@ def paired_verdict(
 def _with_means(
     verdict: PairedVerdict, before: Mapping[str, float], after: Mapping[str, float], sign: float
 ) -> PairedVerdict:
-    """The verdict with the means of both sides, and with the tasks that became better or worse.
+    """The verdict, with the means of both sides and the tasks that became better or worse filled
+    in.
 
-    Both mappings are task id -> value, of the same tasks; `sign` is 1 where higher is better, else
-    -1.
+    Both mappings are task id -> value, of the same tasks; `sign` is 1 if higher is better, else -1.
     """
     gained, lost = _changed_tasks(before, after, sign)
     return replace(
@@ -366,7 +372,7 @@ class _Counts:
 
     @staticmethod
     def of(before: Side, after: Side, shared_tasks: Sequence[str]) -> "_Counts":
-        """The counts of two sides; `shared_tasks` have values on both."""
+        """Count the tasks and errors of two sides; `shared_tasks` have values on both."""
         tasks_of_either = before.values.keys() | after.values.keys()
         return _Counts(
             n=len(shared_tasks),
@@ -383,9 +389,9 @@ class _Counts:
 
 @dataclass(frozen=True)
 class DifferenceTest:
-    """The result of one statistical test of the difference after - before.
+    """The result of a statistical test of the difference after - before.
 
-    `detectable` is the smallest difference it would show.
+    `detectable` is the smallest difference that the test would show.
     """
 
     diff: float
@@ -394,7 +400,7 @@ class DifferenceTest:
     detectable: float
 
     def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
-        """The verdict with the numbers of this test in place of its own."""
+        """The verdict with its numbers replaced by those of this test."""
         return replace(
             verdict,
             diff=self.diff,
@@ -407,13 +413,13 @@ class DifferenceTest:
 
 @dataclass(frozen=True)
 class _Test(DifferenceTest):
-    """A test of paired values; `span` is how far apart the lowest and the highest value are."""
+    """A test of paired values; `span` is the highest value minus the lowest."""
 
     method: str
     span: float
 
     def with_statistics(self, verdict: PairedVerdict) -> PairedVerdict:
-        """The verdict with the numbers and the name of this test in place of its own."""
+        """The verdict with its numbers and its method replaced by those of this test."""
         return replace(super().with_statistics(verdict), method=self.method)
 
 
@@ -430,11 +436,12 @@ def _test_of_means(
     seed: int,
     clusters: Clusters | None,
 ) -> _Test:
-    """The test that suits the values (by group with `clusters`), and an interval that agrees.
+    """The test that suits the values (by group if `clusters` are given), and an interval that
+    agrees.
 
     Both mappings are task id -> value, of the same tasks; `alpha` is the level of the test, `seed`
-    that of a bootstrap. Where the test is not significant although the interval (of confidence
-    1 - alpha) excludes 0, the interval is extended to 0.
+    that of a bootstrap. If the test is not significant but the interval (of confidence 1 - alpha)
+    excludes 0, the interval is extended to 0.
     """
     if {*before.values(), *after.values()} <= {0.0, 1.0}:
         test = _binary_test(before, after, alpha, clusters)
@@ -452,7 +459,7 @@ def _changed_tasks(
     """The ids of the tasks that became better, and of those that became worse.
 
     The largest change comes first; equal changes are ordered by task id. Both mappings are task id
-    -> value, of the same tasks; `sign` is 1 where higher is better, else -1.
+    -> value, of the same tasks; `sign` is 1 if higher is better, else -1.
     """
     rounding_error = 1e-12  # a change no larger than this is none
     improvements = {task: sign * (after[task] - before[task]) for task in before}
@@ -463,7 +470,8 @@ def _changed_tasks(
 
 
 def _reason_for_no_verdict(before: Side, after: Side, counts: _Counts) -> str:
-    """Why two sides allow no verdict (too many failed scorings, no shared task); "" if they do."""
+    """Why two sides allow no verdict: too many failed scorings, or no shared task. "" if they allow
+    one."""
     for name, side in (("before", before), ("after", after)):
         if side.error_share > MAX_ERROR_SHARE:
             return (
@@ -481,12 +489,12 @@ def _binary_test(
     alpha: float,
     clusters: Clusters | None,
 ) -> _Test:
-    """McNemar's test, at the level `alpha`, for tasks that are solved (1) or not (0) on each side.
+    """McNemar's test at the level `alpha`, for values that are 1 (solved) or 0 (not solved).
 
-    Both mappings are task id -> value, of the same tasks. With `clusters`, the groups of tasks
-    that are solved or failed together, the counts are divided by the design effect of the groups
-    (how many such tasks tell as much as one independent task), and p is of the test for clustered
-    pairs.
+    Both mappings are task id -> value, of the same tasks. `clusters` are groups of tasks that tend
+    to be solved or failed together: with them the counts are divided by the design effect (how many
+    such tasks carry as much information as one independent task), and p is of the test for
+    clustered pairs.
     """
     changes = {task: after[task] - before[task] for task in before}
     gained = float(sum(change > 0 for change in changes.values()))
@@ -517,11 +525,11 @@ def _mean_test(
     seed: int,
     clusters: Clusters | None,
 ) -> _Test:
-    """The test, at the level `alpha`, for values other than 0 and 1, by a bootstrap over tasks, or
-    over groups of tasks with `clusters`. Both mappings are task id -> value, of the same tasks.
-    """
+    """The test at the level `alpha` for values other than 0 and 1: a bootstrap over tasks, or over
+    groups of tasks if `clusters` are given. Both mappings are task id -> value, of the same
+    tasks."""
     changes = {task: after[task] - before[task] for task in before}
-    # The bootstrap takes a list per task, one change for each attempt; here there is one.
+    # The bootstrap expects a list per task, one change for each attempt; here there is one.
     change_lists = {task: [change] for task, change in changes.items()}
     bootstrap = paired_bootstrap(change_lists, seed, confidence=1.0 - alpha, clusters=clusters)
     values = [*before.values(), *after.values()]
@@ -547,13 +555,12 @@ def _word_of_test(
     alpha: float,
     clusters: Clusters | None,
 ) -> tuple[Word, str]:
-    """(the verdict that a test supports, the reason why tasks or groups are too few for one).
+    """(the verdict that a test supports, why there are too few tasks or groups for one, or "").
 
     `clusters` are the groups of the tasks. Differences within `margin` count as none; `alpha` is
-    the level of the test. `sign` is 1 where higher is better, else -1. The reason is "" where there
-    are enough.
+    the level of the test. `sign` is 1 if higher is better, else -1.
     """
-    # McNemar's test holds for few tasks too; a bootstrap over them does not.
+    # McNemar's test holds for few tasks too; a bootstrap over few tasks or groups does not.
     if clusters and clusters.count < FEWEST_TASKS:
         too_few = f"{tasks} tasks are of {clusters.count} groups, too few to tell"
         return "inconclusive", f"{too_few} (at least {FEWEST_TASKS})"
@@ -568,5 +575,5 @@ def _word_of_test(
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of `values`, at least one."""
+    """The mean of `values`, of which there must be at least one."""
     return math.fsum(values) / len(values)

@@ -1,8 +1,9 @@
-"""Is there anything for GRPO to select? What sampled answers of a base model say before a run.
+"""Can GRPO learn from these tasks? Statistics of answers that a base model sampled before a run.
 
-Each task was sampled `n` times. A group teaches only where its members earn different rewards, so
-the share of such groups at a group size is what a step has to work with. Up to `n` that share is
-estimated without bias from the samples; beyond it, by a beta-binomial over the tasks.
+Each task was sampled `n` times. A group (the answers to one task) teaches only if its members earn
+different rewards, so the share of such groups at a given group size is what a step can work with.
+Up to `n` that share is estimated without bias from the samples; beyond it, by a beta-binomial over
+the tasks.
 """
 
 import math
@@ -16,15 +17,15 @@ from engine.evidence.stats.inference import Interval, wilson
 from engine.records.run_result import Advice, AnswerLengths, FailedScores, ProbeResult
 
 GROUP_SIZES = (2, 4, 6, 8, 12, 16)
-_PASS_AT = (1, 2, 4, 8, 16)  # the k of the pass@k that are reported
-CUT = 0.1  # above this share of answers cut at max_tokens there is an advice about it
+_PASS_AT = (1, 2, 4, 8, 16)  # each k for which pass@k is reported
+CUT = 0.1  # above this share of answers cut at max_tokens, advise to raise it
 LITTLE = 0.2  # below this share of groups with different rewards GRPO learns little
-MANY = 0.4  # from this share of too hard (or too easy) tasks on, leave them out at first
+MANY = 0.4  # from this share of too hard (or too easy) tasks on, advise to leave them out at first
 ALIKE = 0.35  # below this share of distinct answers a group repeats itself
 ENOUGH = 0.85  # a group size is enough if it reaches this part of the best size's share
 BROKEN = 0.2  # above this share of failed scores the other scores say nothing about the tasks
 
-_SHARE_TO_START = 0.25  # of the groups must hold a right answer before GRPO is worth its time
+_SHARE_TO_START = 0.25  # share of groups that must hold a right answer for GRPO to be worthwhile
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,12 @@ class Sample:
     """One sampled answer.
 
     Attributes:
-        reward: what it earned.
-        success: whether it solves the task; None where the environment does not say.
+        reward: what the answer earned.
+        success: whether the answer solves the task; None if the environment does not say.
         error: whether scoring failed.
         tokens: how many tokens the model wrote.
         cut: whether a limit ended the answer.
-        text: of the answer.
+        text: the answer itself.
     """
 
     reward: float
@@ -49,7 +50,8 @@ class Sample:
 
     @property
     def solved(self) -> bool:
-        """Success where the environment says so, else a positive reward."""
+        """Whether the answer is right: `success` if the environment reports it, else whether the
+        reward is positive."""
         return self.reward > 0 if self.success is None else self.success
 
 
@@ -57,7 +59,7 @@ Samples = Sequence[Sample]
 
 
 def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
-    """What sampled answers say about training on these tasks, with advice and a summary.
+    """Statistics of sampled answers to tasks that a run would train on, with advice and a summary.
 
     Args:
         groups: one sequence of samples per task.
@@ -69,10 +71,10 @@ def learnability(groups: Sequence[Samples], group_size: int, max_tokens: int) ->
 
 
 def _measurements(groups: Sequence[Samples], group_size: int, max_tokens: int) -> ProbeResult:
-    """What was measured on sampled answers, without advice and summary.
+    """The statistics of the sampled answers, without advice and summary.
 
-    `groups` has one sequence of samples per task; `group_size` samples were drawn for each, with
-    at most `max_tokens` tokens.
+    `groups` has one sequence of samples per task; `group_size` samples were drawn for each, with at
+    most `max_tokens` tokens.
     """
     samples = [sample for group in groups for sample in group]
     scored_groups = [[sample for sample in group if not sample.error] for group in groups]
@@ -107,7 +109,8 @@ class _TaskShare:
 
 
 def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
-    """The shares of the tasks that are "effective", "too_easy" and "too_hard"; 0 without tasks."""
+    """The shares of the tasks that are "effective", "too_easy" and "too_hard", with intervals. The
+    shares are 0 without tasks."""
     task_count = len(groups)
     return {
         name: _TaskShare(count / max(1, task_count), _interval_ends(wilson(count, task_count)))
@@ -116,15 +119,17 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
 
 
 def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:
-    """Group size as a text -> the expected share of groups whose members earn different rewards.
+    """For each group size (as text), the expected share of groups whose members earn different
+    rewards.
 
-    `scored_groups` holds for each task those samples whose scoring did not fail.
+    `scored_groups` holds for each task the samples whose scoring did not fail.
     """
     return {str(size): round(teaching_share(scored_groups, size), 4) for size in GROUP_SIZES}
 
 
 def _solve_counts(groups: Sequence[Samples]) -> list[tuple[int, int]]:
-    """(samples, solved samples) of each task that has samples; a failed score is not solved."""
+    """(number of samples, number solved) of each task that has samples; a failed score is not
+    solved."""
     return [
         (len(group), sum(sample.solved and not sample.error for sample in group))
         for group in groups
@@ -146,12 +151,13 @@ def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) ->
 
 
 def _mean_distinct_share(groups: Sequence[Samples]) -> float:
-    """The share of different texts in a group of samples, as a mean over the groups."""
+    """The number of different texts in a group divided by its size, averaged over the groups."""
     return _mean([len({sample.text for sample in group}) / len(group) for group in groups if group])
 
 
 def _answer_lengths(samples: Samples, max_tokens: int) -> AnswerLengths:
-    """The median and the 95th percentile of the tokens of an answer, with the tokens allowed."""
+    """The median and the 95th percentile of the answers' tokens, and how many tokens were
+    allowed."""
     lengths = sorted(sample.tokens for sample in samples)
     return AnswerLengths(
         p50=_quantile(lengths, 0.5), p95=_quantile(lengths, 0.95), max_tokens=max_tokens
@@ -159,17 +165,17 @@ def _answer_lengths(samples: Samples, max_tokens: int) -> AnswerLengths:
 
 
 def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
-    """How many tasks are "effective", "too_easy" and "too_hard"; some are none of these.
+    """How many tasks are "effective", "too_easy" and "too_hard"; some tasks are none of these.
 
     A task is effective if those of its samples that could be scored earned different rewards. If
-    all earned the same, it is too easy where all of them were solved, else too hard.
+    all earned the same, it is too easy if all of them were solved, else too hard.
     """
     counts = {"effective": 0, "too_easy": 0, "too_hard": 0}
     for group in groups:
         scored_samples = [sample for sample in group if not sample.error]
         if _rewards_differ(scored_samples):
             counts["effective"] += 1
-        # A task with a failed score is neither: that sample may have deserved another reward.
+        # A task with a failed score is neither: that sample might have earned another reward.
         elif scored_samples and len(scored_samples) == len(group):
             all_solved = all(sample.solved for sample in scored_samples)
             counts["too_easy" if all_solved else "too_hard"] += 1
@@ -177,10 +183,10 @@ def _counts_by_difficulty(groups: Sequence[Samples]) -> dict[str, int]:
 
 
 def _summary(result: ProbeResult) -> str:
-    """One sentence: the share of tasks whose samples earned different rewards, with interval.
+    """One sentence: the share of tasks whose samples earned different rewards, with its interval.
 
-    For example "40% of 50 tasks (28% to 54%) have rewards that differ within 8 samples". Where
-    scores failed, the sentence begins with their share.
+    For example "40% of 50 tasks (28% to 54%) have rewards that differ within 8 samples". If scores
+    failed, the sentence begins with their share.
     """
     low, high = result.intervals["effective"]
     return _failed_scores_opening(result) + (
@@ -191,10 +197,10 @@ def _summary(result: ProbeResult) -> str:
 
 
 def _failed_scores_opening(result: ProbeResult) -> str:
-    """The share of failed scores as the opening of a sentence; "" where none failed.
+    """The share of failed scores as the opening of a sentence, such as "3% of the scores failed; ".
 
-    For example "3% of the scores failed; ". It begins with "Not ready: " where so many failed that
-    the other scores say nothing.
+    It begins with "Not ready: " if so many failed that the other scores say nothing. Returns "" if
+    none failed.
     """
     share = result.error_share
     if not share:
@@ -206,8 +212,8 @@ def _failed_scores_opening(result: ProbeResult) -> str:
 def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
     """The expected share of groups of `size` answers whose members earn different rewards.
 
-    `scored_groups` holds for each task those samples whose scoring did not fail. 0 where there are
-    no such samples.
+    `scored_groups` holds for each task the samples whose scoring did not fail. Returns 0 if there
+    are no such samples.
     """
     usable_groups = [group for group in scored_groups if group]
     # Beta(a, b) is the distribution of the solve rates over the tasks.
@@ -218,14 +224,14 @@ def teaching_share(scored_groups: Sequence[Samples], size: int) -> float:
 
 
 def share_that_differs(success: float, size: int) -> float:
-    """The share of groups of `size` answers that hold right and wrong ones, where every task is
-    solved with the chance `success`: 1 - p^n - (1 - p)^n. GRPO learns from these groups alone."""
+    """The share of groups of `size` answers that hold right and wrong answers, if every task is
+    solved with probability `success`: 1 - p^n - (1 - p)^n. GRPO learns from these groups alone."""
     return 1.0 - success**size - (1.0 - success) ** size
 
 
 def success_to_start(size: int) -> float:
-    """The success from which a quarter of groups of `size` answers hold a right one, so that GRPO
-    has something to select: 3.5 % for 8."""
+    """The success rate at which a quarter of the groups of `size` answers hold a right one, so that
+    GRPO has something to reinforce: 3.5 % for groups of 8."""
     return 1.0 - (1.0 - _SHARE_TO_START) ** (1.0 / size)
 
 
@@ -233,17 +239,15 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
     """The chance that `size` answers to this task earn at least two different rewards.
 
     `group` are the samples of the task. Beta(a, b) is the distribution of solve rates over all
-    tasks; it is used only where `size` exceeds the number of samples and all earned the same.
+    tasks; it is used only if `size` exceeds the number of samples and all samples earned the same.
     """
     sample_count = len(group)
     # Rounded, so that a rounding error does not make two rewards out of one.
     rewards = Counter(round(sample.reward, 9) for sample in group)
-    if (
-        size <= sample_count
-    ):  # estimated without bias: how many subsets of this size have one reward
+    if size <= sample_count:  # unbiased: count the subsets of this size that have one reward
         same_reward = sum(math.comb(count, size) for count in rewards.values())
         return 1.0 - same_reward / math.comb(sample_count, size)
-    if len(rewards) > 1:  # the shares among the samples are taken as the true ones
+    if len(rewards) > 1:  # take the shares among the samples as the true probabilities
         return 1.0 - sum((count / sample_count) ** size for count in rewards.values())
     return _chance_of_mixed_results(group, size, a, b)
 
@@ -251,8 +255,9 @@ def _chance_of_different(group: Samples, size: int, a: float, b: float) -> float
 def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> float:
     """The chance that `size` answers to a task are neither all solved nor all unsolved.
 
-    `group` are samples of the task, all solved or all not. They update Beta(a, b), the distribution
-    of solve rates over all tasks. 0 where `a` or `b` is 0: all answers to all tasks were alike.
+    `group` are samples of the task, all solved or all unsolved. They update Beta(a, b), the
+    distribution of solve rates over all tasks. Returns 0 if `a` or `b` is 0, which means that all
+    answers to all tasks had the same result.
     """
     if not a or not b:
         return 0.0
@@ -262,35 +267,37 @@ def _chance_of_mixed_results(group: Samples, size: int, a: float, b: float) -> f
 
 
 def _chance_all_succeed(a: float, b: float, size: int) -> float:
-    """The chance that `size` draws all succeed when their rate is Beta(a, b)."""
+    """The chance that `size` draws all succeed if their success rate is distributed as Beta(a,
+    b)."""
     return math.exp(sum(math.log((a + i) / (a + b + i)) for i in range(size)))
 
 
 def _solve_rate_prior(solve_counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """The parameters (a, b) of the beta distribution of the tasks' solve rates.
+    """The parameters (a, b) of the beta distribution of the tasks' solve rates, by the method of
+    moments.
 
-    Estimated by the method of moments. `solve_counts` holds (samples, solved samples) of each task.
-    (0, 0) where all samples were solved, or none was.
+    `solve_counts` holds (samples, solved samples) of each task. Returns (0, 0) if all samples were
+    solved, or none was.
     """
     total = sum(n for n, _ in solve_counts)
     mean = sum(solved for _, solved in solve_counts) / total if total else 0.0
     if not 0.0 < mean < 1.0:
         return 0.0, 0.0
     correlation = _correlation_within_tasks(solve_counts, mean)
-    # Kept away from 0 and 1, where the sum of a and b would be infinite or 0.
+    # Keep it away from 0 and 1, at which the sum of a and b would be infinite or 0.
     correlation = min(max(correlation, 1e-3), 0.999)
     a_plus_b = 1.0 / correlation - 1.0
     return mean * a_plus_b, (1.0 - mean) * a_plus_b
 
 
 def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: float) -> float:
-    """The correlation of two samples of one task: 1 if they always agree, 0 if by chance alone.
+    """The correlation of two samples of one task: 1 if they always agree, 0 if only by chance.
 
     `solve_counts` holds (samples, solved samples) of each task; `mean` is the share of solved
     samples, above 0 and below 1.
     """
     samples_per_task = sum(n for n, _ in solve_counts) / len(solve_counts)
-    if samples_per_task <= 1:  # one sample per task does not show it
+    if samples_per_task <= 1:  # one sample per task shows no correlation: assume a middle value
         return 0.5
     variance_of_rates = _mean([(solved / n - mean) ** 2 for n, solved in solve_counts])
     variance_of_sample = mean * (1.0 - mean)
@@ -302,9 +309,10 @@ def _correlation_within_tasks(solve_counts: Sequence[tuple[int, int]], mean: flo
 
 
 def advice(result: ProbeResult) -> list[Advice]:
-    """What to change before a run, the most important first; [] where nothing stands out.
+    """What to change before a run, the most important first. Returns [] if there is nothing to
+    change.
 
-    Where too many scores failed that is the only advice, because the other numbers mean nothing.
+    If too many scores failed, that is the only advice, because the other numbers mean nothing.
     """
     if result.error_share > BROKEN:
         return _score_advice(result)
@@ -318,7 +326,7 @@ def advice(result: ProbeResult) -> list[Advice]:
 
 
 def _score_advice(result: ProbeResult) -> list[Advice]:
-    """The advice to mend the scorer, where any scoring failed; else []."""
+    """The advice to mend the scorer if any scoring failed, else []."""
     if not result.error_share:
         return []
     text = f"{whole_percent(result.error_share)} of the scores failed: mend score() and push again"
@@ -326,7 +334,7 @@ def _score_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _length_advice(result: ProbeResult) -> list[Advice]:
-    """The advice to allow longer answers, where many were cut at `max_tokens`; else []."""
+    """The advice to allow longer answers if many were cut at `max_tokens`, else []."""
     if result.length is None or result.truncated_share <= CUT:
         return []
     allowed_tokens = result.length.max_tokens
@@ -338,11 +346,11 @@ def _length_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _variety_advice(result: ProbeResult) -> list[Advice]:
-    """The advice to sample more freely, where the answers to a task are nearly equal; else []."""
+    """The advice to raise the temperature if the answers to a task are nearly equal, else []."""
     if result.distinct_share is None:  # it was not measured
         return []
-    # Where the answers to half of the tasks earn different rewards, there is enough variety,
-    # however alike the texts are.
+    # If the answers to half of the tasks earn different rewards, there is enough variety, however
+    # similar the texts are.
     if result.distinct_share >= ALIKE or result.effective >= 0.5:
         return []
     text = "the answers of a group are nearly the same: raise temperature"
@@ -350,11 +358,10 @@ def _variety_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _difficulty_advice(result: ProbeResult) -> list[Advice]:
-    """The advice where the tasks are too hard or too easy; else [].
+    """The advice if the tasks are too hard or too easy, else [].
 
-    Where hardly any task teaches (the answers to it earn different rewards), the advice is to
-    change the start or the data. Where only a good part of the tasks is too hard or too easy, it is
-    to leave that part out.
+    If hardly any task teaches (its answers earn different rewards), the advice is to change the
+    start or the data. If many tasks are too hard or too easy, it is to leave those out at first.
     """
     hardly_any_teaches = result.effective < LITTLE
     if hardly_any_teaches and result.too_hard > 0 and result.too_hard >= result.too_easy:
@@ -367,10 +374,8 @@ def _difficulty_advice(result: ProbeResult) -> list[Advice]:
 
 
 def _part_to_leave_out(result: ProbeResult) -> str:
-    """A sentence on the tasks to leave out at first, because they are too hard or too easy.
-
-    "" where few tasks are too hard and few are too easy.
-    """
+    """A sentence on the tasks to leave out at first, because they are too hard or too easy. "" if
+    few tasks are."""
     if result.too_hard >= MANY:
         return (
             f"{whole_percent(result.too_hard)} of the tasks are never solved: start on the "
@@ -389,10 +394,10 @@ def _part_to_leave_out(result: ProbeResult) -> str:
 def _group_size_advice(result: ProbeResult) -> list[Advice]:
     """The advice to use another group size.
 
-    [] where the size used is about right, or where hardly any group would teach at any size.
+    Returns [] if the size used is about right, or if hardly any group would teach at any size.
     """
     highest_share = max(result.gradient_share.values())
-    # Where hardly any task gets answers of different rewards, no group size would help.
+    # If hardly any task gets answers of different rewards, no group size would help.
     if result.effective < LITTLE / 2 or highest_share <= 0:
         return []
     text = _better_group_size(result, ENOUGH * highest_share)
@@ -403,10 +408,10 @@ def _better_group_size(result: ProbeResult, share_wanted: float) -> str:
     """A sentence that recommends the smallest group size at which enough groups teach.
 
     A group teaches if its answers earn different rewards; enough is the share `share_wanted`, which
-    at least one size must reach. "" where the smallest size is close to the one used.
+    at least one size must reach. Returns "" if the smallest such size is close to the one used.
     """
     size_used = result.samples_per_task
-    # The sizes (text, as in JSON) come in ascending order: the first good enough is the smallest.
+    # The sizes (texts, as JSON keys) are in ascending order: the first that suffices is smallest.
     better_size = next(
         int(size) for size, share in result.gradient_share.items() if share >= share_wanted
     )
@@ -438,10 +443,10 @@ def _interval_ends(interval: Interval) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean; 0 without values."""
+    """The mean of the values; 0 if there are none."""
     return math.fsum(values) / len(values) if values else 0.0
 
 
 def _quantile(sorted_values: Sequence[int], share: float) -> int:
-    """The value at `share` (0 to 1) of a sorted sequence; 0 where it is empty."""
+    """The value at `share` (0 to 1) of a sorted sequence; 0 if it is empty."""
     return sorted_values[round(share * (len(sorted_values) - 1))] if sorted_values else 0

@@ -1,4 +1,5 @@
-"""How large an exam must be to show a change worth having: more tasks, or more attempts at each."""
+"""How many held-out tasks, or attempts at each, an evaluation needs to show a change worth
+having."""
 
 import math
 from collections.abc import Sequence
@@ -18,14 +19,14 @@ from engine.home.run_dir import Home
 from engine.records.env_version import EnvVersion
 from engine.records.record import DamagedRecord
 
-MOST_ATTEMPTS = 16  # beyond it more tasks are cheaper
+MOST_ATTEMPTS = 16  # at one task; instead of more attempts, more tasks are cheaper
 
 
 def tasks_to_decide(verdict: PairedVerdict) -> int | None:
     """How many tasks would show a change as large as the margin in four cases of five.
 
-    Estimated from how much the two sides of `verdict` differed task by task. None where nothing was
-    compared, where the smallest detectable change is not known, or where the margin is 0.
+    Estimated from how much the two sides of `verdict` differed task by task. Returns None if
+    nothing was compared, if the smallest detectable change is not known, or if the margin is 0.
     """
     if not verdict.n or verdict.detectable is None or not math.isfinite(verdict.detectable):
         return None
@@ -40,24 +41,25 @@ def tasks_to_decide(verdict: PairedVerdict) -> int | None:
 def tasks_for_share(verdict: PairedVerdict) -> int:
     """How many tasks would show that the share of solved tasks changed by `MARGIN` (5 points).
 
-    It depends on how many of the tasks of `verdict` changed their result; there must be tasks.
+    The number depends on how many of the tasks of `verdict` changed their result; there must be
+    tasks.
     """
     changed_tasks = len(verdict.gained) + len(verdict.lost)
-    # One more than were seen, so that a sample without any change does not promise too much.
+    # One more than were seen: a sample without any change would ask for too few tasks.
     return tasks_needed(MARGIN, discordant_share=(changed_tasks + 1) / (verdict.n + 1))
 
 
 def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
     """How many attempts at each task would show a mean change of `margin` on these tasks.
 
-    None where no number up to `MOST_ATTEMPTS` would. Also None where fewer than two tasks had
-    several attempts on both sides, because single attempts do not show how random they are.
+    Returns None if no number up to `MOST_ATTEMPTS` would, or if fewer than two tasks had several
+    attempts on both sides: single attempts do not show how random they are.
     """
     repeated_tasks = _tasks_with_several_attempts(before, after)
     if len(repeated_tasks) < 2:
         return None
     noise = _GapNoise.of(before, after, repeated_tasks)
-    # Only more attempts than there are now are asked about.
+    # Start above the present number of attempts: the question is how many more it takes.
     for attempts in range(noise.fewest_attempts + 1, MOST_ATTEMPTS + 1):
         sd = noise.deviation_with(attempts)
         if smallest_detectable_mean(len(repeated_tasks), sd) <= margin:
@@ -67,18 +69,20 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
 
 @dataclass(frozen=True)
 class _GapNoise:
-    """Why the gap between two sides varies from task to task.
+    """How much the gap between two sides (after - before) varies from task to task, and why.
 
-    More attempts average out the chance in each answer, but not the differences between tasks.
+    More attempts average out the randomness of single answers, but not the differences between
+    tasks.
     """
 
-    attempt_variance: float  # that one attempt on each side adds to the variance of a task's gap
-    task_variance: float  # of the gaps, with the chance in the attempts taken off
-    fewest_attempts: int  # that any task had on a side
+    attempt_variance: float  # of a task's gap, from one attempt on each side
+    task_variance: float  # of the gaps between tasks, without the part from attempts
+    fewest_attempts: int  # the smallest number that any task had on a side
 
     @staticmethod
     def of(before: Side, after: Side, tasks: Sequence[str]) -> "_GapNoise":
-        """The noise on `tasks`, at least two; each had several attempts on both sides."""
+        """Estimate the noise from `tasks`: at least two, each with several attempts on both
+        sides."""
         values_before = [before.values[task] for task in tasks]
         values_after = [after.values[task] for task in tasks]
         attempt_values = [*values_before, *values_after]
@@ -89,17 +93,17 @@ class _GapNoise:
             fmean(after_task) - fmean(before_task)
             for before_task, after_task in zip(values_before, values_after, strict=True)
         ]
-        # What the gaps vary beyond the noise of attempts.
+        # The variance of the gaps beyond what the attempts add to it.
         task_variance = max(0.0, variance(gaps) - attempt_variance / fewest_attempts)
         return _GapNoise(attempt_variance, task_variance, fewest_attempts)
 
     def deviation_with(self, attempts: int) -> float:
-        """The standard deviation of the tasks' gaps with so many attempts on each side."""
+        """The standard deviation of the tasks' gaps with this many attempts on each side."""
         return math.sqrt(self.task_variance + self.attempt_variance / attempts)
 
 
 def _tasks_with_several_attempts(before: Side, after: Side) -> list[str]:
-    """The tasks with at least two scored attempts on both sides, in the order of the first."""
+    """The tasks with at least two scored attempts on both sides, in the order of `before`."""
     return [
         task
         for task in before.values
@@ -108,10 +112,10 @@ def _tasks_with_several_attempts(before: Side, after: Side) -> list[str]:
 
 
 def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
-    """How many rows a split of an environment version has; None where the version is gone.
+    """How many rows a split of an environment version has.
 
-    `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7";
-    None where it has another form.
+    `env_id` is the environment's name and the hash of the version, such as "sums@3f2a9c01b4d7".
+    Returns None if it has another form, or if the version is gone.
     """
     name, _, hash12 = env_id.partition("@")
     if not name or not hash12:
@@ -123,12 +127,12 @@ def split_rows(home: Home, env_id: str, split: str = "heldout") -> int | None:
 
 
 def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
-    """The advice to give an environment more rows, where an evaluation already uses all it has.
+    """The advice to give an environment more rows, if an evaluation already uses all that it has.
 
     For example "tasks(): at least 400 held-out rows instead of 100, then push and evaluate again".
 
     Args:
-        needed: how many rows would be enough; None where that is not known.
+        needed: how many rows would be enough; None if that is not known.
         have: how many rows there are.
         split: the name of the split in the sentence.
     """
@@ -139,22 +143,23 @@ def more_rows(needed: int | None, have: int, split: str = "held-out") -> str:
 def mcnemar_power(
     tasks: int, gap: float, discordant_share: float, *, alpha: float = ALPHA
 ) -> float:
-    """The chance that the mid-p test on so many `tasks` finds a true gain of `gap`.
+    """The probability that McNemar's mid-p test on this many `tasks` finds a true gain of `gap`.
 
-    Computed exactly. 0 without tasks, or where no task comes out differently.
+    Computed exactly. Returns 0 without tasks, or if no task comes out differently.
 
     Args:
         gap: the true difference of the two rates.
-        discordant_share: share of the tasks that come out differently; at least `gap` is assumed.
+        discordant_share: share of the tasks that come out differently on the two sides; at least
+            `gap` is assumed.
         alpha: level of the test.
     """
     share = max(discordant_share, gap)
     if share <= 0.0 or tasks <= 0:
         return 0.0
-    gain_rate = (share + gap) / (2.0 * share)  # the part of the discordant tasks that are gains
+    gain_rate = (share + gap) / (2.0 * share)  # share of the discordant tasks that are gains
     power = 0.0
     for discordant in _likely_counts(tasks, share):
-        most_losses = _critical_losses(discordant, alpha)  # with which a gain is significant
+        most_losses = _critical_losses(discordant, alpha)
         if most_losses >= 0:
             chance_of_significance = binomial_cdf(most_losses, discordant, 1.0 - gain_rate)
             chance_of_count = math.exp(log_binomial(discordant, tasks, share))
@@ -163,7 +168,8 @@ def mcnemar_power(
 
 
 def _likely_counts(trials: int, probability: float) -> range:
-    """The numbers of successes that are likely enough to matter; each trial has `probability`.
+    """The numbers of successes that are likely enough to matter; each trial succeeds with
+    `probability`.
 
     They lie within seven standard deviations of the expected number; the rest is negligible.
     """
@@ -175,10 +181,10 @@ def _likely_counts(trials: int, probability: float) -> range:
 def _critical_losses(discordant: int, alpha: float) -> int:
     """The most losses among `discordant` changed tasks with which a gain is still significant.
 
-    Significant means that the mid-p is below `alpha`. -1 where the tasks are so few that a gain is
-    not significant even without any loss.
+    Significant means that the mid-p is below `alpha`. Returns -1 if the tasks are so few that a
+    gain is not significant even without a loss.
     """
-    chance_of_fewer = 0.0  # than `losses`, where gains and losses are equally likely
+    chance_of_fewer = 0.0  # of fewer losses than `losses`, if gains and losses are equally likely
     most_losses = -1
     for losses in range(discordant // 2 + 1):
         chance_of_losses = math.exp(log_binomial(losses, discordant, 0.5))

@@ -1,7 +1,8 @@
-"""Evaluation rows as they lie on disk, turned into sides that can be compared.
+"""Turns evaluation rows, as they are stored, into sides that can be compared.
 
-One row is one attempt at one task (engine/records/lines/evaluation_row.py). What is compared is
-`success` where every scored row has it, else `reward`, else (datasets without a scorer) `loss`.
+One row is one attempt at one task (engine/records/lines/evaluation_row.py). The rows are compared
+by `success` if every scored row has it, else by `reward`, else by `loss` (datasets without a
+scorer).
 """
 
 import itertools
@@ -26,16 +27,16 @@ from envs.json_types import ChatMessage
 
 Measure = Literal["success", "reward", "loss"]
 HIGHER_IS_BETTER: dict[Measure, bool] = {"success": True, "reward": True, "loss": False}
-_MOST_METRICS = 8  # of an environment, with an interval: each takes a bootstrap
+_MOST_METRICS = 8  # of an environment that get an interval: each takes a bootstrap
 # The halves of a run's held-out tasks, as their rows name them (engine/home/halves.py).
 VALIDATION, TEST = "select", "report"
 
 
 def load_rows(path: Path) -> list[Line]:
-    """Every complete line of a file as a JSON object; [] where there is no file.
+    """Every complete line of a file as a JSON object. Returns [] if there is no file.
 
-    For callers that write the rows again with all their keys. Whoever only reads rows takes
-    `read_evaluation`, which gives records.
+    This is for callers that write the rows again with all their keys. To only read rows, use
+    `read_evaluation`, which returns records.
     """
     rows: list[Line] = []
     cursor = 0
@@ -49,9 +50,10 @@ def load_rows(path: Path) -> list[Line]:
 
 
 def damaged_answers_warning(run: RunDir, steps: Iterable[int] | None = None) -> list[str]:
-    """A warning that lines of the run's stored answers cannot be read, as a list; else [].
+    """A warning that lines of the run's stored answers cannot be read, as a list of one. Returns []
+    if all can be read.
 
-    Only the evaluations at `steps` are read; with None every evaluation.
+    Only the evaluations at `steps` are read; all evaluations if it is None.
     """
     if steps is None:
         files = sorted(run.evals_dir.glob("*.jsonl"))
@@ -74,8 +76,8 @@ def in_half(rows: Iterable[EvaluationRow], half: str) -> list[EvaluationRow]:
 def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
     """The measure that all these rows have in common; rows whose scoring failed are ignored.
 
-    Success if every row reports it, else reward, else loss. None where no row was scored, or where
-    the rows have no measure in common.
+    Success if every row reports it, else reward, else loss. Returns None if no row was scored, or
+    if the rows have no measure in common.
     """
     rows = [row for rows in row_sets for row in rows if not row.error]
     if not rows:
@@ -84,7 +86,7 @@ def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
         return "success"
     all_have_reward = all(row.reward is not None for row in rows)
     all_have_loss = all(row.loss is not None for row in rows)
-    # Rows of a dataset without a scorer may have a reward of 0 beside their loss: it means nothing.
+    # Rows of a dataset without a scorer may have a meaningless reward of 0 beside their loss.
     reward_means_nothing = all_have_loss and all(row.reward == 0 for row in rows)
     if all_have_reward and not reward_means_nothing:
         return "reward"
@@ -92,9 +94,9 @@ def measure_of(*row_sets: Sequence[EvaluationRow]) -> Measure | None:
 
 
 def value_of(row: EvaluationRow, measure: Measure) -> float | None:
-    """The value of one row by a measure (success as 0 or 1).
+    """The value of one row by a measure; success is 0 or 1.
 
-    None where its scoring failed or the row lacks that measure.
+    Returns None if the row's scoring failed, or if it lacks that measure.
     """
     if row.error:
         return None
@@ -105,13 +107,13 @@ def value_of(row: EvaluationRow, measure: Measure) -> float | None:
 def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[EvaluationRow]]:
     """The same rows, with one common task id for all tasks that have the same prompt.
 
-    Such tasks ask one question, so their answers are several attempts at one task. The common id is
-    the smallest of their ids. Returns one list per argument, in the same order.
+    Such tasks ask one question, so their answers count as several attempts at one task. The common
+    id is the smallest of their ids. Returns one list per argument, in the same order.
     """
     row_lists = [list(rows) for rows in row_sets]
     all_rows = list(itertools.chain.from_iterable(row_lists))
-    # Where the environment also writes later messages, tasks with one prompt may differ in those:
-    # each keeps its id.
+    # If the environment also writes later messages, tasks with the same prompt may differ in those,
+    # so every task keeps its id.
     if any(_has_messages_of_environment(row) for row in all_rows):
         return row_lists
     common_ids = _common_ids(all_rows)
@@ -124,9 +126,9 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
 
 
 def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
-    """Task id -> the smallest id of all tasks with the same prompt.
+    """For each task id, the smallest id of all tasks with the same prompt.
 
-    {} where every task has its own prompt. A task whose rows record no prompt is left out.
+    Returns {} if every task has its own prompt. Tasks whose rows record no prompt are left out.
     """
     prompt_of_task: dict[str, str] = {}
     for row in rows:
@@ -141,7 +143,8 @@ def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
 
 
 def _has_messages_of_environment(row: EvaluationRow) -> bool:
-    """Whether the environment wrote messages after the prompt: any whose role is no assistant's."""
+    """Whether the environment wrote messages after the prompt: messages of a role other than
+    assistant."""
     return any(message.get("role") != "assistant" for message in row.messages or ())
 
 
@@ -150,8 +153,8 @@ def side(
 ) -> Side:
     """One model's values by task, for a comparison.
 
-    An attempt whose scoring failed gets `value_of_failure`; with None (the default) it is left out
-    of the values and counted in `errors`.
+    An attempt whose scoring failed gets `value_of_failure`; if that is None (the default), the
+    attempt is left out of the values and counted in `errors`.
     """
     values: dict[str, list[float]] = {}
     groups: dict[str, str] = {}
@@ -176,12 +179,12 @@ class Level:
 
     Attributes:
         measure: what the value is.
-        value, low, high: None where no task was scored.
+        value, low, high: None if no task was scored.
         tasks: how many tasks have at least one scored attempt.
-        groups: how many groups they are of; 0 where each stands for itself.
+        groups: how many groups the tasks form; 0 if all tasks are independent.
         attempts: how many attempts there were; the scoring of `errors` of them failed.
         value_with_errors: the mean over attempts with failed scorings counted as not solved; None
-            for a loss and where there is no value.
+            for a loss, or if there is no value.
         successes: the success of each attempt, for pass@k; None for a reward or a loss.
     """
 
@@ -198,19 +201,18 @@ class Level:
 
     @property
     def rounded_value(self) -> float | None:
-        """The mean for people, None without one."""
+        """The mean, rounded for display; None if there is none."""
         return rounded(self.value)
 
     @property
     def interval(self) -> list[float | None]:
-        """The low and the high end for people, both None without a value."""
+        """The low and the high end, rounded for display; both are None if there is no value."""
         return [rounded(self.low), rounded(self.high)]
 
     def to_json(self) -> dict[str, object]:
         """The numbers as a JSON object: value, interval, counts of tasks, attempts and errors.
 
-        "pass_at_k" is there only where tasks were asked several times. The measure is not among
-        them.
+        "pass_at_k" is included only if tasks were asked several times. The measure is not included.
         """
         body: dict[str, object] = {
             "value": self.rounded_value,
@@ -232,11 +234,11 @@ class Level:
 def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     """How well one model does on these rows by `measure`: mean over tasks and 95 % interval.
 
-    Tasks with the same prompt count as one. The interval is Wilson's where each task is either
-    solved or not, else a bootstrap over tasks (of groups, where tasks have them). The numbers are
-    None where nothing was scored.
+    Tasks with the same prompt count as one. The interval is Wilson's if each task is either solved
+    or not, else a bootstrap over tasks (over groups, if tasks have them). The numbers are None if
+    nothing was scored.
     """
-    # One list of rows is given, so a list of one comes back.
+    # One list of rows is passed, so a list of one list comes back.
     (rows_by_prompt,) = with_one_id_per_prompt(rows)
     results = side(rows_by_prompt, measure)  # the values of each task
     means = {task: math.fsum(values) / len(values) for task, values in results.values.items()}
@@ -266,9 +268,12 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
 
 
 def by_metric(rows: Iterable[EvaluationRow], metric: str) -> list[EvaluationRow]:
-    """The rows with the environment's metric of this name as their reward, and no success. A row
-    without it is left out, as what only some tasks have is absent on the others; one whose scoring
-    failed stays: it might have had it."""
+    """The rows with the environment's metric of this name in place of the reward, and without
+    success and loss, so that a comparison of them compares the metric.
+
+    A row without the metric is left out: a metric that only some tasks have is absent on the
+    others. A row whose scoring failed stays, because it might have had the metric.
+    """
     return [
         row.model_copy(
             update={"reward": (row.metrics or {}).get(metric), "success": None, "loss": None}
@@ -279,7 +284,8 @@ def by_metric(rows: Iterable[EvaluationRow], metric: str) -> list[EvaluationRow]
 
 
 def levels_of_metrics(rows: Sequence[EvaluationRow]) -> dict[str, Level]:
-    """The level of each of the environment's own metrics, by name; the first `_MOST_METRICS`."""
+    """The level of each of the environment's own metrics, by name; only the first
+    `_MOST_METRICS`."""
     names = sorted({name for row in rows for name in row.metrics or {}})
     return {name: level(by_metric(rows, name), "reward") for name in names[:_MOST_METRICS]}
 
@@ -289,8 +295,8 @@ def _interval_of_means(
 ) -> Interval:
     """The 95 % interval of the mean over tasks; `means` maps a task id to its mean value.
 
-    It is Wilson's where each task is either solved or not, else a bootstrap over tasks. With
-    `clusters` groups are counted instead of tasks.
+    The interval is Wilson's if each task is either solved or not, else a bootstrap over tasks. With
+    `clusters`, groups are counted instead of tasks.
     """
     if measure == "success" and all(mean in (0.0, 1.0) for mean in means.values()):
         solved_count = round(math.fsum(means.values()))  # each mean is 0 or 1
@@ -302,16 +308,17 @@ def _interval_of_means(
 
 
 def _value_with_errors(results: Side) -> float:
-    """The mean over all attempts, in which one whose scoring failed has the value 0."""
+    """The mean over all attempts; an attempt whose scoring failed has the value 0."""
     total = math.fsum(itertools.chain.from_iterable(results.values.values()))
     return total / results.attempts
 
 
 def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None:
-    """The step whose checkpoint did best on the half of the held-out tasks that chooses it.
+    """The step whose checkpoint did best on the half of the held-out tasks that chooses the
+    checkpoint.
 
-    None where none was evaluated. Step 0 is the starting point and is never chosen. `steps` are the
-    steps to choose from; None means every evaluated step.
+    `steps` are the steps to choose from; None means every evaluated step. Step 0 (before training)
+    is never chosen. Returns None if no step was evaluated on that half.
     """
     candidates = run_dir.eval_steps() if steps is None else steps
     scores: dict[int, tuple[float, float]] = {}
@@ -320,15 +327,15 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
                 scores[step] = score
-    # Between equal scores the earlier step, which has drifted less from the start.
+    # Of equal scores take the earlier step: its model has drifted less from the start.
     return max(scores, key=lambda step: (scores[step], -step)) if scores else None
 
 
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
-    """The pair of numbers that checkpoints are ranked by; the larger pair is the better one.
+    """The pair of numbers by which checkpoints are ranked; the larger pair is better.
 
     The first number is the mean success (else the mean reward, else the negated mean loss). The
-    second is the mean reward, which breaks ties; 0 for a loss. None where nothing was scored.
+    second is the mean reward, which breaks ties; 0 for a loss. Returns None if nothing was scored.
     """
     measure = measure_of(rows)
     if measure is None:
@@ -342,7 +349,7 @@ def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None
 
 
 def _negated_loss(rows: Sequence[EvaluationRow]) -> float:
-    """The mean loss with a minus; rows without one are left out, and at least one has it."""
+    """Minus the mean loss of the rows that have one. At least one row must have a loss."""
     losses = [value_of(row, "loss") for row in rows]
     known_losses = [loss for loss in losses if loss is not None]
     return -math.fsum(known_losses) / len(known_losses)
@@ -380,7 +387,8 @@ def content_of(message: ChatMessage) -> str:
 def answer_text(row: Answer) -> str:
     """What the model answered, as text.
 
-    The whole conversation after the prompt where it has several messages, else the one completion.
+    If there are several messages after the prompt, that is the whole conversation, else the
+    completion.
     """
     if row.messages and len(row.messages) > 1:
         return text_of(row.messages)
@@ -388,8 +396,11 @@ def answer_text(row: Answer) -> str:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """`value` with `digits` digits after the point; None for None, infinity and NaN. A value below
-    1 gets more where it would become 1: an error is never rounded away."""
+    """`value` with `digits` digits after the point. Returns None for None, infinity and NaN.
+
+    A value below 1 that would be rounded to 1 gets more digits, so that a rate with errors never
+    looks like 100 %.
+    """
     if value is None or not math.isfinite(value):
         return None
     while round(value, digits) == 1.0 and 0.0 < value < 1.0 - NEGLIGIBLE:
@@ -398,9 +409,9 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 
 
 def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
-    """The ends of an interval, rounded for people and agents; None for an unknown end.
+    """The ends of an interval, rounded for display; None for an unknown end.
 
-    An end that is not 0 is never rounded to 0, because it matters to a reader whether the interval
+    An end that is not 0 is never rounded to 0, because the reader must see whether the interval
     contains 0.
     """
     ends: list[float | None] = []
@@ -413,30 +424,27 @@ def rounded_ends(low: float | None, high: float | None) -> list[float | None]:
 
 
 def _joined_parts(content: Any) -> str:
-    """The text of a message's content that is not a string.
-
-    The texts of a list of parts are joined; None is ""; anything else is converted to text.
-    """
+    """The text of a message's content that is not a string: the joined texts of a list of parts, ""
+    for None, and str(content) for anything else."""
     if not isinstance(content, list):
         return "" if content is None else str(content)
     return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
 
 
 def show(value: float | None, measure: Measure) -> str:
-    """A level as text for people; "?" for None.
-
-    Success in percent, such as "41.2 %"; reward and loss with three digits, such as "0.412".
-    """
+    """A level as text: success in percent, such as "41.2 %", reward and loss with three digits,
+    such as "0.412", None as "?"."""
     if value is None:
         return "?"
     return percent(value) if measure == "success" else significant(value)
 
 
 def show_change(value: float | None, measure: Measure) -> str:
-    """A difference as text for people, with its sign; "?" for None.
+    """A difference as text, with its sign; "?" for None.
 
-    Success in points without their unit, such as "+3.1"; reward and loss with three digits, such as
-    "-0.042". Only a difference up to `NEGLIGIBLE`, which is rounding, is shown as 0.
+    Success in points without the unit, such as "+3.1"; reward and loss with three digits, such as
+    "-0.042". A difference up to `NEGLIGIBLE`, which is a rounding error, is shown as 0; a larger
+    one never is.
     """
     if value is None:
         return "?"

@@ -1,9 +1,9 @@
-"""What can be measured on answers as text, without a tokenizer and in any language."""
+"""Measurements on answers as text that need no tokenizer and work in any language."""
 
 import re
 from collections.abc import Sequence
 
-# A word, one sign, or one character of a script that writes no blanks.
+# A word, one punctuation mark, or one character of a script without blanks between words.
 _PIECE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W_]+|[^\w\s]|_")
 _WRAPPED = re.compile(
     r"^\s*(?:```|[\"'`“][^\n]*[\"'`”]\s*$|(?:sure|certainly|of course|great question)\b)", re.I
@@ -11,27 +11,30 @@ _WRAPPED = re.compile(
 _NGRAM = 4
 _FEWEST_TEXTS = 4  # below it a share of texts means nothing
 _FEWEST_NGRAMS = 8  # below it one repeated phrase would be a third of the text
-_LONG_PIECES = 12  # shorter texts are alike only if they are equal
+_LONG_PIECES = 12  # words and signs; shorter texts are alike only if they are equal
 _MIN_SHARED_GRAMS = 0.7  # two texts are alike if they share this part of the four-grams of both
 _MOST_PIECES = 800  # bounds the time; the beginning of a longer answer is enough
-_MOST_CHARS = 10_000  # looked at, enough for so many pieces of usual text
+_MOST_CHARS = 10_000  # of a text that are split: enough for _MOST_PIECES of usual text
 
 
 def pieces(text: str) -> list[str]:
-    """The words and signs of a text in lower case, at most the first `_MOST_PIECES`.
+    """The words and punctuation marks of a text in lower case: "Fine, 42." -> ["fine", ",", "42",
+    "."].
 
-    "Fine, 42." becomes ["fine", ",", "42", "."].
+    At most the first `_MOST_PIECES` of them.
     """
     start = text[:_MOST_CHARS]
-    if start.isascii():  # then the pieces of its lower case are the same
+    if start.isascii():  # faster: of other text, lower case first could give other pieces
         return _PIECE.findall(start.lower())[:_MOST_PIECES]
     return [piece.lower() for piece in _PIECE.findall(start)[:_MOST_PIECES]]
 
 
 def repeated_share(text: str) -> float:
-    """The share of four-grams that occurred earlier in the same text.
+    """The share of four-grams (four words or signs in a row) that occurred earlier in the same
+    text.
 
-    0 for a text of fewer than `_FEWEST_NGRAMS` four-grams, where one phrase would weigh too much.
+    Returns 0 for a text of fewer than `_FEWEST_NGRAMS` four-grams, in which one phrase would weigh
+    too much.
     """
     grams = _grams(pieces(text))
     if len(grams) < _FEWEST_NGRAMS:
@@ -40,7 +43,8 @@ def repeated_share(text: str) -> float:
 
 
 def is_wrapped(text: str) -> bool:
-    """Whether the answer stands in a code fence, in quotes or behind a phrase of courtesy."""
+    """Whether the answer stands in a code fence, in quotes or behind a polite phrase such as
+    "Sure"."""
     return _WRAPPED.match(text) is not None
 
 
@@ -55,7 +59,7 @@ def without_case_and_blanks(text: str) -> str:
 def alike_share(texts: Sequence[str]) -> float | None:
     """The share of texts that say the same as the next one; the last is compared with the first.
 
-    `texts` are answers to different tasks. None for fewer than `_FEWEST_TEXTS` of them.
+    `texts` are answers to different tasks. Returns None for fewer than `_FEWEST_TEXTS` of them.
     """
     if len(texts) < _FEWEST_TEXTS:
         return None
@@ -79,5 +83,6 @@ def _say_the_same(first: list[str], second: list[str]) -> bool:
 
 
 def _grams(text: Sequence[str]) -> list[tuple[str, ...]]:
-    """Every sequence of four neighbouring words or signs (`pieces`) of a text; [] for fewer."""
+    """Every sequence of four consecutive words or signs (`pieces`) of a text; [] if there are
+    fewer."""
     return list(zip(*(text[start:] for start in range(_NGRAM)), strict=False))

@@ -1,4 +1,4 @@
-"""When a detector speaks: every threshold of `diagnose` and of alerts, each with its reason.
+"""The thresholds of all detectors of `diagnose` and of alerts, each with its reason.
 
 Start values came from a survey of failed runs; they were then settled on synthetic runs of seeds
 that no test uses, and on real runs of the built-in model (tests/evidence).
@@ -16,74 +16,74 @@ WINDOW = 10
 LEAST = 5
 # A trend is the last third of the steps against the first; below this many steps, thirds are noise.
 TREND_STEPS = 18
-# Standard errors between two thirds that count as moved: at 3 a flat curve passes for a trend in
-# one of several hundred tests, and a run is tested after every step.
+# The thirds must differ by this many standard errors to count as a trend: at 3 a flat curve passes
+# for a trend in one of several hundred tests, and a run is tested after every step.
 TREND_Z = 3.0
 # Evidence that a curve rises only excuses a run, so it need not be as strong as what accuses one.
 RISING_Z = 2.0
-# A share of bad answers that fell to this part of its start is being mended by the training...
+# If a share of bad answers fell to this part of its start, the training is mending it by itself...
 MENDING = 0.6
-# ...unless it is still above this: such a run needs the advice all the same.
+# ...unless the share is still above this: such a run needs the advice all the same.
 TOO_MUCH_TO_WAIT = 0.3
 # A share of solved answers that rose this much (and by `TREND_Z`) is learning.
 LEARNING_GAIN = 0.1
 
 # --- groups ---------------------------------------------------------------------------------
 
-# Share of groups with a gradient below which a step is a random walk: 16 tasks leave under five.
+# Below this share of groups with a gradient a step is a random walk: under five groups of 16.
 EFFECTIVE_LOW = 0.3
-# Below this GRPO has next to nothing to select; the learnability probe says the same.
+# Below this share GRPO has next to nothing to select; the learnability probe says the same.
 EFFECTIVE_NONE = 0.2
-# Groups that are alike because they are all solved are what a run is for. Only those alike without
-# being solved count as a trouble, and it takes this many.
+# Groups with equal rewards because all answers are right are what a run is for. Only groups with
+# equal rewards and wrong answers count as a trouble, from this share of all groups on.
 UNSOLVED_FLAT = 0.4
-# Different answers of a group, as a part of its size: below it "alike" means the same text.
+# Different answers of a group, as a share of its size: below it the answers are one and the same.
 ALIKE_IN_GROUP = 0.25
-# Solved answers at the two ends: hardly ever, nearly always.
+# Shares of solved answers that count as hardly ever, and as nearly always.
 SOLVED_NEVER = 0.05
 SOLVED_ALWAYS = 0.95
-# A share of held-out tasks once solved, at the start or later, that tells from "too hard": twice
-# what a model that never solves one gets by luck, and more than the noise of twenty tasks.
+# If this share of held-out tasks was ever solved, at the start or later, they are not "too hard":
+# twice what a model that cannot solve them gets by luck, and more than the noise of twenty tasks.
 SOLVED_ONCE = 0.15
-# Answers earning one and the same reward: above it groups are on a plateau, not spread out.
+# Share of answers that earn one and the same reward: above it groups are on a plateau.
 ON_PLATEAU = 0.6
-# Groups whose every answer is right: above it nothing is left to learn from; where the exam is
-# solved too, above the second.
+# Share of groups whose every answer is right: above the first nothing is left to learn from; above
+# the second if the exam (the held-out tasks) is solved too.
 ALL_SOLVED = 0.95
 MOSTLY_SOLVED = 0.75
-# So many steps of that are worth a word: fewer end by themselves.
+# Steps in that state before it is reported: a shorter spell ends by itself.
 SOLVED_STEPS = 15
-# So much less is solved of the held-out tasks where those trained on are all solved.
+# Training tasks are all solved, held-out tasks this much less: the exam is behind.
 EXAM_BEHIND = 0.15
-# Groups this small miss differences that a usual group shows; and the usual size.
+# Groups of the first size miss differences that groups of the second, usual size show.
 SMALL_GROUP, USUAL_GROUP = 4, 8
-# Entropy this far below its start leaves one or two words to choose from at a token.
+# Entropy at this part of its start leaves one or two words to choose from at a token.
 ENTROPY_LEFT = 0.3
 # A start below this (nats per token) is not exploration that could be lost.
 ENTROPY_FROM = 0.05
 # Steps after the fall before "and nothing came of it" can be concluded.
 ENTROPY_FLAT_STEPS = 10
-# So few steps are the first ones: a step that takes exploration at once was too large.
+# Entropy lost within this many first steps: a step that takes exploration at once was too large.
 ENTROPY_EARLY = 5
-# A run that took this part of the way to solving everything lost its entropy to learning.
+# A run that went this part of the way to solving everything lost its entropy to learning.
 WAY_GONE = 0.5
 
 # --- answers --------------------------------------------------------------------------------
 
-# One answer in ten cut: the reward of the rest no longer tells what is meant.
+# One answer in ten cut by a limit: the mean reward no longer measures what is meant.
 TRUNCATED = 0.1
 # A cut answer that earns this part of the mean is paid like any other: length costs it nothing...
 CUT_PAYS = 0.9
-# ...if it earns this part at least of what the start earned: where all are cut and none is paid,
-# cut ones earn the mean too.
+# ...if it also earns at least this part of what the start earned: if all answers are cut and none
+# is paid, cut answers earn the mean too.
 CUT_PAYS_SOMETHING = 0.2
-# Reference answers within this part of `max_tokens` fit easily: more room is not what is missing.
+# Reference answers within this part of `max_tokens` fit easily: a higher limit would not help.
 GOLD_FITS = 0.5
-# Room for a reference answer that does not fit: the settings' own default is twice its length.
+# Advised `max_tokens`, in lengths of a reference answer: the settings' own default is twice.
 ROOM_FOR_GOLD = 2
-# Held-out answers below which a share is not worth a finding (a tenth of 20 is two).
+# Fewest held-out answers for a finding about a share of them (a tenth of 20 is two).
 FEWEST_ANSWERS = 20
-# Part of `max_tokens` that the median think block takes; above it answers are cut at the next rise.
+# Part of `max_tokens` that the median think block takes; above it, a further rise cuts answers.
 THINK_BUDGET = 0.7
 # Think blocks in fewer answers than this are an accident.
 THINKING_AT_ALL = 0.3
@@ -93,117 +93,119 @@ REPEATED_TIMES = 2.0
 REPEATED = 0.25
 # A base that repeats half of its text does so without any training.
 REPEATED_FROM_START = 0.5
-# Answers the scorer could not read. At one in ten the reward is about form, not about the task.
+# Share of answers the scorer could not parse. At one in ten the reward is about form, not the task.
 UNPARSED = 0.1
-# Of the answers wrapped in a fence or a phrase, this much less pay than of the bare ones.
+# Wrapped answers (in a code fence or a phrase) that earn at most this part of what bare ones earn.
 WRAPPED_PAYS = 0.5
-# Below this share of readable answers no reward teaches the form: show it.
+# Below this share of parsed answers no reward teaches the form: it must be shown in the prompt.
 PARSED_NEVER = 0.3
 
 # --- rewards --------------------------------------------------------------------------------
 
 # Failed scores: above it no verdict is given either (stats.MAX_ERROR_SHARE).
 REWARD_ERRORS = 0.05
-# Answers that another env process pays otherwise: what the audit tolerates of a scorer...
+# Share of answers that another env process scores differently: what the audit tolerates...
 RESCORED = audit_verdict.UNSTABLE
-# ...but of so few that one is no share: an answer may be random itself, as a program that draws is.
+# ...but at least this many answers: one alone may be random, such as a program that draws numbers.
 RESCORED_LEAST = 2
-# ...and where a network is allowed, so that a judge outside may have changed its mind: a quarter of
-# 24 are six, and that two fresh processes agree on more than six by chance is under one in 100.
+# The tolerated share if a network is allowed, as a judge outside may have changed its mind: a
+# quarter of 24 are six; two fresh processes agree on more by chance in under one of 100 cases.
 RESCORED_OUTSIDE = 0.25
-# Scoring above half of the step, and at least this many seconds: below it nobody waits.
+# Scoring is slow if it takes more than this share of the step, and at least this many seconds.
 SLOW_SHARE = 0.5
 SLOW_SECONDS = 1.0
-# A judge's metric (0..1) that counts as pleased; a hard check's that counts as failed.
+# From the first value (0 to 1) on a judge counts as pleased; up to the second a check failed.
 JUDGE_HIGH = 0.7
 CHECK_LOW = 0.3
-# Pleased judge, failed check. Judges that agree with people still err on about a tenth.
+# Share of answers with a pleased judge and a failed check. Judges that agree with people still err
+# on about a tenth.
 JUDGE_GAP = 0.15
 # Signals of an exploit: answers half as long again or a third shorter...
 LENGTH_UP, LENGTH_DOWN = 1.5, 0.67
-# ...the same text for different tasks, risen by this much; where success followed the reward it
-# must be more than what labels of like weight come to (two give 0.5, or more when they are uneven).
+# ...this share of answers with the same text for different tasks, risen by this much. If success
+# followed the reward, or is unknown, the share must be higher: two equally likely labels give 0.5.
 ALIKE, ALIKE_RISE = 0.4, 0.3
 ALIKE_THOUGH_SOLVED = 0.7
-# ...the form paid in full while nothing more is solved.
+# ...a reward for form that is paid in full, risen by this much, while no more tasks are solved.
 FORM_FULL, FORM_RISE = 0.9, 0.2
-# A share of solved answers that moved less than this, or less than this part of what the reward
-# moved by (of its own top), did not follow the reward.
+# Success did not follow the reward if it moved less than the first number, or less than the second
+# as a part of the reward's movement (measured in parts of the highest reward).
 SUCCESS_FOLLOWS = 0.05
 FOLLOWS_PART = 0.3
-# A reward that lost less than this part of what success lost was content with the fall.
+# A reward that lost less than this part of what success lost did not punish the fall of success.
 HELD_PART = 0.5
-# A reward that lost this part of its start, by so many standard errors, fell: a run is tested after
-# every step, and an alert needs two in a row.
+# A reward fell if it lost this part of its start, and this many standard errors: a run is tested
+# after every step, and an alert needs two such steps in a row.
 REWARD_LOST = 0.25
 FALL_Z = 2.5
-# Steps at the beginning of a run, and at its end, whose rewards are compared.
+# How many steps at the beginning of a run, and at its end, are averaged to see a fall.
 FALL_FROM, FALL_TO = 2, 3
-# Wrong answers that came to earn this part of what right ones earn (the audit's measure of a risk);
-# and the part of the reward's rise that is not for becoming right: half of it is no by-product.
+# Wrong answers that came to earn this part of what right ones earn (the reward audit calls the same
+# a risk); and the part of the reward's rise that is not due to more right answers.
 WRONG_PAYS = 0.5
 UNEARNED = 0.5
-# Signals needed. One alone has innocent reasons: answers get shorter, forms get learnt.
+# Signals needed for the finding. One alone has innocent reasons: answers get shorter, for example.
 HACKING_SIGNALS = 2
 
 # --- learning -------------------------------------------------------------------------------
 
-# Evaluations in a row with a higher held-out loss, and how much higher than the lowest: three
-# rises in a row by chance are one in eight, and half a percent of loss is rounding.
+# Overfitting: held-out loss rose in this many evaluations in a row, to this share above its lowest.
+# Three rises in a row come by chance in one of eight cases; half a percent is rounding.
 OVERFIT_EVALS = 3
 OVERFIT_RISE = 0.02
-# Held-out success that rose by this much since then, and beyond its noise: success decides.
+# ...unless held-out success rose by this much since then, and beyond its noise: success decides.
 OVERFIT_SUCCESS = 0.03
-# Passes over the rows from which a run learns them by heart.
+# From this many passes over the rows on, a run learns them by heart.
 MANY_PASSES = 10
-# Nothing solved, and the held-out loss fell by this part in the second half of its evaluations:
-# a loss that has come to rest moves by less, and where one still falls the words come after it.
+# Nothing is solved yet, but the held-out loss fell by this part in the second half of its
+# evaluations: train longer, as right answers come after the loss. A loss at rest moves by less.
 STILL_FALLING = 0.1
-# Nothing solved, and the held-out loss fell all the way but by less than this part of its start:
-# the steps are too small. At a usual rate the first dozen take more.
+# Nothing is solved, and the held-out loss fell all the time but by less than this part of its
+# start: the steps are too small. At a usual learning rate the first dozen steps do more.
 SLOW_FALL = 0.2
-# AdamW moves a weight by at most about the learning rate per step, so the sum over the steps
-# bounds every weight's way. Within 1e-4 an adapter answers as before.
+# AdamW moves a weight by at most about the learning rate per step, so the sum of the rates bounds
+# how far any weight moved. Up to 1e-4 an adapter answers as before.
 FARTHEST_MOVE = 1e-4
-# A gradient norm below this is none.
+# A gradient norm below this counts as 0.
 NO_GRADIENT = 1e-8
-# Spike: against the median of the steps before it, and above what is clipped anyway.
+# A gradient norm is a spike at this many times the median of the steps before it (the second number
+# is how many steps), if it is also above the clip.
 SPIKE = 10.0
 SPIKE_MEMORY = 20
-# A loss of the rows at so many times its first value, and so many nats above it, is no noise of
-# batches: the model that answered them is gone.
+# A training loss of this many times its first value, and this many nats above it, is not the noise
+# of batches: the model is destroyed.
 EXPLODED, EXPLODED_BY = 3.0, 2.0
-# Of SFT at the default rate the loss of a new form soars within the warm-up and is below its first
-# value after 10 to 20 steps; the run then ends well.
+# How many steps that must last. In SFT at the default rate the loss of a new form soars within the
+# warm-up and is below its first value after 10 to 20 steps; such a run ends well.
 EXPLODED_FOR = 20
 # One spike that clipping catches is harmless; this many, or one with a fall after it, are not.
 SPIKES = 3
-# Divergence per token (nats) below which a jump is no jump.
+# KL divergence per token (nats) below which a jump does not count.
 KL_FLOOR = 0.1
 
 # --- rows ---
 
-# Training rows that contradict another row: one in ten, as for rows that are cut.
+# Share of training rows that contradict another row: one in ten, as for rows that are cut.
 CONTRADICTED = 0.1
-# Pairs that a policy came to prefer as they are written: it has learnt from them.
+# Share of DPO pairs whose better answer the policy came to prefer: it has learnt from them.
 PAIRS_LEARNT = 0.7
-# Training rows that are copies of others: half of them is no accident of a few common questions.
+# Share of training rows that are copies of others: half is no accident of a few common questions.
 COPIED = 0.5
-# Pairs whose answers are alike: half of them leave too little to learn from.
+# Share of DPO pairs whose two answers are alike: half leaves too little to learn from.
 PAIRS_ALIKE = 0.5
-# A loss of the rows this much above that of the held-out ones, and so many times it, before any
-# training: a first batch of eight rows varies by less.
+# Before any training, the loss on training rows is this many nats, and this many times, above that
+# on held-out rows: a first batch of eight rows varies by less.
 ROWS_OFF, ROWS_OFF_TIMES = 0.5, 2.0
-# Solved in training and not on the exam: more than sampling and chance come to.
+# Success in training minus that on the exam (held-out tasks): more than sampling and chance make.
 EXAM_FAR_BEHIND = 0.3
-# An exam solved to this share came along with what was trained, in whatever words.
+# If this share of the exam is solved, its wording is no obstacle.
 EXAM_LEARNT = 0.5
-# A loss of the rows that fell to this part of its first value was learnt from.
+# If the training loss fell to this part of its first value, the rows were learnt from.
 LOSS_LEARNT = 0.6
 
 # --- alerts ---------------------------------------------------------------------------------
 
-# Steps in a row that must agree before an alert is raised (one where it rests on an evaluation, as
-# `below_start` does), and before it counts as cleared.
+# Steps in a row that must agree before an alert is raised (one step if the alert rests on an
+# evaluation, as `below_start` does), and before it counts as cleared.
 RAISE_AFTER = 2
 CLEAR_AFTER = 5

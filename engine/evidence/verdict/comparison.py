@@ -1,4 +1,5 @@
-"""Two evaluations of the same tasks, compared: the word, its numbers, and the sentence about it."""
+"""Compares two evaluations of the same tasks: the verdict in a word, its numbers, and a
+sentence."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,19 +33,20 @@ from engine.evidence.verdict.holdout_reuse import correction_factor
 from engine.records.lines.evaluation_row import EvaluationRow
 
 _DECIDED = ("better", "worse", "no_difference")
-_FAR_LARGER = 2.0  # a change of so many smallest detectable gaps was never in doubt
+_FAR_LARGER = 2.0  # a change of this many smallest detectable gaps was never in doubt
 _LOSS_MARGIN = 0.01  # a loss that changed by less than one percent counts as unchanged
 
 
 @dataclass(frozen=True)
 class LostOfRight:
-    """Of the tasks that were right before, those that are not any more. A mean hides them where
-    other tasks became right.
+    """Of the tasks that were right before, how many are wrong now. A mean hides these if other
+    tasks became right.
 
     Attributes:
-        right, lost: how many were right before, at least 1, and how many of those are lost.
+        right, lost: how many tasks were right before (at least 1), and how many of those are wrong
+            now.
         share: lost / right.
-        interval: low and high end of its 95 % interval (Wilson).
+        interval: low and high end of the 95 % interval of `share` (Wilson).
     """
 
     right: int
@@ -54,18 +56,19 @@ class LostOfRight:
 
     @staticmethod
     def of(right: int, lost: int) -> "LostOfRight":
-        """`lost` of the `right` tasks (at least 1), with the interval of their share."""
+        """Build the record from the two counts; `right` must be at least 1."""
         interval = wilson(lost, right)
         ends = (round(interval.low, 4), round(interval.high, 4))
         return LostOfRight(right, lost, round(lost / right, 4), ends)
 
     @property
     def text(self) -> str:
-        """In words, such as "4 of 44 right ones lost (4 to 21 %)"."""
+        """The loss in words, such as "4 of 44 right ones lost (4 to 21 %)"."""
         low, high = (percent(end, digits=0, unit="") for end in self.interval)
         return f"{self.lost} of {self.right} right ones lost ({low} to {high} %)"
 
     def to_json(self) -> dict[str, object]:
+        """The counts, the share and its interval as a JSON object."""
         return asdict(self)
 
 
@@ -74,14 +77,15 @@ class Comparison:
     """The result of comparing two evaluations of the same tasks.
 
     Attributes:
-        measure: what was compared; None where nothing was scored.
+        measure: what was compared; None if nothing was scored.
         outcome: the verdict with its statistics.
-        before, after: how each side did alone; None where nothing was scored.
+        before, after: how each side did alone; None if nothing was scored.
         errors_decide: whether the verdict became "inconclusive" because it depends on how answers
-            are counted whose scoring failed.
-        id_count: where several tasks share a prompt, how many task ids there were (tasks with the
-            same prompt count as one in `outcome`); 0 where every task has its own prompt.
-        metric_name: the environment's metric that stands in the rows as reward; "" for none.
+            whose scoring failed are counted.
+        id_count: if several tasks share a prompt, how many task ids there were (tasks with the same
+            prompt count as one in `outcome`); 0 if every task has its own prompt.
+        metric_name: the name of the environment's metric that the rows hold in place of the reward;
+            "" if they hold the reward.
     """
 
     measure: Measure | None
@@ -96,16 +100,20 @@ class Comparison:
     def lead(self) -> float:
         """How much better the second side is: above 0 if better, below 0 if worse.
 
-        0 where nothing was compared. A lower loss is better, so a loss changes its sign.
+        A lower loss is better, so the difference of a loss is negated. Returns 0 if nothing was
+        compared.
         """
         gap = self.outcome.diff or 0.0
         return -gap if self.measure == "loss" else gap
 
     @property
     def lost_of_right(self) -> "LostOfRight | None":
-        """How many of the tasks that the first side solved the second one does not: a gain hides it
-        in the mean. None where it solved none, and where tasks were tried several times, so that
-        most are neither solved nor failed."""
+        """How many of the tasks that the first side solved the second side does not solve. The mean
+        hides these if other tasks were gained.
+
+        Returns None if the first side solved no task, if success was not compared, or if tasks were
+        tried several times: most tasks are then neither solved nor failed.
+        """
         outcome = self.outcome
         if self.measure != "success" or outcome.before is None:
             return None
@@ -117,7 +125,7 @@ class Comparison:
 
     @property
     def difference(self) -> float | None:
-        """After - before, rounded; None where nothing was compared."""
+        """The mean after minus the mean before, rounded; None if nothing was compared."""
         return rounded(self.outcome.diff)
 
     @property
@@ -127,16 +135,16 @@ class Comparison:
 
     @property
     def p(self) -> float | None:
-        """The p value with three significant digits; None where there was no test."""
+        """The p value with three significant digits; None if there was no test."""
         return None if self.outcome.p is None else float(f"{self.outcome.p:.3g}")
 
     @property
     def reason(self) -> str:
-        """Why the verdict is neither better nor worse; "" where it is one of the two.
+        """Why the verdict is neither better nor worse; "" if it is one of the two.
 
-        The reason that the statistics gave, if they gave one. Else, for "inconclusive", the
-        smallest change that this many tasks would show; for "no_difference", the margin that the
-        interval lies within.
+        This is the reason that the statistics gave, if any. Else, for "inconclusive", the smallest
+        change that this many tasks would show; for "no_difference", the margin around 0 that
+        contains the interval.
         """
         outcome, measure = self.outcome, self.measure
         if outcome.reason or measure is None:
@@ -177,8 +185,8 @@ class Comparison:
         return body
 
     def _about_gap(self) -> dict[str, str]:
-        """What the smallest detectable gap is, where the change is so much larger that the two
-        beside each other would mislead; {} elsewhere."""
+        """A note on the smallest detectable gap, if the change is so much larger that a reader
+        could take the gap for the change. Returns {} otherwise."""
         outcome = self.outcome
         if (
             outcome.detectable is None
@@ -189,9 +197,10 @@ class Comparison:
         return {"smallest_detectable_gap_is": text}
 
     def _change_of_any_of_k(self) -> AnyOfK | None:
-        """By how much pass@k of the second side is above that of the first.
+        """The change of pass@k from the first side to the second. pass@k is the chance that at
+        least one of k attempts succeeds.
 
-        None for a reward or a loss, and where tasks were asked once.
+        Returns None for a reward or a loss, and if tasks were tried once.
         """
         if self.before is None or self.before.successes is None:
             return None
@@ -201,18 +210,17 @@ class Comparison:
 
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:
-    """A comparison with the verdict "unknown" for `reason`, where nothing can be compared."""
+    """A comparison with the verdict "unknown" for `reason`, if nothing can be compared."""
     return Comparison(measure, PairedVerdict("unknown", reason), before=None, after=None)
 
 
 def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Comparison:
-    """Compare two evaluations task by task, by a measure that both have.
-
-    "better" means that the model of `after` is better than that of `before`.
+    """Compare two evaluations task by task, by a measure that both have. "better" means that the
+    model of `after` is better than that of `before`.
 
     Tasks with the same prompt count as one task (`results.with_one_id_per_prompt`). The verdict is
-    "unknown" where the two have no measure in common, and "inconclusive" where it depends on how
-    failed scorings are counted.
+    "unknown" if the two have no measure in common, and "inconclusive" if it depends on how failed
+    scorings are counted.
     """
     id_count = _count_tasks(before, after)
     before, after = with_one_id_per_prompt(before, after)
@@ -222,7 +230,8 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
         return without_evidence(measure=None, reason=_reason_for_no_measure(before, after))
     level_before, level_after = level(before, measure), level(after, measure)
     outcomes = _outcomes(before, after, measure, _margin(level_before))
-    # Failed scorings left out, and counted as not solved; one and the same if none failed.
+    # The first outcome leaves failed scorings out, the last one counts them as not solved. There is
+    # only one outcome if no scoring failed.
     outcome, outcome_with_failures = outcomes[0], outcomes[-1]
     comparison = Comparison(
         measure,
@@ -235,7 +244,7 @@ def compare_rows(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 
 
 def _count_tasks(*row_sets: Sequence[EvaluationRow]) -> int:
-    """How many different task ids the rows of all sets have together."""
+    """The number of different task ids in all the rows together."""
     return len({row.task for rows in row_sets for row in rows})
 
 
@@ -245,12 +254,14 @@ def _outcomes(
     measure: Measure,
     margin: float | None,
 ) -> list[PairedVerdict]:
-    """The verdicts on two evaluations, one or two of them.
+    """The paired tests of two evaluations: one, or two if some answers could not be scored.
 
-    The first leaves out answers that could not be scored. If there are any, the second counts each
-    of them as 0. There is no second one for a loss, of which 0 would be the best value.
-    `margin` is how small a difference counts as none; with None it is a share of the span of the
-    values.
+    The first leaves out answers that could not be scored; the second counts each of them as 0.
+    There is no second one for a loss, for which 0 would be the best value.
+
+    Args:
+        margin: a difference that is smaller counts as none; if None, a share of the span of the
+            values.
     """
     verdicts = []
     for value_of_failure in values_of_failures(measure, before, after):
@@ -265,7 +276,8 @@ def _outcomes(
 
 
 def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> str:
-    """Why two evaluations have no measure in common: which of them has no rows.
+    """Why two evaluations have no measure in common, such as "nothing was scored in the first
+    evaluation".
 
     `before` and `after` hold all their rows, also those whose scoring failed.
     """
@@ -279,9 +291,9 @@ def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[Eval
 
 
 def _margin(before: Level) -> float | None:
-    """How small a difference from the level before counts as none.
+    """The difference from the level before that counts as none if it is smaller.
 
-    None for a reward: `paired_verdict` then takes a share of the span of the rewards.
+    Returns None for a reward: `paired_verdict` then takes a share of the span of the rewards.
     """
     if before.measure == "success":
         return MARGIN
@@ -291,20 +303,21 @@ def _margin(before: Level) -> float | None:
 
 
 def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> list[float | None]:
-    """The values to count a failed scoring as; a comparison is made once with each of them.
+    """The values that a failed scoring is counted as. The comparison is made once for each value.
 
-    None leaves failed answers out, 0 counts them as not solved. A loss has no value for "not
-    solved", so there it is only [None].
+    None leaves failed answers out, 0 counts them as not solved. Returns [None] if no scoring
+    failed, and for a loss, which has no value for "not solved".
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
-    # Both are tried, because leaving answers out must not make a side look better than it is.
+    # Both are tried because leaving answers out could make a side look better than it is.
     return [None, 0.0] if any_failed and measure != "loss" else [None]
 
 
 def inconclusive_if_errors_decide(
     comparison: Comparison, with_failures: PairedVerdict
 ) -> Comparison:
-    """Make a verdict inconclusive if counting failed scorings as not solved would change it.
+    """The comparison, made inconclusive if counting failed scorings as not solved changes its
+    verdict.
 
     `comparison` was made with failed scorings left out; `with_failures` is the outcome of the same
     rows with failed scorings counted as not solved.
@@ -322,10 +335,8 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """The sentence that a verdict depends on how failed scorings are counted.
-
-    It says what the verdict is if they are left out, and if they are counted as not solved.
-    """
+    """The sentence part that a verdict depends on how failed scorings are counted: it names the
+    verdict with failed scorings left out, and with failed scorings counted as not solved."""
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)
@@ -342,8 +353,8 @@ def correct_for_many(
 ) -> list[tuple[Comparison, float | None]]:
     """Correct several comparisons for their number, because each is a chance to be wrong.
 
-    Returns each comparison with its corrected p value, None where there was no test. A "better" or
-    "worse" that is no longer significant has become "inconclusive".
+    Returns each comparison with its corrected p value (None if there was no test). A "better" or
+    "worse" that is no longer significant becomes "inconclusive".
 
     `evaluation_counts` holds for each comparison how many evaluations have tested its two models
     (`holdout_reuse.evaluations_of_pair`).
@@ -367,7 +378,10 @@ def _if_significant(
 ) -> Comparison:
     """The comparison; a "better" or "worse" becomes "inconclusive" if `p` is not significant.
 
-    `p` is corrected for this number of tests, and of evaluations of the same models.
+    Args:
+        p: the p value, corrected for the next two counts.
+        tests: how many comparisons were tested together.
+        evaluations: how many evaluations have tested the same two models.
     """
     if comparison.outcome.verdict not in ("better", "worse") or p < ALPHA:
         return comparison
@@ -382,10 +396,11 @@ def _if_significant(
 
 
 def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
-    """The comparison in one sentence for people: verdict, both levels, interval and reason.
+    """The comparison in one sentence: verdict, both levels, interval and reason. If nothing was
+    compared, the sentence says why.
 
-    `measure_prefix` is put directly before the name of the measure, so it ends with a space, as
-    "held-out ". Where nothing was compared the sentence says why.
+    `measure_prefix` is put directly before the name of the measure and must end with a space, such
+    as "held-out ".
     """
     outcome, measure = comparison.outcome, comparison.measure
     if outcome.diff is None or measure is None:
@@ -407,7 +422,8 @@ def sentence(comparison: Comparison, measure_prefix: str = "") -> str:
 
 
 def _interval_text(outcome: PairedVerdict, measure: Measure) -> str:
-    """The interval of a change as text, such as "-1.2 to +7.4 points"; rewards have no unit."""
+    """The interval of a change as text, such as "-1.2 to +7.4 points"; a reward or a loss has no
+    unit."""
     ends = f"{show_change(outcome.low, measure)} to {show_change(outcome.high, measure)}"
     return f"{ends} points" if measure == "success" else ends
 
@@ -415,8 +431,7 @@ def _interval_text(outcome: PairedVerdict, measure: Measure) -> str:
 def notes_on_counting(comparison: Comparison) -> list[str]:
     """Sentences about how the rows were counted, for the reader of a comparison.
 
-    There is one where failed scorings decide the verdict, and one where several tasks share a
-    prompt; usually there is neither.
+    There is one if failed scorings decide the verdict, and one if several tasks share a prompt.
     """
     notes = []
     if comparison.errors_decide:
@@ -433,7 +448,7 @@ def notes_on_counting(comparison: Comparison) -> list[str]:
 
 
 def calls_for_errors(run_id: str) -> list[Call]:
-    """The calls to suggest next where answers whose scoring failed decide the verdict."""
+    """The calls to suggest if answers whose scoring failed decide the verdict."""
     read_errors = Call("read_rollouts", {"run_id": run_id, "pick": "error"})
     return [read_errors, Call("diagnose", {"run_id": run_id})]
 

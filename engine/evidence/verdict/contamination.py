@@ -1,4 +1,5 @@
-"""Held-out tasks that stand in the training rows of a run's models: `contamination.json`."""
+"""Held-out tasks that stand in the training rows of a run's models, as `contamination.json` lists
+them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,8 @@ from engine.records.record import Record
 
 
 class SharedPair(Record):
-    """One held-out task and the training row that holds it; `part` is prompt or answer."""
+    """The ids of a held-out task and of the training row that holds it. `kind` is the kind of
+    match, `part` the shared part: prompt or answer."""
 
     heldout: str
     train: str
@@ -27,8 +29,8 @@ class SharedRows(Record):
         run_id: the earlier run that trained on it; "" for this run itself.
         train, heldout: how many training rows and held-out tasks were compared.
         exact, normalised, ngram: how many held-out tasks stand in the rows, by kind of match.
-        twins: how many further ones have a twin among the rows, by kind of twin.
-        examples: a few of them.
+        twins: how many further held-out tasks have a twin among the rows, by kind of twin.
+        examples: a few of the matches.
     """
 
     env_id: str = ""
@@ -47,13 +49,13 @@ class SharedRows(Record):
 
 
 class Contamination(Record):
-    """What the check at submit wrote down (engine/runs/submit/contamination.py).
+    """The result of the check at submit (engine/runs/submit/contamination.py).
 
     Attributes:
         verdict: clean, overlap or leak.
         leaked: ids of the held-out tasks that the training rows teach.
         headline: the result in a sentence.
-        sources: one entry for each version trained on.
+        sources: one entry for each environment version that was trained on.
     """
 
     verdict: str = "clean"
@@ -63,10 +65,10 @@ class Contamination(Record):
 
 
 def read_contamination(run_dir: RunDir) -> Contamination:
-    """The result of the check of the run's training rows at submit.
+    """The stored result of the check for held-out tasks in the run's training rows.
 
-    A clean result where nothing was written, as for runs that were never checked. Raises
-    DamagedRecord for a file that cannot be read.
+    Returns a clean result if nothing was stored, as for runs that were never checked. Raises
+    DamagedRecord if the file cannot be read.
     """
     try:
         return Contamination.read(run_dir.contamination)
@@ -85,9 +87,11 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
-    """A sentence about held-out tasks in training rows, as a list; [] where there are none.
+    """A sentence about held-out tasks in training rows, as a list of one. Returns [] if there are
+    none.
 
-    The sentence ends with how many tasks the verdict leaves out (if any), because rows teach them.
+    The sentence ends with the number of tasks that are left out of the verdict, if any, because
+    training rows teach them.
     """
     contamination = read_contamination(run_dir)
     if contamination.verdict == "clean":

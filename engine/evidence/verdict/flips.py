@@ -1,4 +1,4 @@
-"""The tasks that one side solves and the other does not, with what was answered."""
+"""Flips: the tasks that one side solves and the other does not, with their answers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +17,8 @@ _TASK_ID_CHARS = 120
 class FlipExample:
     """A task whose result changed: prompt, both answers and both rewards.
 
-    The texts are shortened and secrets in them are redacted. A reward is None where the task was
-    not scored on that side.
+    The texts are shortened and secrets in them are redacted. A reward is None if the task was not
+    scored on that side.
     """
 
     task: str
@@ -31,7 +31,7 @@ class FlipExample:
 
 @dataclass(frozen=True)
 class FlipExamples:
-    """The tasks that changed most, by direction."""
+    """Examples of the tasks that changed most: `gained` became better, `lost` became worse."""
 
     gained: Sequence[FlipExample] = ()
     lost: Sequence[FlipExample] = ()
@@ -46,7 +46,7 @@ class FlipExamples:
 
 @dataclass(frozen=True)
 class Flips:
-    """How many of the paired tasks changed, and some of them."""
+    """How many of the paired tasks changed, with examples."""
 
     gained: int
     lost: int
@@ -54,7 +54,7 @@ class Flips:
     examples: FlipExamples
 
     def to_json(self) -> dict[str, object]:
-        """The counts and examples as results hold them."""
+        """The counts and examples as a JSON object, as stored results hold them."""
         return {
             "gained": self.gained,
             "lost": self.lost,
@@ -69,7 +69,7 @@ def flips_of(
     after: Sequence[EvaluationRow],
     redact: Redactor,
 ) -> Flips:
-    """How many tasks were gained, lost and unchanged in `comparison`, with a few examples.
+    """How many tasks became better (gained), worse (lost) or stayed the same, with a few examples.
 
     `before` and `after` are the rows that were compared; `redact` removes secrets from their texts.
     """
@@ -96,8 +96,8 @@ def flip_examples(
     Args:
         before, after: the rows that were compared.
         redact: removes secrets from the texts.
-        per_direction: how many gained and how many lost tasks are shown, at most.
-        chars: how many characters of each text are shown, at most.
+        per_direction: the most gained tasks, and the most lost tasks, that are shown.
+        chars: the most characters of each text that are shown.
     """
     rows_before, rows_after = _first_by_task(before), _first_by_task(after)
 
@@ -119,13 +119,13 @@ def _flip_example(
     redact: Redactor,
     chars: int,
 ) -> FlipExample:
-    """The example of one task; a row is None where that side did not answer it.
+    """The example of one task. A row is None if that side did not answer the task.
 
-    Each text is shown with at most `chars` characters.
+    Each text is shortened to `chars` characters.
     """
 
     def shown_text(text: str) -> str:
-        """The text without secrets, cut."""
+        """The text without secrets, shortened to `chars`."""
         return clip(redact.text(text), chars)
 
     prompt = row_after.prompt if row_after else None
@@ -142,7 +142,7 @@ def _flip_example(
 
 
 def _first_by_task(rows: Iterable[EvaluationRow]) -> dict[str, EvaluationRow]:
-    """Task id -> its first row whose scoring did not fail; tasks without one are left out."""
+    """For each task, by id, its first row whose scoring did not fail."""
     first_rows: dict[str, EvaluationRow] = {}
     for row in rows:
         if not row.error:

@@ -1,4 +1,5 @@
-"""What a fresh env process says of a run's answers: are its rewards those of its answers alone?"""
+"""Whether a run's rewards depend on its answers alone, tested by scoring them again in a fresh env
+process."""
 
 import math
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from envs.audit import rescore
 
 
 def rescored(run_dir: RunDir) -> dict[str, Any]:
-    """What came of scoring a run's answers a second time, written by engine/runs/stored_answers.py.
+    """The result of scoring a run's answers a second time, as engine/runs/stored_answers.py stored
+    it.
 
-    It has the fields of `Rescoring`. {} where the answers were not scored again, or the file is
-    damaged.
+    It has the fields of `Rescoring`. Returns {} if the answers were not scored again, or if the
+    file is damaged.
     """
     return read_object(run_dir.rescored)
 
@@ -22,28 +24,30 @@ def rescored(run_dir: RunDir) -> dict[str, Any]:
 def rewards_depend_on_past(scores: Mapping[str, Any]) -> bool:
     """Whether rewards depend on what the env process had done before it gave them.
 
-    That is so where two fresh processes agree with each other and not with the stored rewards, on
-    more answers than are tolerated.
+    That is so if two fresh processes agree with each other but not with the stored rewards, on more
+    answers than are tolerated.
 
     Args:
-        scores: a stored rescoring, {} where there is none. Read are `scored` (how many answers were
-            scored again), `examples` (those with another reward than the stored one), `confirmed`
-            (how many of them got the same other reward twice), `wavering` (how many got two
-            different rewards), `deterministic` (the audit's word) and `network` (whether the
-            environment may use it).
+        scores: a stored rescoring, or {}. Keys that are read: `scored` (how many answers were
+            scored again), `examples` (answers whose reward differs from the stored one),
+            `confirmed` (how many of those got the same new reward twice), `wavering` (how many got
+            two different rewards), `deterministic` (False if the reward audit says that rewards are
+            random) and `network` (whether the environment may use the network).
     """
     is_random = scores.get("wavering") or scores.get("deterministic") is False
     if is_random or not scores.get("scored") or not scores.get("examples"):
         return False
-    # With a network more are tolerated: a service outside may answer differently by now.
+    # With network access more are tolerated: an outside service may answer differently by now.
     tolerated_share = limits.RESCORED_OUTSIDE if scores.get("network") else limits.RESCORED
     tolerated_count = math.floor(tolerated_share * scores["scored"])
-    # Of few answers the share tolerates none, and one or two may differ by chance.
+    # Of few answers the share tolerates none, although one or two may differ by chance: hence the
+    # least number RESCORED_LEAST.
     return scores.get("confirmed", 0) >= max(limits.RESCORED_LEAST, tolerated_count + 1)
 
 
 def warnings(run_dir: RunDir) -> list[str]:
-    """The warning that rewards depend on what the env process had done before; else []."""
+    """The warning that rewards depend on what the env process had done before, as a list of one
+    sentence. Returns [] if they do not."""
     scores = rescored(run_dir)
     if not rewards_depend_on_past(scores):
         return []

@@ -1,9 +1,9 @@
 """How often the held-out tasks of an environment version have been used to choose.
 
-Every use is a chance to be lucky. A training run uses them with each checkpoint it evaluates (on
-the validation half) and is then judged once on the test half; an evaluation uses them once per
-model. Where a version has dev tasks, those choose the checkpoint, and only judging is a use.
-Whoever keeps the best of many runs has chosen on the very tasks that are reported.
+Every use is a chance to be lucky. A training run uses these tasks for each checkpoint it evaluates
+(on the validation half) and once more for its verdict (on the test half); an evaluation uses them
+once per model. If a version has dev tasks, those choose the checkpoint, and only the verdict is a
+use. Whoever keeps the best of many runs has chosen on the very tasks that are reported.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,19 +18,19 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
-MANY = 5  # from so many runs judged on the same tasks on, a verdict says so
-_MOST_RUNS = 2000  # only the newest so many runs of a home are counted: each is a folder to open
+MANY = 5  # a verdict warns if at least this many runs were judged on the same tasks
+_MOST_RUNS = 2000  # newest runs of a home that are counted: each is a folder to open
 
 
 @dataclass(frozen=True)
 class HoldoutUse:
-    """How often the held-out tasks of a version were used.
+    """How often the held-out tasks of an environment version were used.
 
     Attributes:
         env_id: the version.
-        judged: how many training runs were judged on the test half.
+        judged: how many training runs got a verdict on the test half.
         checkpoints: how many checkpoints were compared on the validation half.
-        evaluations: how many times evaluations asked a model these tasks.
+        evaluations: how many times an evaluation asked a model these tasks.
     """
 
     env_id: str
@@ -44,7 +44,7 @@ class HoldoutUse:
         return self.judged + self.checkpoints + self.evaluations
 
     def to_json(self) -> dict[str, object]:
-        """The counts as results hold them; `looks` is their sum."""
+        """The counts as they stand in results; `looks` is their sum."""
         return {
             "env_id": self.env_id,
             "judged": self.judged,
@@ -56,7 +56,8 @@ class HoldoutUse:
 
 @dataclass(frozen=True)
 class _StoredCount:
-    """A version's uses, with the fingerprint of its runs (`Store.env_marks`) at the counting."""
+    """A version's uses, with the fingerprint that its runs (`Store.env_marks`) had when they were
+    counted."""
 
     mark: tuple[Any, ...]
     use: HoldoutUse
@@ -68,26 +69,27 @@ _EvaluationKey = tuple[int | None, int, int | None]  # (rows, attempts, seed)
 
 
 def holdout_use(home: Home, env_id: str, run_id: str = "") -> HoldoutUse:
-    """How often held-out tasks were used to choose a checkpoint or to judge a model.
+    """How often the held-out tasks of `env_id` were used to choose a checkpoint or to judge a
+    model.
 
-    The tasks are those of `env_id`, one version of an environment. The runs on it up to and
-    including `run_id` are counted; all of them if `run_id` is "" or is not among them.
+    `env_id` is one version of an environment. The runs on it up to and including `run_id` are
+    counted; all of them if `run_id` is "" or did not run on this version.
     """
     return _count_uses(home, env_id, _runs_on_version(home, env_id, run_id))
 
 
 def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
-    """The uses of the held-out tasks by these runs, which all ran on `env_id`.
+    """Count the uses of the held-out tasks by `rows`, runs that all ran on `env_id`.
 
-    A training run uses them once for each checkpoint it evaluated; if it evaluated any, it is also
-    judged once. Where dev tasks choose, the checkpoints count for nothing. An evaluation uses them
-    once for each model.
+    A training run uses the tasks once for each checkpoint it evaluated (not if dev tasks choose the
+    checkpoint), and once for its verdict if it evaluated any. An evaluation uses them once for each
+    model.
     """
     dev_chooses = bool(split_rows(home, env_id, "dev"))
     judged = checkpoints = evaluations = 0
     for row in rows:
         if row.kind == "train":
-            # Step 0 is the start: it is evaluated, not chosen.
+            # Step 0 is the model before training: it is evaluated but cannot be chosen.
             evaluated_count = sum(step > 0 for step in home.run(row.run_id).eval_steps())
             checkpoints += 0 if dev_chooses else evaluated_count
             if evaluated_count > 0:
@@ -98,10 +100,11 @@ def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
 
 
 def use_by_env(home: Home) -> dict[str, HoldoutUse]:
-    """How often all runs on an environment version used its held-out tasks, by version (env_id).
+    """How often the held-out tasks of each environment version were used by all runs on it, by
+    env_id.
 
-    Holds every version that has runs. This process keeps a version's count until one of its runs
-    changes, because counting opens a folder for every run.
+    Every version that has runs is included. Counting opens a folder for each run, so this process
+    keeps the count of a version until one of its runs changes.
     """
     root = str(home.root)
     with Store(home) as store:
@@ -116,21 +119,20 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
 
 
 def _is_stale(home: Home, env_id: str, mark: tuple[Any, ...]) -> bool:
-    """Whether the uses of a version must be counted anew; `mark` is the fingerprint of its runs.
-
-    A run under way evaluates checkpoints without any change of the fingerprint.
-    """
+    """Whether the uses of a version must be counted again. `mark` is the fingerprint of its runs,
+    as `Store.env_marks` gives it."""
     stored_count = _stored_counts.get((str(home.root), env_id))
+    # A run under way evaluates checkpoints, which does not change the fingerprint.
     _, runs_under_way, *_ = mark
     return stored_count is None or stored_count.mark != mark or runs_under_way > 0
 
 
 def reuse_warning(use: HoldoutUse, verdict: str, p: float | None) -> list[str]:
-    """A warning that many runs were judged on the same held-out tasks, as a list; [] for few.
+    """A warning that many runs were judged on the same held-out tasks, as a list of one sentence.
 
-    [] as well for a gain that is significant even after a correction for their number. `verdict` is
-    that of the run which is warned, such as "better"; `p` is the p value of its comparison, None
-    where there was no test.
+    Returns [] if there were fewer than MANY, or if the gain is significant even after a correction
+    for their number. `verdict` is that of the run which is warned, such as "better"; `p` is the p
+    value of its comparison, None if there was no test.
     """
     if use.judged < MANY:
         return []
@@ -153,14 +155,14 @@ def evaluations_of_pair(
 ) -> int:
     """How many different evaluations have tested these models against each other; at least 1.
 
-    Someone who evaluates two models on more and more rows until they differ makes as many tests as
-    evaluations. The same rows asked again in the same way are not a new test.
+    Someone who evaluates two models on more and more rows until they differ makes one test with
+    each evaluation. Asking the same rows again in the same way is not a new test.
 
     Args:
         env_id: the environment version they were evaluated on.
         models: references of the models; an evaluation counts if it asked all of them.
-        run_ids: evaluations up to and including the newest of these are counted, on the same split
-            as that one.
+        run_ids: ids of evaluations. Evaluations up to and including the newest of these are
+            counted, if they asked the same split of tasks as that one.
     """
     rows = _evaluations_until(home, env_id, run_ids)
     if not rows:
@@ -171,17 +173,18 @@ def evaluations_of_pair(
 
 
 def _evaluations_until(home: Home, env_id: str, run_ids: Sequence[str]) -> list[RunRow]:
-    """The evaluations on a version, oldest first, up to the newest of `run_ids`; [] without one."""
+    """The evaluations on a version, oldest first, up to and including the newest of `run_ids`.
+    Returns [] if none of `run_ids` is an evaluation on this version."""
     rows = [row for row in _runs_on_version(home, env_id) if row.kind == "evaluate"]
     positions = [index for index, row in enumerate(rows) if row.run_id in run_ids]
     return rows[: positions[-1] + 1] if positions else []
 
 
 def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationKey | None:
-    """What tells an evaluation of all of `models` on `split` from a repeat of it.
+    """The key of an evaluation that tested all of `models` on `split`; a repeated evaluation has
+    the same key.
 
-    None where the run is no such evaluation. None for regrading too: it scores answers again that
-    were counted before.
+    Returns None if the run is no such evaluation. Regrading is none: it scores old answers again.
     """
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != split:
@@ -211,7 +214,8 @@ def correction_factor(evaluations: int) -> int:
 
 
 def pair_warnings(evaluations: int) -> list[str]:
-    """A warning that two models were evaluated several times; [] for a single evaluation."""
+    """A warning that two models were evaluated several times, as a list of one. [] for one
+    evaluation."""
     if evaluations < 2:
         return []
     return [
@@ -222,20 +226,21 @@ def pair_warnings(evaluations: int) -> list[str]:
 
 
 def _split_of(evaluation: RunDir) -> str:
-    """The split whose tasks an evaluation asked; "heldout" where its config is damaged."""
+    """The split of tasks that an evaluation asked, such as "heldout" (also if its config is
+    damaged)."""
     config = evaluation.find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
 
 def _models_with_results(run: RunDir, config: EvaluateConfig) -> set[str]:
-    """References of those models of an evaluation that have results."""
+    """References of the evaluation's models that have results."""
     return {ref for index, ref in enumerate(config.model_refs) if run.model_evals(index).exists()}
 
 
 def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
     """The runs on a version, oldest first, up to and including the run with the id `last_run`.
 
-    All runs on the version where `last_run` is not among them.
+    Returns all runs on the version if `last_run` is not among them.
     """
     with Store(home) as store:
         newest_first = store.list_runs(_MOST_RUNS)
@@ -245,9 +250,9 @@ def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow
 
 
 def _models_on_heldout(home: Home, row: RunRow) -> int:
-    """How many models an evaluation has asked the tasks of the held-out split.
+    """How many models an evaluation has asked tasks of the held-out split.
 
-    0 for another split, for regrading (which asks no model anything) and for a damaged config.
+    Returns 0 for another split, for regrading (which asks no model) and for a damaged config.
     """
     run = home.run(row.run_id)
     config = run.find_config()

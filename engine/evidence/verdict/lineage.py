@@ -1,4 +1,4 @@
-"""Where a run's model comes from, and whether the run is worth going on from."""
+"""Which runs a run's model comes from, and whether the run is worth continuing from."""
 
 from dataclasses import dataclass
 
@@ -19,17 +19,17 @@ _MOST_GENERATIONS = 12  # of ancestors that are looked up
 
 @dataclass(frozen=True)
 class Start:
-    """A model to go on with instead of a run's result, and the sentence that says so."""
+    """A model to continue from instead of a run's result, and the sentence that says so."""
 
     model: str
     sentence: str
 
 
 def trained_by(home: Home, ref: str) -> str:
-    """The id of the training run of this home that a model reference names.
+    """The id of the training run of this home that a model reference names: "r-1" for "r-1@step20".
 
-    "r-1" for "r-1@step20". "" for any other model: a path, a hub id, or a run that is not a
-    training run or is gone.
+    Returns "" for any other model: a path, a hub id, a run that trains nothing, or a run that is
+    gone.
     """
     name, _, _ = ref.partition("@")
     if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run
@@ -39,9 +39,10 @@ def trained_by(home: Home, ref: str) -> str:
 
 
 def ancestry(run_dir: RunDir) -> list[RunDir]:
-    """A run, the run that trained the model it began with, and so on; the youngest comes first.
+    """The chain of runs that led to this run's model: this run, the run that trained the model it
+    began with, and so on.
 
-    At most `_MOST_GENERATIONS` runs. The list ends where a run would come up twice.
+    The chain has at most `_MOST_GENERATIONS` runs, and ends before a run that it already contains.
     """
     runs = [run_dir]
     while len(runs) < _MOST_GENERATIONS:
@@ -53,7 +54,8 @@ def ancestry(run_dir: RunDir) -> list[RunDir]:
 
 
 def started_from(run_dir: RunDir) -> str:
-    """The model reference a run began with, "" where its config is gone."""
+    """The reference of the model that a training run began with. Returns "" if its config is
+    missing."""
     config = run_dir.find_config()
     return config.model if isinstance(config, TrainConfig) else ""
 
@@ -63,9 +65,9 @@ def better_start(
 ) -> Start | None:
     """The model that training started from, if the run did not improve on it; else None.
 
-    Always None where the `verdict` is "better" or "unknown", or the config is missing. Else the run
-    did not improve if its best checkpoint (at `step`) did not beat the start on the half of the
-    held-out tasks that chose it, or if the verdict is "worse".
+    The run did not improve if its best checkpoint (at `step`) did not beat the start on the tasks
+    that chose the checkpoint, or if the `verdict` is "worse". Returns None if the verdict is
+    "better" or "unknown", or if the config is missing.
     """
     model = config.model if config else ""
     if verdict in ("better", "unknown") or not model:
@@ -77,11 +79,11 @@ def better_start(
 
 
 def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Start | None:
-    """The start model `model`, if the best checkpoint did not beat it.
+    """The start `model`, if the best checkpoint did not beat it on the tasks that chose the
+    checkpoint.
 
-    They are compared on the tasks by which the checkpoint was chosen. None where the checkpoint
-    beat it, and where that cannot be told: without a `best_step`, or where one of the two was not
-    scored, or they were scored by different measures.
+    Returns None if the checkpoint beat it, or if that cannot be told: `best_step` is None, one of
+    the two was not scored, or they were scored by different measures.
     """
     if best_step is None:
         return None
@@ -103,11 +105,12 @@ def _start_not_beaten(run_dir: RunDir, model: str, best_step: int | None) -> Sta
 
 
 def _validation_rows(run_dir: RunDir, step: int) -> list[EvaluationRow]:
-    """What the model of a step answered to the held-out tasks that the checkpoint is chosen by."""
+    """The answers of a step's model to the held-out tasks that choose the checkpoint."""
     return in_half(read_evaluation(run_dir.evals(step)), VALIDATION)
 
 
 def _level_text(selection_mean: float, measure: Measure) -> str:
-    """The level behind the first number of a selection score, as text."""
-    sign = -1.0 if measure == "loss" else 1.0  # the selection score of a loss is negated
+    """A mean as text. `selection_mean` is the first number of a selection score, which negates a
+    loss."""
+    sign = -1.0 if measure == "loss" else 1.0  # undo the negation
     return show(sign * selection_mean, measure)

@@ -1,11 +1,11 @@
 """The provenance of a finished run: a chain of hashes over everything that it rests on.
 
-The links of the chain are environment, data, curation, run, checkpoints and evaluation. When a run
-is done its trainer seals it: it writes the SHA-256 of every file of a link, and each link's hash
-covers the hash of the link before it. The last hash stands for all of them; it is printed in the
-model card. `verify` reads every file again and names each file that was changed by hand, whether
-it holds metrics, weights or settings. It guards against editing, not against a forger who seals
-anew: against that, keep the card.
+The links of the chain are environment, data, curation, run, checkpoints and evaluation; each is a
+set of files. When a run is done its trainer seals it: it writes the SHA-256 of every file of a
+link, and each link's hash covers the hash of the link before it. So the last hash (the head) stands
+for all of them; it is printed in the model card. `verify` reads every file again and names each
+file that was changed by hand, whether it holds metrics, weights or settings. This guards against
+editing, not against a forger who seals the run again: against that, keep the card.
 """
 
 import hashlib
@@ -28,12 +28,13 @@ from engine.records.run_config import RunConfig
 LINKS = ("environment", "data", "curation", "run", "checkpoints", "evaluation")
 _CURATION = "curation.json"
 _MOST_GENERATIONS = 12  # of ancestors that are verified
-_MOST_FAULTS = 20  # of one link, as many as a person reads
+_MOST_FAULTS = 20  # of one link that are listed: more than that nobody reads
 _SEAL_CHANGED = "the seal itself was changed"
 
 
 class SealedLink(Record):
-    """One link: its files (path -> SHA-256), and the hash over them and the links before."""
+    """One link of the chain: its files (path -> SHA-256), and the hash over them and the previous
+    link."""
 
     name: str
     files: dict[str, str]
@@ -41,7 +42,8 @@ class SealedLink(Record):
 
 
 class Provenance(Record):
-    """`chain.json`: the links in order, and the hash of the last."""
+    """The seal of a run, stored as `chain.json`: the links in order, and the hash of the last
+    one."""
 
     run_id: str
     links: list[SealedLink]
@@ -50,28 +52,30 @@ class Provenance(Record):
 
 @dataclass(frozen=True)
 class Fault:
-    """A file and what became of it since the run was sealed."""
+    """A file, and what happened to it since the run was sealed, such as "was changed"."""
 
     file: str
     what: str
 
     def to_json(self) -> dict[str, object]:
+        """The fault as a JSON object."""
         return {"file": self.file, "what": self.what}
 
 
 @dataclass(frozen=True)
 class CheckedLink:
-    """A link held against the files as they are now."""
+    """A link of a seal compared with the files as they are now; `ok` if nothing differs."""
 
     name: str
     faults: Sequence[Fault]
     ok: bool
 
     def with_fault(self, fault: Fault) -> "CheckedLink":
-        """A copy with one more fault, which is then not ok."""
+        """A copy of the link with one more fault; the copy is not ok."""
         return replace(self, faults=[*self.faults, fault], ok=False)
 
     def to_json(self) -> dict[str, object]:
+        """The link as a JSON object; "broken" lists its faults."""
         return {"name": self.name, "ok": self.ok, "broken": [f.to_json() for f in self.faults]}
 
 
@@ -80,11 +84,11 @@ class Verification:
     """The result of checking a run against its seal.
 
     Attributes:
-        intact: whether the run and all its ancestors are unchanged; None where that cannot be
-            checked because the run is not done or its files were deleted.
-        head: the sealed hash, "" without a seal.
+        intact: whether the run and all its ancestors are unchanged; None if that cannot be checked
+            because the run is not done or its files were deleted.
+        head: the sealed hash; "" without a seal.
         links: one entry per sealed link.
-        ancestors: the verifications of the runs that its models come from.
+        ancestors: the verifications of the runs that trained its models.
         summary: the result in a sentence.
     """
 
@@ -108,14 +112,16 @@ class Verification:
 
 
 def seal(run_dir: RunDir) -> str:
-    """Hash everything a finished run rests on and write it down. Returns the last hash."""
+    """Hash everything that a finished run rests on and write the seal. Returns the last hash of the
+    chain."""
     links = _sealed_links(_files_by_link(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
 
 
 def read_provenance(run_dir: RunDir) -> Provenance | None:
-    """The seal (the hashes of all files) of a run; None without one, or where it cannot be read."""
+    """The seal (hashes of all files) of a run. Returns None if there is none, or if it cannot be
+    read."""
     try:
         return Provenance.read(run_dir.chain)
     except (FileNotFoundError, DamagedRecord):
@@ -126,7 +132,7 @@ def verify(home: Home, run_id: str) -> Verification:
     """Check a run, and every run that its models come from, against their seals.
 
     A seal holds the hashes of all files of a finished run; every file is read again. Raises
-    UserError RUN_NOT_FOUND.
+    UserError RUN_NOT_FOUND if there is no run with this id.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -136,24 +142,24 @@ def verify(home: Home, run_id: str) -> Verification:
 def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     """Check one run and its ancestors: its files, its seal (their hashes) and its verdict.
 
-    `depth` is how many generations lie between this run and the one that was asked for.
+    `depth` is the number of generations between this run and the one that the user asked for.
     """
     run = home.run(row.run_id)
     provenance = read_provenance(run)
     if provenance is None or run.deleted.exists():
         return _verification_without_seal(run, row)
     links = _checked_links(run, provenance)
-    # A verdict that the evaluations do not support is a fault of the last link, that of the
-    # evaluations.
+    # A verdict that the stored answers do not support is a fault of the last link, "evaluation".
     for fault in _verdict_faults(run, row):
         links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
-    """A fault if the database holds another verdict than the run's evaluations support.
+    """A fault, as a list of one, if the database holds another verdict than the run's evaluations
+    support.
 
-    [] where the two agree, and for a run that is not a finished training run.
+    Returns [] if the two agree, and for a run that is not a finished training run.
     """
     verdict = run_verdict(run).word
     if row.kind != "train" or row.state != "done" or verdict == row.verdict:
@@ -162,11 +168,11 @@ def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
 
 
 def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
-    """Check the links of a seal (each a set of files with their hashes) one by one.
+    """Check each link of a seal (a set of files with their hashes) against the files as they are
+    now.
 
-    Each link is compared with the files as they are now. One more fault of the last link is a seal
-    that lacks a link, or whose head (the hash that stands for all links) is not the hash of its
-    last link. Never empty.
+    The last link gets another fault if the seal lacks a link, or if its head (the hash that stands
+    for all links) is not the hash of its last link. The result is never empty.
     """
     config = run.find_config()
     current_files = dict(_files_by_link(run, config))
@@ -177,7 +183,7 @@ def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
         files = current_files.get(link.name, {}) | _files_kept_elsewhere(config, link)
         links.append(_checked_link(run, link, files, previous_hash))
         previous_hash = link.hash
-    if not links:  # a seal without links: the fault below needs one that carries it
+    if not links:  # a seal without links: create one that can carry the fault below
         links = [CheckedLink("evaluation", faults=[], ok=True)]
     if not _is_complete(provenance):
         links[-1] = links[-1].with_fault(Fault(run.chain.name, _SEAL_CHANGED))
@@ -185,16 +191,17 @@ def _checked_links(run: RunDir, provenance: Provenance) -> list[CheckedLink]:
 
 
 def _files_kept_elsewhere(config: RunConfig | None, link: SealedLink) -> dict[str, str]:
-    """The files of a sealed link (path -> SHA-256) of which the sealed version was kept elsewhere.
+    """Those files of a sealed link whose sealed version was replaced, but kept elsewhere: path ->
+    SHA-256.
 
     A later push may audit an environment version again and replace its audit. That is no fault as
-    long as the audit that was sealed is kept. {} for links other than "environment".
+    long as the sealed audit is kept. Returns {} for links other than "environment".
     """
     return _earlier_audit(config, link.files) if link.name == "environment" else {}
 
 
 def _is_complete(provenance: Provenance) -> bool:
-    """Whether a seal has all links in their order, and the last one's hash as its head."""
+    """Whether a seal has all links in the right order, and the hash of the last one as its head."""
     names = [link.name for link in provenance.links]
     return names == list(LINKS) and provenance.head == provenance.links[-1].hash
 
@@ -204,9 +211,10 @@ def _checked_link(
 ) -> CheckedLink:
     """Check one link of a seal: whether its files, and the link itself, are as they were sealed.
 
-    A link is a named set of files with their hashes, and a hash over these and the link before.
-    `current_files` holds its files as they are now (path -> SHA-256); `previous_hash` is the hash
-    of the link before, "" for the first.
+    Args:
+        link: a named set of files with their hashes, and a hash over these and the previous link.
+        current_files: its files as they are now (path -> SHA-256).
+        previous_hash: the hash of the previous link; "" for the first.
     """
     faults = _faults_of_files(link.files, current_files)
     if link.hash != _hash(previous_hash, link.name, link.files):
@@ -215,10 +223,11 @@ def _checked_link(
 
 
 def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verification]:
-    """The verifications of the runs that this one's models come from.
+    """Verify the runs that trained this run's models. A run that is no longer in the database is
+    left out.
 
-    `depth` is how many generations lie between this run and the one that was asked for; [] where it
-    has reached `_MOST_GENERATIONS`. A run that is no longer in the database is left out.
+    `depth` is the number of generations between this run and the one that the user asked for.
+    Returns [] from `_MOST_GENERATIONS` on.
     """
     if depth >= _MOST_GENERATIONS:
         return []
@@ -237,10 +246,10 @@ def _verified_ancestors(home: Home, run: RunDir, depth: int) -> list[Verificatio
 
 
 def _verification_without_seal(run: RunDir, row: RunRow) -> Verification:
-    """The result for a run without a seal (the hashes of its files), or whose files were deleted.
+    """The result for a run that has no seal (hashes of its files), or whose files were deleted.
 
-    A run that is done should have a seal, so it counts as not intact. A run that is not done, or
-    whose files were deleted, cannot be checked: `intact` is None.
+    A run that is done should have a seal, so without one it is not intact. A run that is not done,
+    or whose files were deleted, cannot be checked: `intact` is None.
     """
     intact = None
     links: list[CheckedLink] = []
@@ -271,8 +280,7 @@ def _verification_of_seal(
     Args:
         head: the sealed hash, in hexadecimal digits.
         links: the checked links of the run's chain of hashes.
-        ancestors: the results for the runs it comes from; one that cannot be checked is not counted
-            as altered.
+        ancestors: the results for the runs that trained its models.
     """
     broken_links = [link for link in links if not link.ok]
     # An ancestor that cannot be checked (None) does not count as altered.
@@ -297,7 +305,7 @@ def _verification_of_seal(
 
 
 def _fault_sentence(run_id: str, broken_links: Sequence[CheckedLink]) -> str:
-    """Where a run is broken: its first fault, and how many more there are."""
+    """A sentence on where a run is broken: its first fault, and how many more there are."""
     first_link = broken_links[0]
     first_fault = first_link.faults[0]
     fault_count = sum(len(link.faults) for link in broken_links)
@@ -306,11 +314,11 @@ def _fault_sentence(run_id: str, broken_links: Sequence[CheckedLink]) -> str:
 
 
 def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """The files that belong to each link (named set of files) of a run's seal, as they are now.
+    """The files of each link (named set of files) of a run's seal, as they are now.
 
-    Gives (name of the link, path -> SHA-256), in the order of LINKS; a file that is missing is left
-    out. Where the config is missing (None) the environment is not known, so the links environment,
-    data and curation have no files.
+    Yields (name of the link, path -> SHA-256) in the order of LINKS; missing files are left out. If
+    the config is missing (None) the environment is not known, so the links environment, data and
+    curation have no files.
     """
     env = Path(config.env_dir) if config else run.path / "none"  # "none" never exists
     yield from _environment_links(env)
@@ -327,9 +335,10 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
 
 
 def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The first three links, (name, path -> SHA-256), from the folder of an environment version.
+    """The first three links, (name, path -> SHA-256), from the folder `env` of an environment
+    version.
 
-    They have no files where there is no such folder.
+    They have no files if there is no such folder.
     """
     curation = env / "source" / _CURATION
     env_files = [*_files(env / "source"), env / "env.json", env / "audit.json"]
@@ -339,7 +348,8 @@ def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _input_files(run: RunDir) -> list[Path]:
-    """The files that a run was given: its config, manifest, found overlaps, and adapters."""
+    """The files that a run was given: config, manifest, overlaps of training and held-out tasks,
+    adapters."""
     folder_of_model_adapters = run.model_adapter(0).parent  # those of all models lie side by side
     return [
         run.config,
@@ -351,13 +361,14 @@ def _input_files(run: RunDir) -> list[Path]:
 
 
 def _earlier_audit(config: RunConfig | None, sealed_files: Mapping[str, str]) -> dict[str, str]:
-    """The audit that a run was sealed with, as path -> SHA-256, where a later push replaced it.
+    """The audit that a run was sealed with (path -> SHA-256), if a later push replaced the audit
+    but kept a copy of the sealed one.
 
-    {} where no audit was sealed, or none of this hash was kept. `sealed_files` are the files of the
-    link "environment" (path -> SHA-256).
+    `sealed_files` are the files of the link "environment" (path -> SHA-256). Returns {} if no audit
+    was sealed, or if no copy was kept.
     """
     digest = sealed_files.get("audit.json", "")
-    # A damaged seal may hold anything: isalnum keeps the path inside of the folder.
+    # A damaged seal may hold anything: without slashes and dots the path stays inside the folder.
     if config is None or not digest.isalnum():
         return {}
     # A push keeps the audit that it replaces in a file named after its hash.
@@ -372,16 +383,15 @@ def _checkpoint_files(run: RunDir) -> list[Path]:
 
 
 def _best_checkpoint(run: RunDir) -> dict[str, str]:
-    """The name of the best checkpoint as an entry among the files; {} where there is none.
-
-    So the seal also covers which checkpoint was chosen.
-    """
+    """The folder name of the best checkpoint, as {"checkpoints/best": name}, so that the seal also
+    covers which checkpoint was chosen. Returns {} if there is none."""
     best = run.resolve_checkpoint("best")
     return {"checkpoints/best": best.name} if best is not None else {}
 
 
 def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
-    """The last hashes of the runs that trained this run's models, so that its seal covers theirs.
+    """The last hashes of the seals of the runs that trained this run's models, so that its seal
+    covers theirs.
 
     The keys are "chain of <run id>"; the value is "not sealed" for a run without a seal.
     """
@@ -395,14 +405,15 @@ def _parent_heads(home: Home, config: RunConfig | None) -> dict[str, str]:
 
 
 def _models_used(config: RunConfig | None) -> list[str]:
-    """The model references that a run started from or evaluated, each once; [] without config."""
+    """The references of the models that a run started from or evaluated, each once. [] without a
+    config."""
     return list(dict.fromkeys(config.model_refs)) if config else []
 
 
 def _sealed_links(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
-    """The links with their hashes, each of which covers the hash of the link before it.
+    """Compute the links with their hashes; each hash covers the hash of the previous link.
 
-    `files_by_link` holds pairs of a link's name and its files (path -> SHA-256).
+    `files_by_link` yields (name of the link, its files as path -> SHA-256).
     """
     links: list[SealedLink] = []
     previous = ""
@@ -420,18 +431,19 @@ def _hash(previous: str, name: str, files: Mapping[str, str]) -> str:
 
 
 def _hashes(root: Path, files: Iterable[Path]) -> dict[str, str]:
-    """Path relative to `root` -> SHA-256, for each of `files` that exists."""
+    """The SHA-256 of each of `files` that exists, by its path relative to `root`."""
     return {file.relative_to(root).as_posix(): _digest(file) for file in files if file.is_file()}
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every regular file below `folder`, sorted; [] where there is no such folder.
+    """Every regular file below `folder`, sorted by folder and name. Returns [] if there is no such
+    folder.
 
     Symbolic links, hidden files and bytecode are left out.
     """
     files: list[Path] = []
     for parent, subfolders, names in os.walk(folder):
-        # os.walk goes on with the folders that this list holds, in its order.
+        # os.walk descends into the folders that remain in this list, in its order.
         subfolders[:] = sorted(name for name in subfolders if name != "__pycache__")
         files += [Path(parent) / name for name in sorted(names) if not name.startswith(".")]
     return [file for file in files if not file.is_symlink()]
@@ -446,7 +458,8 @@ def _digest(file: Path) -> str:
 def _faults_of_files(
     sealed_files: Mapping[str, str], current_files: Mapping[str, str]
 ) -> list[Fault]:
-    """The files that are missing, changed or added since the seal; both map path -> SHA-256."""
+    """The files that are missing, changed or added since the seal. Both arguments map path ->
+    SHA-256."""
     faults = []
     for file, digest in sealed_files.items():
         if file not in current_files:

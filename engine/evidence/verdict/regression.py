@@ -1,10 +1,10 @@
 """Kept skills: did the training break something the model could do before?
 
-The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose; here the two
-are compared battery by battery. "forgotten" means significantly worse, task by task. A difference
-that may be a loss and may be chance is "inconclusive". Where there is no loss, the sentence names
-the smallest one that would have shown. Where a run of SFT or GRPO forgot, the next value of `keep`,
-the share of replayed rows, is the remedy.
+The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose. Here the two
+are compared battery by battery (a battery is a set of tasks). "forgotten" means significantly
+worse, task by task; "inconclusive" means that the difference may be a loss or chance. If there is
+no loss, the sentence names the smallest loss that would have shown. If a run of SFT or GRPO forgot,
+the remedy is the next larger value of `keep`, the share of replayed rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from engine.records.run_config import GRPOConfig, RunConfig, SFTConfig
 Word = Literal["forgotten", "unknown", "inconclusive", "improved", "kept"]
 # The worst first: a run's word is that of its worst battery.
 WORDS: tuple[Word, ...] = ("forgotten", "unknown", "inconclusive", "improved", "kept")
-# Twice the usual level. A loss with a p below it would be significant in a one-sided test, so
-# nobody can say that there is no loss.
+# Twice the usual level. A loss with a p below this is significant in a one-sided test, so the
+# verdict must not be "kept".
 _MAYBE_LOST = 2 * ALPHA
 _NAMED = 5  # skills named in a sentence
-# The shares of replayed rows to try, one after the other, while skills are still lost;
-# benchmarks/RESULTS.md has what they cost and bring.
+# The shares of replayed rows to try one after the other while skills are still lost.
+# benchmarks/RESULTS.md shows what they cost and how much they save.
 _SHARES = (0.2, 0.35, 0.5)
 
 
@@ -43,8 +43,9 @@ class Skill:
     """One kind of task before and after training.
 
     Attributes:
-        before, after: mean reward; None where nothing was scored.
-        lost_of_right: None where no task was right before, or nothing says what is right.
+        before, after: mean reward; None if nothing was scored.
+        lost_of_right: how many tasks that were right before are wrong now; None if no task was
+            right before, or if nothing says which answers are right.
     """
 
     skill: str
@@ -54,27 +55,28 @@ class Skill:
 
     @property
     def lost(self) -> bool:
-        """Whether the mean fell; a side that was not scored counts as 0."""
+        """Whether the mean reward fell. A side that was not scored counts as 0."""
         return (self.after or 0.0) < (self.before or 0.0)
 
 
 @dataclass(frozen=True)
 class Battery:
-    """One set of tasks that the model was asked before and after training, compared.
+    """One set of tasks that the model was asked before and after training, with the comparison.
 
     Attributes:
         battery: the name of the set.
         metric: what is compared, success or reward.
-        before, after: the mean of `metric` on each side; None where nothing was compared.
+        before, after: the mean of `metric` on each side; None if nothing was compared.
         difference: after - before.
         interval: low and high end of the 95 % interval of the difference.
         gained, lost: how many of the `n` tasks became better or worse.
         smallest_detectable_gap: the smallest difference that `n` tasks would show.
         reason: why the verdict is unknown, else "".
-        of_tasks: how many tasks the environment has to ask, where the battery is one of those and
-            not all were asked; else None.
-        skills: levels by kind of task, the largest loss first; () where the tasks are of one kind.
-        lost_of_right: None where no task was right before, or nothing says what is right.
+        skills: the means by kind of task, the largest loss first; () if all tasks are of one kind.
+        lost_of_right: how many tasks that were right before are wrong now; None if no task was
+            right before, or if nothing says which answers are right.
+        of_tasks: if the battery is a sample of an environment's tasks, how many tasks that has;
+            else None.
     """
 
     battery: str
@@ -94,7 +96,7 @@ class Battery:
     of_tasks: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The battery as a JSON object; "of_tasks" is left out where it is None."""
+        """The battery as a JSON object; "of_tasks" is left out if it is None."""
         body = asdict(self)
         if self.of_tasks is None:
             del body["of_tasks"]
@@ -103,11 +105,11 @@ class Battery:
 
 @dataclass(frozen=True)
 class SinceBase:
-    """The comparison with the base model, where a run continues the training of earlier runs.
+    """The comparison of a run's model with the base model from which a chain of runs began.
 
     Attributes:
-        base: the model that the first of those runs began with.
-        lost_by: ids of the runs, this one included, that each forgot something.
+        base: the model that the first run of the chain began with.
+        lost_by: ids of the runs of the chain (this one included) that forgot something themselves.
     """
 
     base: str
@@ -117,7 +119,7 @@ class SinceBase:
     lost_by: Sequence[str]
 
     def to_json(self) -> dict[str, object]:
-        """The comparison as results hold it."""
+        """The comparison as a JSON object, as stored results hold it."""
         return {
             "base": self.base,
             "verdict": self.verdict,
@@ -132,10 +134,10 @@ class KeptSkills:
     """What a training run did to the skills that the model had before.
 
     Attributes:
-        verdict: that of the worst battery.
-        against_base: the comparison with the base model; None where the model that the run began
-            with was not trained in this home.
-        replayed: the rows that `keep` replayed; None where it was 0.
+        verdict: the verdict of the worst battery (set of tasks).
+        against_base: the comparison with the base model; None if the run itself began with the base
+            model.
+        replayed: the rows that `keep` replayed; None if `keep` was 0.
     """
 
     verdict: Word
@@ -146,10 +148,8 @@ class KeptSkills:
 
     @property
     def every_battery(self) -> list[Battery]:
-        """The batteries against the run's own start, then those against its base model.
-
-        The names of those against the base model say so.
-        """
+        """The batteries (sets of tasks) compared with the run's own start, then those compared with
+        its base model; the names of the latter end with ", against <base model>"."""
         base = self.against_base
         if base is None:
             return list(self.batteries)
@@ -160,7 +160,7 @@ class KeptSkills:
         return [*self.batteries, *since_base]
 
     def to_json(self) -> dict[str, object]:
-        """The comparison as results hold it; without `against_base` and `replayed` where those are
+        """The comparison as a JSON object; `against_base` and `replayed` are left out if they are
         None."""
         body: dict[str, object] = {
             "verdict": self.verdict,
@@ -175,10 +175,10 @@ class KeptSkills:
 
 
 def kept_skills(run_dir: RunDir) -> KeptSkills | None:
-    """The skills of a training run's model, compared before and after training.
+    """Compare the skills of a training run's model before and after training.
 
-    None where the run did not ask the tasks that measure them. Raises DamagedRecord for rows that
-    cannot be read.
+    Returns None if the run did not ask the tasks that measure them. Raises DamagedRecord if the
+    stored answers cannot be read.
     """
     before = read_evaluation(run_dir.kept("before"))
     after = read_evaluation(run_dir.kept("after"))
@@ -193,7 +193,7 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 
 
 def _replayed(run_dir: RunDir) -> ReplayUsed | None:
-    """The rows that a run replayed; None where it replayed none or has no manifest."""
+    """The rows that a run replayed. Returns None if it replayed none, or if it has no manifest."""
     config = run_dir.find_config()
     if not isinstance(config, SFTConfig | GRPOConfig) or not config.settings.keep:
         return None
@@ -201,12 +201,15 @@ def _replayed(run_dir: RunDir) -> ReplayUsed | None:
 
 
 def _tasks_to_ask(home: Home, rows: Sequence[EvaluationRow]) -> dict[str, int]:
-    """How many tasks each environment among the batteries of `rows` has to ask: its held-out ones,
-    or all where none is held out. An environment that is gone is left out."""
+    """For each battery (set of tasks) of `rows` that is an environment, how many tasks it is a
+    sample of: the environment's held-out tasks, or all its tasks if none is held out.
+
+    The key is the battery's name, such as "sums@3f2a". Environments that are gone are left out.
+    """
     counts = {}
     for battery in {str(row.battery) for row in rows}:
         env_name, _, digest = battery.partition("@")
-        if not digest:  # the questions on a base model's skills, all of which are asked
+        if not digest:  # not an environment, but the skill questions, of which all are asked
             continue
         with suppress(OSError, DamagedRecord):
             version = EnvVersion.read(home.envs / env_name / digest / "env.json")
@@ -219,10 +222,11 @@ def compare_skills(
     after: Sequence[EvaluationRow],
     tasks_to_ask: Mapping[str, int] | None = None,
 ) -> KeptSkills:
-    """Compare two sets of answers, battery by battery; a battery is a set of tasks.
+    """Compare answers before and after training, battery by battery (a battery is a set of tasks).
 
-    The batteries are those of `before`, which must not be empty. The verdict is that of the worst
-    battery. `tasks_to_ask` says by name how many tasks a battery is a sample of; None for none.
+    The batteries are those of `before`, which must not be empty. The verdict of the whole is that
+    of the worst battery. `tasks_to_ask` maps the name of a battery to how many tasks it is a sample
+    of.
     """
     batteries = []
     for battery in _compared_batteries(before, after):
@@ -238,10 +242,8 @@ def compare_skills(
 def _compared_batteries(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> list[Battery]:
-    """Compare each battery (a set of tasks) of `before` with the same one of `after`.
-
-    The p values are corrected for the number of batteries.
-    """
+    """Compare each battery (set of tasks) of `before` with the same battery of `after`. The p
+    values are corrected for the number of batteries."""
     names = list(dict.fromkeys(str(row.battery) for row in before))
     rows_before = {name: _rows_of_battery(before, name) for name in names}
     rows_after = {name: _rows_of_battery(after, name) for name in names}
@@ -258,23 +260,21 @@ def _compared_batteries(
 def _outcome_of_battery(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> PairedVerdict:
-    """The verdict on the rows of one battery (a set of tasks)."""
+    """The paired test of the answers before and after training to one battery (set of tasks)."""
     measure = _battery_measure(before)
     return paired_verdict(side(before, measure), side(after, measure))
 
 
 def _corrected_p_values(outcomes: Mapping[str, PairedVerdict]) -> dict[str, float]:
-    """Name of a battery (a set of tasks) -> its p value, by Holm's correction over those tested.
-
-    Each battery is another chance to call luck a loss.
-    """
+    """The p value of each battery (set of tasks) that was tested, by name, with Holm's correction:
+    each battery is another chance to mistake bad luck for a loss."""
     p_values = {name: outcome.p for name, outcome in outcomes.items() if outcome.p is not None}
     return dict(zip(p_values, holm(list(p_values.values())), strict=True))
 
 
 def skill_sentences(skills: KeptSkills | None) -> list[str]:
-    """What the verdict says of earlier skills: the sentences on losses, or, where rows were
-    replayed and nothing was forgotten, what was kept by it; else []."""
+    """What the verdict says of earlier skills: a sentence on each loss. If nothing was forgotten
+    and rows were replayed, the summary of what was kept; else []."""
     losses = loss_sentences(skills)
     if losses or skills is None or skills.replayed is None:
         return losses
@@ -282,10 +282,8 @@ def skill_sentences(skills: KeptSkills | None) -> list[str]:
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
-    """A sentence for each comparison in which earlier skills were forgotten; [] where none were.
-
-    There are two comparisons at most: with the run's own start, and with the base model.
-    """
+    """A sentence for each comparison in which skills were forgotten: the comparison with the run's
+    own start, and that with the base model. Returns [] if none were."""
     if skills is None:
         return []
     comparisons = (skills, skills.against_base)
@@ -297,10 +295,10 @@ def loss_sentences(skills: KeptSkills | None) -> list[str]:
 
 
 def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
-    """Compare the answers `after` with the answers of the base model of this run.
+    """Compare the answers `after` training with the answers of the base model of this run.
 
-    The base model is the one that the oldest ancestor began with. None for a run without ancestors,
-    and where the base model was not asked the same batteries (sets of tasks).
+    The base model is the one that the oldest ancestor began with. Returns None for a run without
+    ancestors, and if the base model was not asked the same batteries (sets of tasks).
     """
     runs = ancestry(run_dir)[::-1]  # the oldest first, this run last
     if len(runs) == 1:
@@ -324,16 +322,17 @@ def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | 
 
 
 def _answers_of_base(oldest: RunDir, after: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """What the base model answered, at step 0 of the oldest run, in the batteries of `after`."""
+    """The base model's answers to the batteries (sets of tasks) that `after` has, from before the
+    training of the `oldest` run."""
     asked_batteries = {row.battery for row in after}
     base_rows = read_evaluation(oldest.kept("before"))
     return [row for row in base_rows if row.battery in asked_batteries]
 
 
 def _forgot_something(run_dir: RunDir) -> bool:
-    """Whether a run forgot something by itself: its answers after training against those before.
+    """Whether a run's own training made the model forget something.
 
-    False where the tasks that measure its skills were not asked both times.
+    Returns False if the tasks that measure its skills were not asked before and after training.
     """
     before = read_evaluation(run_dir.kept("before"))
     after = read_evaluation(run_dir.kept("after"))
@@ -348,7 +347,8 @@ def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[Evalua
 
 
 def _battery_measure(before: Sequence[EvaluationRow]) -> Measure:
-    """What a set of tasks is compared by: success where every row reports it, else reward."""
+    """The measure by which a battery (set of tasks) is compared: success if every row reports
+    success, else reward."""
     return "success" if all(row.success is not None for row in before) else "reward"
 
 
@@ -359,10 +359,10 @@ def _compared_battery(
     outcome: PairedVerdict,
     corrected_p: float | None,
 ) -> Battery:
-    """The battery (set of tasks) `name`, from its rows and the outcome of their comparison.
+    """The comparison of the battery (set of tasks) `name`.
 
-    `corrected_p` is the p value of the outcome, corrected for the other batteries; None without a
-    test.
+    `corrected_p` is the p value of `outcome`, corrected for the other batteries; None if nothing
+    was tested.
     """
     return Battery(
         battery=name,
@@ -385,8 +385,11 @@ def _compared_battery(
 def _lost_of_right(
     before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]
 ) -> LostOfRight | None:
-    """What is lost of the tasks that were right before and were asked again; None where there are
-    none. An answer that could not be scored after training counts as lost."""
+    """How many of the tasks that were right before training are wrong after it. An answer that
+    could not be scored after training counts as wrong.
+
+    Returns None if no task that was asked both times was right before.
+    """
     right_after = {row.task: row.success is True for row in after}
     still_right = [
         right_after[row.task] for row in before if row.success and row.task in right_after
@@ -397,12 +400,11 @@ def _lost_of_right(
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
-    """What an outcome means for the skill.
+    """What the paired test of a battery means for the skill.
 
     "forgotten" and "improved" are differences that stay significant after the correction. A loss is
-    "inconclusive" if only a one-sided test would call it significant. All else is "kept".
-
-    `p` is the outcome's p value, corrected for the other batteries; None where there was no test.
+    "inconclusive" if only a one-sided test would call it significant. All else is "kept". `p` is
+    the p value corrected for the other batteries; None if there was no test.
     """
     if outcome.verdict == "unknown":
         return "unknown"
@@ -418,9 +420,9 @@ def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
 
 
 def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> list[Skill]:
-    """Mean rewards before and after by kind of task (`family`), the largest loss first.
+    """Mean rewards before and after training by kind of task (`family`), the largest loss first.
 
-    Tasks without a kind are one kind with the name "". [] where no task names its kind.
+    Tasks without a kind form one kind with the name "". Returns [] if no task names its kind.
     """
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
@@ -430,32 +432,33 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
 
 
 def _skill(name: str, before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Skill:
-    """One kind of task, from its own rows."""
+    """The skill of one kind of task, from the rows of this kind."""
     return Skill(name, _mean_reward(before), _mean_reward(after), _lost_of_right(before, after))
 
 
 def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
-    """The rows on tasks of one kind; "" stands for the tasks without a kind."""
+    """The rows on tasks of the kind `name`; "" stands for tasks without a kind."""
     return [row for row in rows if (row.family or "") == name]
 
 
 def _largest_loss_first(skill: Skill) -> tuple[float, str]:
-    """A key to sort by: the change, then the name; a mean that is not known counts as 0."""
+    """The sort key of a skill: the change of its mean reward, then its name. A missing mean counts
+    as 0."""
     return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
 
 
 def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
-    """The mean reward of the rows whose scoring did not fail; None without any."""
+    """The mean reward of the rows whose scoring did not fail. Returns None if there are none."""
     rewards = [row.reward for row in rows if not row.error and row.reward is not None]
     return rounded(sum(rewards) / len(rewards)) if rewards else None
 
 
 def sentence_of(battery: Battery, since: str = "") -> str:
-    """The comparison of a battery (a set of tasks) in one sentence for people.
+    """The comparison of a battery (set of tasks) in one sentence, such as "Forgotten (arithmetic):
+    82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
 
-    For example "Forgotten (arithmetic): 82 % to 41 % on 40 tasks; most of all sums 0.90 to 0.30."
-
-    `since` says against which model, such as " since pebble"; "" where it is the run's own start.
+    `since` names the model it is compared with, such as " since pebble"; "" for the run's own
+    start.
     """
     if battery.verdict == "forgotten":
         lost_text = f"{_levels_text(battery)}{_lost_text(battery)}{_most_lost_skills(battery)}"
@@ -464,7 +467,7 @@ def sentence_of(battery: Battery, since: str = "") -> str:
 
 
 def _kept_text(battery: Battery) -> str:
-    """What a sentence says of a battery (a set of tasks) in which nothing was forgotten."""
+    """The part of the sentence about a battery (set of tasks) in which nothing was forgotten."""
     if battery.verdict == "unknown":
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
@@ -481,15 +484,16 @@ def _kept_text(battery: Battery) -> str:
 
 
 def _levels_text(battery: Battery) -> str:
-    """The levels before and after, such as "82 % to 41 % on 40 tasks"."""
+    """The means before and after training, such as "82 % to 41 % on 40 tasks"; for a sample of more
+    tasks "... on 40 of 1,200 tasks"."""
     before, after = _show(battery.before, battery.metric), _show(battery.after, battery.metric)
     sample = f" of {battery.of_tasks:,}" if battery.of_tasks else ""
     return f"{before} to {after} on {battery.n}{sample} tasks"
 
 
 def _lost_text(battery: Battery) -> str:
-    """How many of the tasks that were right before are lost, to be put behind the levels, with the
-    95 % interval of their share; "" where none are."""
+    """The sentence part that follows the means: ", 4 of 44 right ones lost (4 to 21 %)" and the
+    kind of task that lost most. Returns "" if no task that was right is lost."""
     lost = battery.lost_of_right
     if lost is None or not lost.lost:
         return ""
@@ -497,18 +501,19 @@ def _lost_text(battery: Battery) -> str:
 
 
 def _worst_group(battery: Battery) -> str:
-    """The kind of task that lost most of what was right, to be put behind the losses of all; ""
-    where the tasks are of one kind."""
+    """The sentence part on the kind of task that lost most: ", most in sums: 3 of 9 right ones lost
+    (...)". Returns "" if the tasks are of one kind."""
     losses = {skill.skill: skill.lost_of_right for skill in battery.skills if skill.lost_of_right}
     if not losses:
         return ""
-    # The most tasks lost; of as many, the largest share of those that were right.
+    # The kind with the most lost tasks; if several have as many, the one with the largest share.
     worst = max(losses, key=lambda name: (losses[name].lost, losses[name].share, name))
     return f", most in {worst or 'the rest'}: {losses[worst].text}"
 
 
 def _gap_text(battery: Battery) -> str:
-    """The smallest change that shows: in points for a share, in its own unit for a reward."""
+    """The smallest change that would have shown: in points for success, in its own unit for a
+    reward."""
     gap_points = 100 * (battery.smallest_detectable_gap or 0.0)
     if battery.metric == "success":
         return f"{gap_points:.0f} points"
@@ -516,10 +521,8 @@ def _gap_text(battery: Battery) -> str:
 
 
 def _most_lost_skills(battery: Battery) -> str:
-    """The skills that lost most, to be put behind a sentence; "" where none lost.
-
-    For example "; most of all sums 0.90 to 0.30".
-    """
+    """The sentence part on the skills that lost most, such as "; most of all sums 0.90 to 0.30".
+    Returns "" if none lost."""
     lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
     if not lost_skills:
         return ""
@@ -531,17 +534,17 @@ def _most_lost_skills(battery: Battery) -> str:
 
 
 def _show(value: float | None, measure: Measure) -> str:
-    """A level for people, rates in whole percent; "?" for None."""
+    """A mean as text: success in whole percent, a reward as a number, None as "?"."""
     if value is None:
         return "?"
     return percent(value, digits=0) if measure == "success" else significant(value)
 
 
 def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict[str, object]:
-    """The settings that replay what was lost of `batteries`, with the next larger share; {} where
-    the share of the run with these `settings` is the largest already.
+    """The settings that replay more of what was lost in `batteries`: the next larger share `keep`.
+    Returns {} if the run with these `settings` has the largest share already.
 
-    Rows of an environment are replayed where nothing but its tasks were lost.
+    If the lost batteries are all environments, `keep_env` names the first: its rows are replayed.
     """
     now = settings.keep or 0.0
     share = next((share for share in _SHARES if share > now), None)
@@ -549,17 +552,16 @@ def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict
         return {}
     lost = [battery.battery for battery in batteries if battery.verdict == "forgotten"]
     replayed: dict[str, object] = {"keep": share}
-    # A battery has the id of its environment as its name, or the name of a model's skills.
+    # The name of a battery is an environment's id such as "sums@3f2a", or that of a set of skills.
     if lost and all("@" in name for name in lost):
         replayed["keep_env"] = lost[0]
     return replayed
 
 
 def again_with_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
-    """The call that submits a run again with the next larger `keep`.
-
-    [] unless it was SFT or GRPO, forgot skills itself, and can replay more.
-    """
+    """The call that submits a run again with the next larger `keep` (share of replayed rows), as a
+    list of one. Returns [] unless the run was SFT or GRPO, forgot skills itself, and can replay
+    more."""
     if not isinstance(config, SFTConfig | GRPOConfig):
         return []
     if skills is None or skills.verdict != "forgotten":

@@ -1,4 +1,4 @@
-"""What detectors know of the rows of a run: read once from the environment it was trained on."""
+"""Facts about the task rows of a run that detectors use, read once from the run's environment."""
 
 import re
 from collections import Counter
@@ -15,24 +15,25 @@ from envs.json_types import ChatMessage, TaskRow
 
 _TASK_BYTES = 2_000_000  # read of the task rows; enough for shares of them
 _WORD = re.compile(r"[^\W\d_]{2,}")
-# A word of the exam's own wording stands in this share of its prompts at least, and in next to none
-# of the training prompts. Words of single tasks stand in far fewer.
+# A word belongs to the wording of the held-out tasks alone if at least _USUAL_WORD of their prompts
+# have it, and at most _RARE_WORD of the training prompts. Words of single tasks are far rarer.
 _USUAL_WORD, _RARE_WORD = 0.2, 0.01
-_FEWEST_PROMPTS = 20  # on each side, below which shares of them mean nothing
+_FEWEST_PROMPTS = 20  # training and held-out prompts each: shares of fewer mean nothing
 
 
 @dataclass(frozen=True)
 class RowFacts:
-    """The rows of a run in numbers.
+    """The task rows of a run in numbers.
 
     Attributes:
         contamination: which held-out tasks stand in the training rows.
-        train: training rows that were read.
-        different: how many of them differ in prompt or answer.
-        contradicted: how many of them have the prompt of another row, and another answer.
-        pairs, alike_pairs: pairs of answers, and those of them whose two answers differ in case,
-            blanks or signs alone.
-        exam_words: words usual in held-out prompts that training prompts do not have.
+        train: how many training rows were read.
+        different: how many different (prompt, answer) pairs they have.
+        contradicted: how many rows have the same prompt as another row, but another answer.
+        pairs: how many rows have a better and a worse answer (for DPO).
+        alike_pairs: how many of those answers differ in case, blanks or punctuation alone.
+        exam_words: words that are usual in held-out prompts (the exam) and missing in training
+            prompts.
     """
 
     contamination: Contamination = field(default_factory=Contamination)
@@ -45,9 +46,9 @@ class RowFacts:
 
 
 def read_row_facts(run: RunDir) -> RowFacts:
-    """What is known of the rows of a run; only the first `_TASK_BYTES` of them are read.
+    """The facts about a run's task rows; only the first `_TASK_BYTES` of the file are read.
 
-    Without counts where the run's config or its environment is gone.
+    All counts are 0 if the run's config or the file of tasks is missing.
     """
     contamination = read_contamination(run)
     config = run.find_config()
@@ -58,7 +59,7 @@ def read_row_facts(run: RunDir) -> RowFacts:
 
 
 def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowFacts:
-    """The facts on these rows, of both splits; a row without a prompt counts for nothing."""
+    """The facts about these rows, training and held-out; rows without a prompt are left out."""
     rows = [row for row in rows if "prompt" in row]
     train = [row for row in rows if row.get("split") not in ("heldout", "dev")]
     heldout = [row for row in rows if row.get("split") == "heldout"]
@@ -75,7 +76,7 @@ def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowF
 
 
 def _key(row: TaskRow) -> tuple[str, str]:
-    """What makes two rows the same: prompt and answer, but for case and blanks."""
+    """(prompt, answer) without case and blanks: two rows with equal keys are the same."""
     return (
         without_case_and_blanks(_text(row["prompt"])),
         without_case_and_blanks(_text(row.get("answer") or "")),
@@ -83,7 +84,7 @@ def _key(row: TaskRow) -> tuple[str, str]:
 
 
 def _contradicted(rows: Iterable[TaskRow]) -> int:
-    """How many rows have the same prompt as another row and not the same answer."""
+    """How many rows have the same prompt as another row, but another answer."""
     answers: dict[str, Counter[str]] = {}
     for row in rows:
         prompt, answer = _key(row)
@@ -93,27 +94,30 @@ def _contradicted(rows: Iterable[TaskRow]) -> int:
 
 
 def _pair(row: TaskRow) -> tuple[str, str] | None:
-    """(better answer, worse answer) of a row as text; None for a row without a worse one."""
+    """(better answer, worse answer) of a row, as text. Returns None if one of them is missing."""
     metadata = row.get("metadata") or {}
     better, worse = metadata.get(CHOSEN) or row.get("answer"), metadata.get(REJECTED)
     return (_last_text(better), _last_text(worse)) if better and worse else None
 
 
 def _last_text(answer: Sequence[ChatMessage] | str) -> str:
-    """An answer given as text, or the last message of one given as messages."""
+    """The text of an answer: the answer itself if it is text, or the content of its last
+    message."""
     return answer if isinstance(answer, str) else _text(answer[-1:])
 
 
 def _signs(answer: str) -> str:
-    """The answer without case, blanks and punctuation at its ends."""
+    """The answer without case and blanks, and without punctuation at its ends, to tell whether two
+    answers differ in more than that."""
     text = without_case_and_blanks(answer)
     return text.strip(' .,;:!?"`' + "'")
 
 
 def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> tuple[str, ...]:
-    """The words usual in held-out prompts that training prompts hardly have, the most usual first.
+    """The words that are usual in held-out prompts (the exam) and rare in training prompts, the
+    most usual first.
 
-    () where either side has fewer than `_FEWEST_PROMPTS` rows.
+    Returns () if there are fewer than `_FEWEST_PROMPTS` training or held-out rows.
     """
     if min(len(train), len(heldout)) < _FEWEST_PROMPTS:
         return ()
@@ -127,7 +131,7 @@ def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> 
 
 
 def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:
-    """Word -> share of the rows in whose prompt it stands."""
+    """For each word, the share of the rows whose prompt has it."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(set(_WORD.findall(_text(row["prompt"]).lower())))
@@ -135,7 +139,7 @@ def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:
 
 
 def _text(messages: Sequence[ChatMessage] | str) -> str:
-    """The contents of messages, one below the other."""
+    """The contents of messages, joined by line breaks; a text is returned as it is."""
     if isinstance(messages, str):
         return messages
     return "\n".join(str(message.get("content") or "") for message in messages)

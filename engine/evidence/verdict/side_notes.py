@@ -1,6 +1,9 @@
-"""What a verdict says beside its comparison: the reward where success ties, answers that are cut
-far more often than before, the word of the environment's reward audit, scores that are missing,
-whether what was expected came true, and the calls that go on from it."""
+"""What a verdict says beside its comparison.
+
+That is: what the reward did if success ties, whether far more answers are cut than before, the
+result of the environment's reward audit, how many scores are missing, whether the expectation came
+true, and the calls to make next.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -19,9 +22,9 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import RunConfig, TrainConfig
 
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
-_CUT_MOVED = 0.2  # a share of cut answers that moved by this much is worth a word
+_CUT_MOVED = 0.2  # a change of the share of cut answers from which it is reported
 _FAILED_AUDIT = "risk"
-_FREQUENT = 0.1  # share of the tasks below which one answer to all of them is no rival
+_FREQUENT = 0.1  # one answer to all tasks is no rival if it is right on a smaller share of them
 _TASK_BYTES = 20_000_000  # read of the task rows
 _SHOWN_CHARS = 40  # of an answer in a sentence
 # Without a target a model that solves less than this share of its tasks is trained on, not served.
@@ -31,9 +34,10 @@ _GRPO_FROM = 0.05
 
 
 def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
-    """Where success is the same on every task: what the reward did, and how many answers are cut.
+    """If success is the same on every task: sentences on the change of the reward and of the cut
+    answers.
 
-    [] where success moved on any task, or where something else was compared.
+    Returns [] if success changed on any task, or if something other than success was compared.
     """
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n or outcome.gained or outcome.lost:
@@ -42,9 +46,9 @@ def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
 
 
 def _reward_sentence(sides: Sides) -> list[str]:
-    """What the reward did where success ties, as a list of one sentence.
+    """The change of the reward on tasks where success ties, as a list of one sentence.
 
-    [] where the reward did not move either, or was not measured on both sides.
+    Returns [] if the mean reward did not change, or was not measured on both sides.
     """
     comparison = compare_rows(_by_reward(sides.before), _by_reward(sides.after))
     before, after = comparison.outcome.before, comparison.outcome.after
@@ -60,12 +64,13 @@ def _reward_sentence(sides: Sides) -> list[str]:
 
 
 def _by_reward(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
-    """The rows without success, so that their reward is compared."""
+    """Copies of the rows without success, so that a comparison of them compares their rewards."""
     return [row.model_copy(update={"success": None}) for row in rows]
 
 
 def _cut_sentence(sides: Sides) -> list[str]:
-    """That far more or fewer answers are cut, as a list of one sentence; [] where it is not so."""
+    """That far more or far fewer answers are cut than before, as a list of one sentence; else
+    []."""
     before, after = _cut_share(sides.before), _cut_share(sides.after)
     if abs(after - before) < _CUT_MOVED:
         return []
@@ -73,19 +78,20 @@ def _cut_sentence(sides: Sides) -> list[str]:
 
 
 def _cut_share(rows: Sequence[EvaluationRow]) -> float:
-    """The share of the rows that a limit of length or turns cut; 0.0 for none."""
+    """The share of the rows whose answer was cut by a limit on tokens or turns; 0.0 for no rows."""
     return sum(row.cut for row in rows) / len(rows) if rows else 0.0
 
 
 def constant_answer_sentences(
     sides: Sides, comparison: Comparison, config: RunConfig | None
 ) -> list[str]:
-    """That a single answer to every task would do as well as the result, as a list of one sentence.
+    """That giving one and the same answer to every task would do as well as the trained model, as a
+    list of one sentence.
 
-    A model that learns nothing but the form of an answer is better than one that lacks the form; on
-    tasks of few different answers that reads like a success. [] where the 95 % interval of the
-    result lies above the share of the most frequent reference answer, where that share is below
-    `_FREQUENT`, and where success was not compared.
+    A model that learns only the form of an answer beats one that lacks the form; on tasks with few
+    different answers that looks like success. Returns [] if success was not compared, if the most
+    frequent reference answer is right on a share of tasks below `_FREQUENT`, or if the 95 %
+    interval of the result lies above that share.
     """
     after = comparison.after
     if comparison.measure != "success" or after is None or after.low is None or config is None:
@@ -104,9 +110,11 @@ def constant_answer_sentences(
 
 
 def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
-    """The reference answers of these tasks of a run's environment, those of a single turn of text.
+    """The reference answers of these tasks of the run's environment; answers of several turns are
+    left out.
 
-    Only the first `_TASK_BYTES` of the file of tasks are read.
+    Args:
+        tasks: ids of the tasks. Only the first `_TASK_BYTES` of the file of tasks are read.
     """
     path = Path(config.env_dir) / "tasks.jsonl"
     if not config.env_dir or not path.exists():
@@ -118,7 +126,8 @@ def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
 
 
 def audit_sentences(config: RunConfig | None) -> list[str]:
-    """That the reward audit of the run's environment failed, as a list of one sentence; else []."""
+    """That the reward audit of the run's environment failed, as a list of one sentence. Returns []
+    if it did not."""
     if not audit_risk(config) or config is None:
         return []
     audit = read_object(Path(config.env_dir) / "audit.json")
@@ -128,7 +137,7 @@ def audit_sentences(config: RunConfig | None) -> list[str]:
 
 
 def audit_risk(config: RunConfig | None) -> str:
-    """The word "risk" where the reward audit of the run's environment failed, else ""."""
+    """The word "risk" if the reward audit of the run's environment failed, else ""."""
     if config is None or not config.env_dir:
         return ""
     verdict = read_object(Path(config.env_dir) / "audit.json").get("verdict")
@@ -136,7 +145,7 @@ def audit_risk(config: RunConfig | None) -> str:
 
 
 def missing_score_sentences(outcome: PairedVerdict) -> list[str]:
-    """Sentences on tasks scored on one side only, and on answers whose scoring failed."""
+    """Sentences on tasks that were scored on one side only, and on answers whose scoring failed."""
     notes = []
     if outcome.unpaired:
         notes.append(f"{outcome.unpaired} tasks were scored on one side only and are left out.")
@@ -150,10 +159,11 @@ def missing_score_sentences(outcome: PairedVerdict) -> list[str]:
 
 
 def expectation_of(expected: str, comparison: Comparison) -> bool | None:
-    """Whether what was expected of a run came true: a verdict, or a target that its result reaches.
+    """Whether the expectation for a run came true: a verdict such as "better", or a target for its
+    result.
 
-    None where nothing was expected, where the verdict is unknown, and for a predicted verdict also
-    where it is inconclusive.
+    Returns None if nothing was expected or the verdict is unknown; for an expected verdict also if
+    the actual one is inconclusive.
     """
     verdict = comparison.outcome.verdict
     target = target_in(expected)
@@ -167,7 +177,7 @@ def expectation_of(expected: str, comparison: Comparison) -> bool | None:
 
 def target_sentences(expected: str, comparison: Comparison) -> list[str]:
     """Whether the result of a run reaches the target that was set at submit, as a list of one
-    sentence; [] without a target, and where nothing was compared."""
+    sentence. Returns [] without a target, or if nothing was compared."""
     target, after = target_in(expected), comparison.after
     if target is None or after is None or comparison.outcome.verdict == "unknown":
         return []
@@ -180,10 +190,10 @@ def calls_to_go_on(
 ) -> list[Call]:
     """The calls to suggest after a training run, by its verdict.
 
-    Where failed scorings decide it, only those that look at them. A model is served only if it
-    reaches its target, or without one solves half of its tasks; a weaker one is trained on.
-    `is_constant`: one answer to every task would do as well. Then what was learned of the training
-    rows is asked before anything is trained on.
+    If failed scorings decide the verdict, only calls that inspect them. A model is deployed only if
+    it reaches its target (without a target: solves half of its tasks); a weaker one is trained
+    further. `is_constant` means that one answer to every task would do as well: then the training
+    tasks are evaluated first, to see what was learned.
     """
     if comparison.errors_decide:
         return calls_for_errors(run_id)
@@ -204,7 +214,8 @@ def calls_to_go_on(
 
 
 def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:
-    """Whether the result misses its target; without one, whether it solves less than half."""
+    """Whether the result misses its target; without a target, whether it solves less than
+    `ENOUGH`."""
     if target_in(config.expect) is not None:
         return expectation_of(config.expect, comparison) is False
     level = comparison.after.value if comparison.after else None
@@ -214,8 +225,8 @@ def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:
 def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) -> Call:
     """The call that trains the result further.
 
-    After SFT it is GRPO, where enough tasks are solved for groups to differ; else the same
-    algorithm with the settings that the user gave. A target is kept.
+    After SFT that is GRPO if enough tasks are solved for groups to differ; else the same algorithm
+    with the settings that the user gave. The target is passed on.
     """
     arguments: dict[str, object] = {"env_id": config.env_id, "model": f"{run_id}@best"}
     level = comparison.after.value if comparison.after else None
@@ -230,18 +241,20 @@ def _call_to_train_on(run_id: str, config: TrainConfig, comparison: Comparison) 
 
 
 def _given_settings(config: TrainConfig) -> dict[str, object]:
-    """The settings of a run that its user gave, as the argument of a call; {} for none."""
+    """{"settings": the settings that the user gave}, for the arguments of a call; {} if none were
+    given."""
     values = config.settings.model_dump()
     given = {name: values[name] for name, source in config.sources.items() if source == "user"}
     return {"settings": given} if given else {}
 
 
 def note_on_tasks_needed(comparison: Comparison, half: str) -> list[str]:
-    """A note if fewer tasks were compared than a change of 5 points of success needs to show.
+    """A note if too few tasks were compared to show a change of 5 points of success, as a list of
+    one.
 
-    [] if there were enough, or if success was not measured. `half` is the half of the held-out
-    tasks that was compared, "all" without halves; for the test half the note adds that the other
-    half chose the checkpoint.
+    Returns [] if there were enough, or if success was not compared. `half` is the half of the
+    held-out tasks that was compared ("all" without halves); for the test half the note adds that
+    the other half chose the checkpoint.
     """
     outcome = comparison.outcome
     if comparison.measure != "success" or not outcome.n:

@@ -1,7 +1,7 @@
-"""Which rows a verdict compares.
+"""Which rows a verdict compares: the two sides "before" and "after".
 
-For a training run: step 0 and the checkpoint that is its result. For an evaluation: the first model
-and another one.
+For a training run: the evaluation of step 0, and that of the checkpoint which is its result. For an
+evaluation: the first model, and the other model that is furthest ahead of it.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,14 @@ from engine.records.run_config import AskingConfig, RunConfig
 
 @dataclass(frozen=True)
 class Sides:
-    """The rows that are compared, with a name for each side.
+    """The evaluation rows that are compared, with a name for each side.
 
     Attributes:
-        half: `TEST`, or "all" where the held-out tasks have no halves.
-        step: of the checkpoint on the `after` side; None before one was evaluated.
+        half: `TEST`, or "all" if the held-out tasks are not split into a validation half and a test
+            half.
+        step: the step of the checkpoint on the `after` side; None until one was evaluated.
         taught: how many held-out tasks were left out because training rows teach them.
-        dev: whether dev tasks chose the checkpoint, so that `half` is all held-out tasks.
+        dev: whether dev tasks chose the checkpoint, so that all held-out tasks can be compared.
     """
 
     before: Sequence[EvaluationRow]
@@ -40,11 +41,11 @@ class Sides:
 
 
 def training_sides(run_dir: RunDir) -> Sides:
-    """The held-out rows of step 0 and of the checkpoint that stands for the run's result.
+    """The held-out rows of step 0 (before) and of the checkpoint that is the run's result (after).
 
-    Where the held-out tasks are split into halves, only the rows of the test half: the other half
-    was used to choose the checkpoint. Tasks that stand in the training rows are left out. The
-    `after` side is empty until a checkpoint was evaluated.
+    If the held-out tasks are split into halves, only the rows of the test half are returned: the
+    validation half chose the checkpoint. Tasks that training rows teach are left out. The `after`
+    side is empty until a checkpoint was evaluated.
     """
     step = result_step(run_dir)
     taught_ids = taught_tasks(run_dir)
@@ -75,9 +76,10 @@ def is_chosen_on_dev(run_dir: RunDir) -> bool:
 
 
 def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
-    """The rows of the first model of an evaluation and of the model furthest ahead of it.
+    """The rows of an evaluation's first model (before) and of the model furthest ahead of it
+    (after).
 
-    None where fewer than two models have rows.
+    Returns None if fewer than two models have rows.
     """
     models = evaluated_models(run_dir, config)
     if len(models) < 2:
@@ -88,12 +90,12 @@ def evaluation_sides(run_dir: RunDir, config: RunConfig | None) -> Sides | None:
 
 
 def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, list[EvaluationRow]]:
-    """The models of an evaluation: model reference -> its rows, in the order of the config.
+    """The rows of each model of an evaluation, by model reference, in the order of the config.
 
-    Tasks that stand in training rows are left out, and so are those by which a checkpoint of one of
-    the models was chosen (unless none would remain), and models without rows. A model that was
-    named before gets its position as a suffix, as in "model (#2)". {} for other kinds of run, and
-    where the config is missing.
+    Left out are tasks that training rows teach, models without rows, and tasks by which a
+    checkpoint of one of the models was chosen (these stay if a model would have no rows otherwise).
+    The second mention of a model gets its position as a suffix, as in "model (#2)". Returns {} for
+    other kinds of run, and if the config is missing.
     """
     if not isinstance(config, AskingConfig):
         return {}
@@ -113,8 +115,8 @@ def evaluated_models(run_dir: RunDir, config: RunConfig | None) -> dict[str, lis
 def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[str]:
     """Ids of the held-out tasks of `env_id` by which a checkpoint of one of the models was chosen.
 
-    `refs` are model references; a base model, and a run with fewer than two checkpoints to choose
-    from, chose by none.
+    `refs` are model references. A base model has no such tasks, and neither has a run with fewer
+    than two checkpoints to choose from.
     """
     run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)
     task_ids: set[str] = set()
@@ -125,23 +127,24 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
 
 
 def _had_choice(run: RunDir, env_id: str) -> bool:
-    """Whether a run chose among several checkpoints on this version of an environment."""
+    """Whether a run on this environment version had several checkpoints to choose from."""
     config = run.find_config()
     # With step 0 and one later evaluation there was nothing to choose from.
     return config is not None and config.env_id == env_id and len(run.eval_steps()) > 2
 
 
 def _chosen_by(run: RunDir) -> frozenset[str]:
-    """Ids of the tasks that a run's first evaluation says choose the checkpoint."""
+    """Ids of the tasks that chose the checkpoint: the validation half of the run's first
+    evaluation."""
     first = read_evaluation(run.evals(run.eval_steps()[0]))
     return frozenset(row.task for row in in_half(first, VALIDATION))
 
 
 def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[str]:
-    """A sentence about the tasks of an evaluation that chose a checkpoint of its models.
+    """A sentence that some tasks of an evaluation chose a checkpoint of its models, as a list of
+    one.
 
-    A list of that one sentence; [] where there is no such task, or where `config` is not that of a
-    run that asks models.
+    Returns [] if there is no such task, or if `config` is not that of a run that asks models.
     """
     if not isinstance(config, AskingConfig):
         return []
@@ -160,10 +163,10 @@ def tasks_left_out_sentence(run_dir: RunDir, config: RunConfig | None) -> list[s
 
 
 def result_step(run_dir: RunDir) -> int | None:
-    """The evaluated step that stands for the run's result; None while no step was evaluated.
+    """The evaluated step that is the run's result. Returns None while no step was evaluated.
 
-    The candidates are the steps evaluated on the test half (the tasks that choose no checkpoint);
-    where no step was, all evaluated steps. Step 0, the start, is no candidate.
+    The candidates are the steps evaluated on the test half (the tasks that choose no checkpoint),
+    or all evaluated steps if none was. Step 0, the model before training, is no candidate.
     """
     steps = [step for step in run_dir.eval_steps() if step > 0]
     tested_steps = [step for step in steps if in_half(read_evaluation(run_dir.evals(step)), TEST)]
@@ -171,7 +174,7 @@ def result_step(run_dir: RunDir) -> int | None:
     if not candidates:
         return None
     named_best = _step_named_best(run_dir)
-    if named_best in candidates:  # it need not be: the test half may not have been asked there
+    if named_best in candidates:  # the test half may not have been evaluated at that step
         return named_best
     best = best_step(run_dir, candidates)  # by its result on the validation half
     return candidates[-1] if best is None else best  # the newest, if none can be called the best
@@ -180,18 +183,18 @@ def result_step(run_dir: RunDir) -> int | None:
 def step_of_checkpoint(run: RunDir, checkpoint: str) -> int | None:
     """The step of a checkpoint: 20 for "step20".
 
-    Any other name, "" included, stands for the checkpoint that the run reports; None where no step
-    was evaluated.
+    Any other name, also "", means the checkpoint that the run reports. Returns None if no step was
+    evaluated.
     """
-    named_step = step_in_ref(f"@{checkpoint}")  # it reads references, such as "r-1@step20"
+    named_step = step_in_ref(f"@{checkpoint}")  # "@" because it takes whole model references
     return result_step(run) if named_step is None else named_step
 
 
 def is_same_checkpoint(home: Home, ref: str, asked: str) -> bool:
-    """Whether two references name one checkpoint of a training run.
+    """Whether two references name the same checkpoint of a training run. They are read differently:
 
-    `ref` is as `compare_runs` takes it: a run alone stands for the checkpoint that it reports.
-    `asked` is as `evaluate` takes it: a run alone stands for its newest checkpoint.
+    `ref` as `compare_runs` reads it: a run id alone means the checkpoint that the run reports.
+    `asked` as `evaluate` reads it: a run id alone means the run's newest checkpoint.
     """
     # References are such as "r-1", "r-1@step20" or "r-1@best".
     run_id = trained_by(home, ref)
@@ -210,19 +213,20 @@ def is_same_checkpoint(home: Home, ref: str, asked: str) -> bool:
 
 
 def step_in_ref(ref: str) -> int | None:
-    """The step in a model reference: 20 for `run@step20`; None where it names no step."""
+    """The step in a model reference: 20 for "r-1@step20". Returns None if it names no step."""
     _, _, checkpoint = ref.partition("@")
     digits = checkpoint.removeprefix("step")
     return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
 
 
 def _step_named_best(run_dir: RunDir) -> int | None:
-    """The step of the checkpoint that the run named its best; None where it named none."""
+    """The step of the checkpoint that the run itself marked as its best. Returns None if it marked
+    none."""
     best_folder = run_dir.resolve_checkpoint("best")
     return None if best_folder is None else checkpoint_step(best_folder)
 
 
 def checkpoint_step(folder: Path) -> int:
-    """The step of a checkpoint, after which its folder is named, as in step_000020."""
+    """The step of a checkpoint, read from the name of its folder: 20 for step_000020."""
     _, _, digits = folder.name.rpartition("_")
     return int(digits)

@@ -72,20 +72,21 @@ from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
 
-_MOST_COMPARISONS = 8  # shown in a result, in the order of the models
+_MOST_COMPARISONS = 8  # that a result shows, in the order of the models
 
 
 @dataclass(frozen=True)
 class LevelAt:
     """How a training run did at a step.
 
-    `step` is None where no step was evaluated; `level` is None where nothing was scored there.
+    `step` is None if no step was evaluated; `level` is None if nothing was scored there.
     """
 
     step: int | None
     level: Level | None
 
     def to_json(self) -> dict[str, object]:
+        """The step and the fields of its level as one JSON object."""
         return {"step": self.step} | (self.level.to_json() if self.level else {})
 
 
@@ -94,14 +95,14 @@ class TrainingFacts:
     """What the verdict of a training run says beside its comparison.
 
     Attributes:
-        half: which half of the held-out tasks the comparison is on; "all" without halves.
+        half: which half of the held-out tasks is compared; "all" if they have no halves.
         before, after: the levels at step 0 and at the result.
         checkpoints_compared: how many steps after step 0 were evaluated.
-        expected: the verdict or the target that was expected at submit; "" where none was.
-        as_expected: whether it came; None without an expectation or a decided verdict.
-        go_on_with: the model to continue from where the run did not beat its start, else "".
+        expected: the verdict or target expected at submit; "" if none was.
+        as_expected: whether that came true; None without an expectation or a decided verdict.
+        go_on_with: the model to continue from if the run did not beat its start, else "".
         holdout_use: how often the held-out tasks were used so far.
-        kept_skills: what became of earlier skills; None where they were not asked.
+        kept_skills: what became of earlier skills; None if they were not asked.
     """
 
     half: str
@@ -118,7 +119,7 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class ModelLevel:
-    """One model of an evaluation; `level` None where nothing was scored.
+    """One model of an evaluation. `level` is None if nothing was scored.
 
     `metrics` has the levels of the environment's own metrics, each over the tasks that have it.
     """
@@ -140,7 +141,7 @@ class ModelLevel:
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """One model of an evaluation against the first."""
+    """One model of an evaluation (`model`) compared with the first one (`against`)."""
 
     model: str
     against: str
@@ -156,11 +157,11 @@ class EvaluationFacts:
 
     Attributes:
         models: the level of each model.
-        comparisons: each further model against the first.
+        comparisons: each further model compared with the first.
         main: the comparison that the verdict is about: the model furthest ahead of the first. None
-            where fewer than two models were scored.
+            if fewer than two models were scored.
         flips: the tasks that changed in `main`; None without `main`.
-        robustness: each model on the same tasks in other words; () where they were not asked so.
+        robustness: how each model did on reworded tasks; () if none were asked.
     """
 
     models: Sequence[ModelLevel]
@@ -172,9 +173,9 @@ class EvaluationFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a run, with warnings and the calls to suggest next.
+    """The verdict on a run, with warnings and the calls to suggest next.
 
-    For a training run `training` is set, for an evaluation `evaluation`.
+    `training` is set for a training run, `evaluation` for an evaluation.
     """
 
     comparison: Comparison
@@ -186,23 +187,26 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """better, worse, no_difference, inconclusive or unknown."""
+        """The verdict in a word: better, worse, no_difference, inconclusive or unknown."""
         return self.comparison.outcome.verdict
 
     @property
     def kept_skills(self) -> KeptSkills | None:
+        """What became of the model's earlier skills; None for an evaluation, or if not measured."""
         return self.training.kept_skills if self.training else None
 
     @property
     def robustness(self) -> Sequence[Robustness]:
+        """How each model of an evaluation did on reworded tasks; () for a training run."""
         return self.evaluation.robustness if self.evaluation else ()
 
     @property
     def models(self) -> Sequence[ModelLevel]:
+        """The level of each model of an evaluation; () for a training run."""
         return self.evaluation.models if self.evaluation else ()
 
     def to_json(self) -> dict[str, Any]:
-        """The verdict as results and `result.json` hold it."""
+        """The verdict as a JSON object, as results and `result.json` hold it."""
         body = self.comparison.to_json()
         if self.training is not None:
             body |= self._training_json(self.training)
@@ -214,8 +218,7 @@ class Verdict:
     def _training_json(self, facts: TrainingFacts) -> dict[str, object]:
         """The part of the result that only training runs have.
 
-        Left out are the expectation where nothing was expected, the model to go on with where none
-        is named, and `kept_skills` (what was not forgotten) where it was not measured.
+        `expected`, `go_on_with` and `kept_skills` are left out if they are empty.
         """
         body: dict[str, object] = {
             "half": facts.half,
@@ -238,7 +241,7 @@ class Verdict:
     def _evaluation_json(self) -> dict[str, object]:
         """The part of the result that only evaluations have.
 
-        Where fewer than two models were scored, it holds nothing but their levels.
+        If fewer than two models were scored, it holds their levels and `robustness` only.
         """
         facts = self.evaluation
         if facts is None:
@@ -261,9 +264,9 @@ class Verdict:
 def run_verdict(run_dir: RunDir) -> Verdict:
     """The verdict on a run, from its files alone.
 
-    A training run is compared with its own starting point; an evaluation of several models
-    compares each with the first. The verdict is unknown, with the reason, until both sides were
-    evaluated. Raises DamagedRecord naming a file that cannot be read.
+    A training run is compared with its own starting point; an evaluation of several models compares
+    each with the first. The verdict is "unknown", with the reason, until both sides were evaluated.
+    Raises DamagedRecord if a file cannot be read; the error names it.
     """
     config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
@@ -280,7 +283,8 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 def _unless_refused(
     verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
 ) -> Verdict:
-    """The verdict; unknown, with the reason, where it would rest on a judge that may not decide."""
+    """The verdict, unless it would rest on a judge that may not decide: then "unknown", with the
+    reason."""
     measure = verdict.comparison.measure
     if config is None or not config.env_dir or verdict.comparison.outcome.verdict == "unknown":
         return verdict
@@ -295,7 +299,7 @@ def _unless_refused(
 
 
 def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:
-    """The verdict with what became of the models in other words, in its summary too."""
+    """The verdict, with the results on reworded tasks added to its summary, warnings and facts."""
     if not probed or verdict.evaluation is None:
         return verdict
     return replace(
@@ -307,10 +311,10 @@ def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:
 
 
 def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
-    """The verdict of a training run: its start against its result.
+    """The verdict of a training run: its start (before) compared with its result (after).
 
-    They are compared on held-out tasks that did not choose the checkpoint. Raises DamagedRecord
-    naming a file that cannot be read.
+    They are compared on held-out tasks that did not choose the checkpoint. Raises DamagedRecord if
+    a file cannot be read; the error names it.
     """
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
@@ -348,7 +352,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
 def _warnings_about_comparison(
     sides: Sides, comparison: Comparison, facts: TrainingFacts, config: TrainConfig | None
 ) -> list[str]:
-    """What weakens the comparison that a training run is judged by, one sentence each."""
+    """One sentence for each thing that weakens the comparison by which a training run is judged."""
     outcome = comparison.outcome
     return [
         *_no_halves_warning(sides, facts.checkpoints_compared),
@@ -366,7 +370,7 @@ def _training_facts(
 ) -> TrainingFacts:
     """What the verdict of a training run says beside the comparison of its two sides.
 
-    `go_on_with` (a model to go on with instead of this one) is left "" for the caller to fill in.
+    `go_on_with` (a model to continue from instead) is left "" for the caller to fill in.
     """
     env_id, expect = (config.env_id, config.expect) if config else ("", "")
     return TrainingFacts(
@@ -384,9 +388,9 @@ def _training_facts(
 
 
 def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[str]) -> list[str]:
-    """What is wrong with the answers that a training run is judged by.
+    """One sentence for each fault of the answers by which a training run is judged.
 
-    `forgotten` are sentences on skills that the model lost by training.
+    `forgotten` are the sentences on skills that the model lost by training.
     """
     # The answers before training are those of step 0; `sides.step` is None without later ones.
     return [
@@ -398,7 +402,7 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
 
 
 def _compare_sides(sides: Sides) -> Comparison:
-    """The start of a training run compared with its result; "unknown" where either has no rows."""
+    """Compare the start of a training run with its result; "unknown" if either has no rows."""
     comparison = compare_rows(sides.before, sides.after)
     reason = _reason_for_missing_rows(sides)
     if not reason:
@@ -411,7 +415,7 @@ def _compare_sides(sides: Sides) -> Comparison:
 
 
 def _reason_for_missing_rows(sides: Sides) -> str:
-    """Why a side has no rows, so that no verdict is possible; "" where both have some."""
+    """Why one side has no rows, so that no verdict is possible. Returns "" if both have rows."""
     if not sides.before and sides.taught:  # all tasks were left out
         return "every reported held-out task stands in the training rows"
     if not sides.before:
@@ -424,9 +428,9 @@ def _reason_for_missing_rows(sides: Sides) -> str:
 
 
 def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
-    """A warning where the checkpoint was chosen on the tasks that it is judged by; else [].
+    """A warning if the checkpoint was chosen on the tasks by which it is judged, else [].
 
-    `checkpoint_count` is how many checkpoints were evaluated.
+    `checkpoint_count` is the number of evaluated checkpoints.
     """
     if sides.half != "all" or checkpoint_count < 2:  # a single checkpoint was not chosen
         return []
@@ -437,8 +441,8 @@ def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
-    """The verdict of an evaluation: its first model against the one furthest ahead of it, "unknown"
-    with fewer than two scored. Raises DamagedRecord naming a file that cannot be read."""
+    """The verdict of an evaluation: its first model compared with the one furthest ahead of it;
+    "unknown" if fewer than two were scored. Raises DamagedRecord if a file cannot be read."""
     models = evaluated_models(run_dir, config)  # model reference -> its rows
     measure = measure_of(*models.values())
     levels = [
@@ -462,10 +466,11 @@ def _verdict_on_models(
     levels: Sequence[ModelLevel],
     redact: Redactor,
 ) -> Verdict:
-    """The verdict on at least two scored models: the first against the one furthest ahead of it.
+    """The verdict on at least two scored models: the first compared with the one furthest ahead of
+    it.
 
     `models` maps a model's reference to its rows; `levels` are the mean results of the models. The
-    verdict holds only the warnings about this comparison, not those about the evaluation.
+    warnings are only those about this comparison, not those about the whole evaluation.
     """
     evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
@@ -484,7 +489,7 @@ def _verdict_on_models(
 
 
 def _warnings_about_evaluation(run_dir: RunDir, config: AskingConfig) -> list[str]:
-    """What is wrong with the answers of an evaluation, whatever models it compares."""
+    """One sentence for each fault of an evaluation's answers, independent of what is compared."""
     warnings = [*damaged_answers_warning(run_dir), *contamination_warnings(run_dir)]
     return [*warnings, *rescored_warnings(run_dir), *tasks_left_out_sentence(run_dir, config)]
 
@@ -496,10 +501,10 @@ def _verdict_on_levels(
     reason: str,
     warnings: list[str],
 ) -> Verdict:
-    """The verdict "unknown" on an evaluation in which nothing can be compared, for `reason`.
+    """The verdict "unknown" of an evaluation in which nothing can be compared, for `reason`.
 
-    `levels` are the results of its models, each by itself; `measure` is what they are measured by,
-    None where nothing was scored.
+    `levels` are the results of its models, each by itself; `measure` is what was measured, None if
+    nothing was scored.
     """
     return Verdict(
         comparison=without_evidence(measure, reason),
@@ -513,7 +518,8 @@ def _verdict_on_levels(
 def _counts_of_evaluations(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
-    """Model reference -> how many evaluations have tested it against the first of `refs`."""
+    """For each model but the first of `refs`, by reference: how many evaluations tested it against
+    the first one."""
     home, run_ids = run_dir.home, (run_dir.id,)
     return {
         ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)
@@ -522,7 +528,8 @@ def _counts_of_evaluations(
 
 
 def _next_calls_of_evaluation(run_id: str, comparison: Comparison) -> list[Call]:
-    """The calls that show more of an evaluation; failed scorings first where they decide it."""
+    """The calls that show more of an evaluation; calls on failed scorings come first if those
+    decide."""
     error_calls = calls_for_errors(run_id) if comparison.errors_decide else []
     return [
         *error_calls,
@@ -532,7 +539,8 @@ def _next_calls_of_evaluation(run_id: str, comparison: Comparison) -> list[Call]
 
 
 def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
-    """Why an evaluation has no two models to compare; `model_count` is how many have rows."""
+    """Why an evaluation has no two models to compare. `model_count` is the number of models with
+    rows."""
     if model_count > 0:
         return "one model alone has nothing to be better than"
     if taught_tasks(run_dir):  # their rows are left out of every comparison
@@ -543,7 +551,7 @@ def _reason_for_no_comparison(run_dir: RunDir, *, model_count: int) -> str:
 def _comparisons_with_first(
     models: Mapping[str, Sequence[EvaluationRow]], evaluation_counts: Sequence[int]
 ) -> list[ModelComparison]:
-    """Every model but the first compared with the first; the p values are corrected.
+    """Compare every further model with the first one; the p values are corrected.
 
     `models` maps a model's reference to its rows. `evaluation_counts` holds for each model after
     the first how many evaluations have tested it against the first.
@@ -559,13 +567,13 @@ def _comparisons_with_first(
 
 
 def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all") -> list[str]:
-    """What the reader of a comparison should keep in mind, one sentence each; [] for nothing.
+    """One sentence for each thing that the reader of a comparison should keep in mind.
 
-    `half` is the half of the held-out tasks that was compared, "all" without halves.
+    `half` is the half of the held-out tasks that was compared, "all" if they have no halves.
     """
     outcome = comparison.outcome
     notes = [*missing_score_sentences(outcome), *notes_on_counting(comparison)]
-    # Where failed scorings decide, more tasks would not settle it.
+    # If failed scorings decide the verdict, more tasks would not settle it.
     if outcome.verdict == "inconclusive" and not comparison.errors_decide:
         notes += note_on_tasks_needed(comparison, half)
     if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:

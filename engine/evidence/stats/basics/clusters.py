@@ -1,10 +1,10 @@
-"""Tasks in groups: how much less a sample of groups tells than as many tasks of their own.
+"""Tasks in groups: how much less information they carry than independent tasks.
 
 Tasks of one group (a template, a document, a pair such as 3 + 4 and 4 + 3) tend to be solved or
-failed together. Everything here counts groups: the variance of a mean is taken over the sums of the
-groups (Liang and Zeger 1986), p is of Student's t with one degree of freedom less than there are
-groups, and an interval for counts gets the number of tasks that would tell as much if each stood
-for itself (Rao and Scott 1992). Held against simulation in
+failed together. So everything here counts groups instead of tasks. The variance of a mean is taken
+over the sums of the groups (Liang and Zeger 1986); p comes from Student's t with one degree of
+freedom less than there are groups; and an interval for counts gets the number of independent tasks
+that would carry as much information (Rao and Scott 1992). Held against simulation in
 tests/engine/evidence/stats/basics/test_clusters.py.
 """
 
@@ -18,17 +18,17 @@ from engine.evidence.stats.basics.distributions import normal_quantile, t_cdf, t
 
 @dataclass(frozen=True)
 class Clusters:
-    """Tasks by their group; a task without a group is one of its own.
+    """Tasks by their group. A task without a group is a group of its own.
 
-    `members` holds the ids of the tasks of each group.
+    `members` holds the task ids of each group.
     """
 
     members: Sequence[Sequence[str]]
 
     @staticmethod
     def of(tasks: Iterable[str], groups: Mapping[str, str]) -> "Clusters | None":
-        """The clusters of `tasks` (ids). None where no two tasks share a group, so that the usual
-        statistics of independent tasks hold.
+        """Sort `tasks` (ids) into groups. Returns None if no two tasks share a group, so that
+        statistics of independent tasks can be used.
 
         Args:
             groups: task id -> its group; a task that is missing is a group of its own.
@@ -36,7 +36,7 @@ class Clusters:
         members_by_group: dict[tuple[str, str], list[str]] = {}
         for task in sorted(tasks):
             group = groups.get(task, "")
-            # A task may have the same name as a group, so the kind of the name is part of the key.
+            # A task id may equal the name of a group, so the key says which of the two it is.
             key = ("group", group) if group else ("task", task)
             members_by_group.setdefault(key, []).append(task)
         members = list(members_by_group.values())
@@ -55,16 +55,18 @@ class Clusters:
 
     def design_effect(self, values: Mapping[str, float], confidence: float = 0.95) -> float:
         """The design effect: how many tasks in these groups carry as much information as one
-        independent task. A sample size is divided by it. inf for a single group.
+        independent task. Dividing a sample size by it gives the effective sample size. Returns inf
+        for a single group.
 
         It is the variance of the mean with groups as units divided by that with tasks as units, at
-        least 1, times (t / z)**2, because the number of groups may be small. Where all values are
+        least 1, times (t / z)**2, because the number of groups may be small. If all values are
         equal, nothing shows how similar the tasks of a group are; then each group counts as one
         task.
 
         Args:
             values: task id -> its value, for all tasks.
-            confidence: coverage of the interval that is to be computed.
+            confidence: coverage of the interval that will be computed from the effective sample
+                size.
         """
         if self.count < 2:
             return math.inf
@@ -73,11 +75,14 @@ class Clusters:
         return max(1.0, self._variance_ratio(values)) * (t / z) ** 2
 
     def _variance_ratio(self, values: Mapping[str, float]) -> float:
-        """The variance of the mean with groups as units, divided by that with tasks as units.
-        `values` maps a task id to its value; there are at least two groups."""
+        """The variance of the mean with groups as units, divided by the variance with tasks as
+        units.
+
+        `values` maps a task id to its value. There must be at least two groups.
+        """
         mean = math.fsum(values.values()) / self.task_count
         squares_of_tasks = math.fsum((value - mean) ** 2 for value in values.values())
-        if squares_of_tasks == 0.0:  # as if all tasks of a group always had the same value
+        if squares_of_tasks == 0.0:  # all values are equal: take tasks of a group as identical
             return sum(len(tasks) ** 2 for tasks in self.members) / self.task_count
         group_sums = (math.fsum(values[task] - mean for task in tasks) for tasks in self.members)
         squares_of_groups = math.fsum(group_sum * group_sum for group_sum in group_sums)
@@ -85,9 +90,10 @@ class Clusters:
 
     def p_of_mean(self, values: Mapping[str, float]) -> float:
         """The two-sided p value of the hypothesis that the mean of `values` (task id -> value) is
-        0; 1 for a single group and where the values of every group sum to 0.
+        0.
 
-        McNemar's test for clustered pairs (Durkalski et al. 2003), with Student's t.
+        McNemar's test for clustered pairs (Durkalski et al. 2003), with Student's t. Returns 1 for
+        a single group, and if the values of every group sum to 0.
         """
         group_sums = [math.fsum(values[task] for task in tasks) for tasks in self.members]
         standard_error = math.sqrt(math.fsum(group_sum * group_sum for group_sum in group_sums))

@@ -1,8 +1,7 @@
-"""The few distribution functions the statistics need, on the standard library alone.
+"""The few distribution functions that the statistics need, on the standard library alone.
 
-The server computes verdicts, and the server starts in under a second: scipy would double its
-start-up. Every function here is held against scipy in
-tests/engine/evidence/stats/test_inference.py.
+The server computes verdicts and must start in under a second; scipy would double its start-up.
+Every function here is held against scipy in tests/engine/evidence/stats/test_inference.py.
 """
 
 import math
@@ -12,7 +11,7 @@ _NORMAL = NormalDist()
 
 
 def normal_quantile(p: float) -> float:
-    """The x with P(Z <= x) = p, 0 < p < 1."""
+    """The x with P(Z <= x) = p for a standard normal Z; p must lie between 0 and 1."""
     return _NORMAL.inv_cdf(p)
 
 
@@ -22,9 +21,9 @@ def normal_tail(z: float) -> float:
 
 
 def log_binomial(successes: int, trials: int, probability: float) -> float:
-    """The natural logarithm of the chance of exactly so many successes in independent trials.
+    """The natural logarithm of the probability of exactly `successes` in independent `trials`.
 
-    `probability` is that of a success in one trial. -inf where the chance is 0.
+    `probability` is that of a success in one trial. Returns -inf if the result has probability 0.
     """
     if successes < 0 or successes > trials:
         return -math.inf
@@ -41,9 +40,9 @@ def log_binomial(successes: int, trials: int, probability: float) -> float:
 
 
 def binomial_cdf(successes: int, trials: int, probability: float) -> float:
-    """The chance of at most so many successes in independent trials, from 0 to 1.
+    """The probability of at most `successes` in independent `trials`, from 0 to 1.
 
-    `probability` is that of a success in one trial. 0 for `successes` below 0, 1 from `trials` on.
+    `probability` is that of a success in one trial.
     """
     if successes < 0:
         return 0.0
@@ -58,14 +57,14 @@ def binomial_cdf(successes: int, trials: int, probability: float) -> float:
 
 
 def pass_at_k(attempts: int, correct: int, k: int) -> float:
-    """The chance that at least one of `k` attempts is right, estimated without bias (Chen 2021).
+    """The probability that at least one of `k` attempts is right, estimated without bias (Chen
+    2021) from `attempts` attempts of which `correct` were right.
 
-    `correct` of `attempts` attempts were right. Raises ValueError unless 1 <= k <= attempts: for a
-    larger k another estimator would be needed.
+    Raises ValueError unless 1 <= k <= attempts: a larger k would need another estimator.
     """
     if not 1 <= k <= attempts:
         raise ValueError(f"pass@{k} needs at least {k} attempts, there are {attempts}")
-    if attempts - correct < k:  # any k of these attempts contain a right one
+    if attempts - correct < k:  # any choice of k attempts contains a right one
         return 1.0
     # 1 - C(n - correct, k) / C(n, k). The quotient is a product of factors 1 - k / i; it is taken
     # by logarithms because the counts can be huge.
@@ -75,14 +74,14 @@ def pass_at_k(attempts: int, correct: int, k: int) -> float:
 
 
 def t_cdf(t: float, df: float) -> float:
-    """The chance that a value of Student's t distribution is at most `t`, from 0 to 1.
+    """The probability that a value of Student's t distribution is at most `t`, from 0 to 1.
 
     `df` are the degrees of freedom, above 0; `t` may be infinite.
     """
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     square = t * t
-    # The two forms are equal; each is the exact one where the other loses digits by rounding.
+    # Both forms give the same number; each is used where the other one loses digits by rounding.
     if square < df:
         tail = 0.5 - 0.5 * _incomplete_beta(0.5, df / 2.0, square / (df + square))
     else:
@@ -93,7 +92,7 @@ def t_cdf(t: float, df: float) -> float:
 def t_quantile(p: float, df: float) -> float:
     """The t with P(T <= t) = p for Student's t with `df` degrees of freedom, 0 < p < 1.
 
-    By bisection on `t_cdf`, to the precision of a float.
+    Found by bisection on `t_cdf`, to the precision of a float.
     """
     if p == 0.5:
         return 0.0
@@ -103,9 +102,9 @@ def t_quantile(p: float, df: float) -> float:
     # Double the upper bound until the quantile lies between `low` and `high`.
     while t_cdf(high, df) < p:
         low, high = high, high * 2.0
-    for _ in range(200):  # a bound only: neighbouring floats are reached after some sixty halvings
+    for _ in range(200):  # an upper bound: some sixty halvings reach neighbouring floats
         middle = 0.5 * (low + high)
-        if middle in (low, high):
+        if middle in (low, high):  # no float lies between the two
             break
         if t_cdf(middle, df) < p:
             low = middle
@@ -117,8 +116,8 @@ def t_quantile(p: float, df: float) -> float:
 def _incomplete_beta(a: float, b: float, x: float) -> float:
     """The regularised incomplete beta function I_x(a, b), for a, b > 0.
 
-    By the continued fraction of Abramowitz and Stegun 26.5.8. It converges fast only for small x;
-    for a larger x, I_x(a, b) = 1 - I_(1-x)(b, a) is used.
+    Computed by the continued fraction of Abramowitz and Stegun 26.5.8. The fraction converges fast
+    only for small x; for a larger x, I_x(a, b) = 1 - I_(1-x)(b, a) is used.
     """
     if x <= 0.0:
         return 0.0
@@ -136,7 +135,8 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
 def _beta_fraction(a: float, b: float, x: float) -> float:
     """The continued fraction of I_x(a, b), evaluated by the modified Lentz method.
 
-    Stops when a round changes the value by less than 1e-15 of it, or after 499 rounds.
+    The evaluation stops when a round changes the value by less than a factor of 1e-15, or after 499
+    rounds.
     """
     # c and d are the method's two running ratios; each round takes two terms of the fraction.
     c = 1.0
@@ -155,10 +155,10 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 
 def _beta_numerators(a: float, b: float, x: float, m: int) -> tuple[float, float]:
-    """The next two numerators of the continued fraction of I_x(a, b), in round `m` from 1 on.
+    """The two numerators of the continued fraction of I_x(a, b) for round `m` (1, 2, ...): those
+    numbered 2 m and 2 m + 1 in formula 26.5.8 of Abramowitz and Stegun.
 
-    They are (numerator 2 m, numerator 2 m + 1), as formula 26.5.8 of Abramowitz and Stegun has
-    them. `a` and `b` are above 0, `x` is from 0 to 1.
+    `a` and `b` are above 0, `x` is from 0 to 1.
     """
     return (
         m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
@@ -167,6 +167,6 @@ def _beta_numerators(a: float, b: float, x: float, m: int) -> tuple[float, float
 
 
 def _not_zero(denominator: float) -> float:
-    """The denominator, or a tiny number in place of 0, as the modified Lentz method asks."""
+    """The denominator, or a tiny number in place of 0, as the modified Lentz method requires."""
     tiny = 1e-300
     return denominator if abs(denominator) > tiny else tiny

@@ -9,7 +9,7 @@ from engine.core.metrics import curve_name
 
 
 class ScoredAnswer(Protocol):
-    """What a mean needs of an answer: a trajectory, or a row of an evaluation."""
+    """The fields of an answer that a mean needs; trajectories and evaluation rows have them."""
 
     @property
     def reward(self) -> float | None: ...
@@ -25,13 +25,13 @@ class ScoredAnswer(Protocol):
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over answers; one whose scoring failed counts as not solved, with reward 0.
+    """Means over answers. An answer whose scoring failed counts as not solved, with reward 0.
 
     Attributes:
-        n: how many answers.
-        success: share that succeeded; None where no score says whether it did.
-        errors: how many could not be scored.
-        truncated: share that was cut by a limit.
+        n: the number of answers.
+        success: the share that succeeded; None if no score says whether an answer succeeded.
+        errors: the number of answers that could not be scored.
+        truncated: the share of answers cut by a limit.
         metrics: means of the environment's own metrics over the answers that were scored.
     """
 
@@ -43,11 +43,11 @@ class Summary:
     metrics: dict[str, float]
 
     def curves(self, split: str = "heldout") -> dict[str, float]:
-        """Return the means as columns of metrics.jsonl, each named after the `split` of the tasks.
+        """The means as columns of metrics.jsonl, each named after the `split` of the tasks.
 
-        They are `heldout_reward`, `heldout_success` if it is known, then `heldout_<name>` for each
-        metric of the environment. If the environment has a metric with one of our names, ours is
-        used.
+        For "heldout" they are `heldout_reward`, `heldout_success` (if it is known), then
+        `heldout_<name>` for each metric of the environment. A metric of the environment named
+        `reward` or `success` is dropped in favour of ours.
         """
         trajectory_means = {f"{split}_reward": self.reward}
         if self.success is not None:
@@ -60,15 +60,15 @@ class Summary:
 
     @property
     def score(self) -> float:
-        """The number that checkpoints are chosen by: success where it is known, else reward."""
+        """The number by which checkpoints are chosen: success if it is known, else reward."""
         return self.reward if self.success is None else self.success
 
 
 def summarise(scored_answers: Iterable[ScoredAnswer]) -> Summary:
-    """Return the means over answers.
+    """The means over answers.
 
-    One that could not be scored counts as not solved, with reward 0, but not in `metrics`.
-    `success` is None if no score tells whether its task was solved.
+    An answer that could not be scored counts as not solved, with reward 0; it does not count in
+    `metrics`. `success` is None if no score says whether its task was solved.
     """
     answers = list(scored_answers)
     scored = [answer for answer in answers if answer.error is None]
@@ -87,8 +87,10 @@ def summarise(scored_answers: Iterable[ScoredAnswer]) -> Summary:
 
 
 def _metric_means(scored: Sequence[ScoredAnswer]) -> dict[str, float]:
-    """The mean of each metric of the environment over the scored answers that have it, by name:
-    what only some tasks have is absent on the others, not 0."""
-    found = [answer.metrics or {} for answer in scored]
-    names = sorted({name for metrics in found for name in metrics})
-    return {name: fmean(m[name] for m in found if name in m) for name in names}
+    """The mean of each of the environment's metrics, by name, over the scored answers that have it.
+    A metric that only some tasks have is absent on the others, not 0."""
+    values_by_metric: dict[str, list[float]] = {}
+    for answer in scored:
+        for name, value in (answer.metrics or {}).items():
+            values_by_metric.setdefault(name, []).append(value)
+    return {name: fmean(values_by_metric[name]) for name in sorted(values_by_metric)}

@@ -1,6 +1,6 @@
-"""The target of a run: the share of held-out tasks, or the reward, that it is to reach.
+"""The target of a run: the share of held-out tasks to solve, or the reward to reach.
 
-A user gives it in words, as `expect="90 %"`, beside the two predictions of a verdict.
+A user writes it in `expect`, such as `expect="90 %"`; `expect` may also predict a verdict.
 """
 
 import re
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 
 from engine.core.format import percent, significant
 
-PREDICTIONS = ("better", "no_difference")  # of a verdict; the other words of `expect` are targets
+PREDICTIONS = ("better", "no_difference")  # verdicts that `expect` may name; else it is a target
 _TARGET = re.compile(r"\s*(?:>=?)?\s*(\d{1,3}(?:\.\d{1,6})?)\s*(%?)\s*")
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # a level this little below the target reaches it
 
 
 @dataclass(frozen=True)
 class Target:
-    """A level to reach, from above 0 to 1: 0.9 is 90 % of the held-out tasks, or a reward of 0.9.
-
-    `is_reached_by` compares a measured level with it.
-    """
+    """A level to reach, above 0 and at most 1: 0.9 is 90 % of the held-out tasks, or a reward of
+    0.9."""
 
     level: float
 
@@ -29,19 +27,20 @@ class Target:
         return f"{100 * self.level:g} %"
 
     def is_reached_by(self, value: float | None) -> bool | None:
-        """Whether a measured level is as high as the target; None where nothing was measured."""
+        """Whether a measured level is as high as the target. Returns None if nothing was
+        measured."""
         return None if value is None else value >= self.level - _ROUNDING
 
     def sentence(
         self, value: float | None, interval: Sequence[float | None], *, is_share: bool
     ) -> str:
-        """Say whether a level reaches the target, such as "Target 90 %: not reached, 85.7 % (95 %
-        interval 81.2 % to 89.2 %)."
+        """A sentence whether a level reaches the target, such as "Target 90 %: not reached, 85.7 %
+        (95 % interval 81.2 % to 89.2 %)."
 
         Args:
-            value: the measured level; None where nothing was measured.
-            interval: its 95 % interval; its ends may be None.
-            is_share: whether it is a share of tasks, shown in percent; else a reward.
+            value: the measured level; None if nothing was measured.
+            interval: the ends of its 95 % interval, each may be None.
+            is_share: True for a share of tasks, which is shown in percent; False for a reward.
         """
         if value is None:
             return f"Target {self.in_words}: not known, nothing was measured."
@@ -59,8 +58,11 @@ class Target:
 
 
 def target_in(expect: str) -> Target | None:
-    """The target that `expect` names, such as "90 %" or "0.9"; None where it names none: a
-    prediction of the verdict, nothing, or a text that is no level above 0 and up to 1."""
+    """The target that `expect` names, such as "90 %", ">= 0.9" or "0.9".
+
+    Returns None if it names none: it is empty, predicts a verdict, or is not a level above 0 and up
+    to 1.
+    """
     match = _TARGET.fullmatch(expect)
     if match is None:
         return None
@@ -69,5 +71,5 @@ def target_in(expect: str) -> Target | None:
 
 
 def is_expectation(expect: str) -> bool:
-    """Whether a text can be expected of a run: "", a prediction of the verdict, or a target."""
+    """Whether a text is a valid `expect` of a run: "", a predicted verdict, or a target."""
     return expect in ("", *PREDICTIONS) or target_in(expect) is not None
