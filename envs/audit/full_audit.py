@@ -1,5 +1,5 @@
-"""The reward audit of every row. Each row's findings become a line of a file, so that a killed audit
-resumes where it stopped.
+"""The reward audit of every row. Each row's findings become a line of a file, so that an audit that
+was killed resumes where it stopped.
 
 Rows are scored in their order by several processes at once. The random choices for a row depend on
 its number alone, so an interrupted audit finds the same as an uninterrupted one.
