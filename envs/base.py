@@ -80,10 +80,10 @@ class ToolCall:
         return ToolCall(name, arguments, call_id)
 
     def to_dict(self) -> JsonObject:
-        """The call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
+        """Return the call in OpenAI's shape: {"type", "function": {"name", "arguments"}, "id"}.
 
-        `arguments` is the raw text of invalid arguments, else a JSON string. An empty id is left
-        out.
+        `arguments` is a JSON string; for a call whose arguments could not be read it is their raw
+        text. An empty id is left out.
         """
         arguments = self.invalid or json.dumps(self.arguments, ensure_ascii=False)
         body: JsonObject = {
@@ -116,9 +116,11 @@ class Message:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Check the fields; the parts of a content become one text, dicts become tool calls.
+        """Check the fields, join the text parts of `content` into one string, and parse tool calls
+        that were given as dicts.
 
-        Raises ValueError. The class is frozen, so the fields are set through `object`.
+        Raises ValueError for an unknown role, content that is not text, or a malformed tool call.
+        The class is frozen, so the fields are set through `object`.
         """
         if self.role not in ROLES:
             raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
@@ -154,7 +156,8 @@ class Message:
         )
 
     def to_dict(self) -> ChatMessage:
-        """The message in OpenAI's shape: role, content, and each other field that is not empty."""
+        """Return the message in OpenAI's shape: role, content, and every other field that is not
+        empty."""
         body: ChatMessage = {"role": self.role, "content": self.content}
         if self.tool_calls:
             body["tool_calls"] = [call.to_dict() for call in self.tool_calls]
@@ -172,18 +175,20 @@ class Task:
     Args:
         id: unique within the environment.
         prompt: a string (one user message) or a list of messages; dicts become `Message`.
-        answer: the reference completion, a string or messages; the audit scores it, SFT learns it.
-            In a multi-turn environment its assistant messages are replayed.
-        split: "train", "dev" (chooses checkpoints, so that the held-out tasks choose nothing) or
-            "heldout" ("test", "eval" and "validation" read as heldout); None lets a push decide by
-            a hash of the prompt.
+        answer: the reference completion, a string or messages. SFT learns it, and the audit checks
+            that `score` accepts it. In a multi-turn environment its assistant messages are
+            replayed.
+        split: "train", "dev" (tasks that choose the checkpoint, so that no held-out task is used
+            for that choice) or "heldout" ("test", "eval" and "validation" mean heldout too). With
+            None, the push chooses train or heldout by a hash of the prompt.
         metadata: anything JSON can hold; `score` sees it again.
-        group: the family of the task, such as its template; tasks of one group are never on two
-            sides of a division, and intervals count groups, not tasks. "": a family of its own.
-        tools: functions the model may call on this task, in OpenAI's function schema, in place of
-            the environment's; [] for none, None for those of the environment.
+        group: the family of the task, such as its template. Tasks of one group always get the same
+            split, and confidence intervals count groups instead of tasks. "" makes the task a
+            family of its own.
+        tools: functions the model may call on this task, in OpenAI's function schema, instead of
+            the environment's. [] means no functions, None means those of the environment.
 
-    Raises ValueError where one of them has another form.
+    Raises ValueError if a field has another form than described here.
     """
 
     id: str
@@ -195,9 +200,9 @@ class Task:
     tools: Sequence[ToolSchema] | None = None
 
     def __post_init__(self) -> None:
-        """Check the fields; a number as id or group becomes text, dicts become messages.
+        """Check the fields. A number given as id or group becomes text, dicts become messages.
 
-        Raises ValueError naming the task and the field.
+        Raises ValueError, naming the task and the field, for a field of the wrong form.
         """
         self.id = _checked_id(self.id)
         self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
@@ -218,7 +223,7 @@ class Task:
 
     @property
     def messages(self) -> list[Message]:
-        """The prompt as messages."""
+        """The prompt as a list of messages; a string is one user message."""
         return _as_messages(self.prompt, "user")
 
     @property
@@ -230,19 +235,21 @@ class Task:
 
     @property
     def answer_messages(self) -> list[Message]:
-        """The reference completion as messages; empty where the task has none."""
+        """The reference completion as a list of messages; [] if the task has none."""
         return [] if self.answer is None else _as_messages(self.answer, "assistant")
 
     @property
     def answer_text(self) -> str:
-        """The text of the reference completion's last assistant message; "" without one."""
+        """The text of the reference completion's last assistant message; "" if there is none."""
         texts = [m.content for m in self.answer_messages if m.role == "assistant"]
         return texts[-1] if texts else ""
 
     @property
     def preference(self) -> tuple[list[Message], list[Message]] | None:
-        """The better and the worse answer, each as messages after the prompt: the metadata
-        `chosen` and `rejected`, each a string or a list of messages. None without both.
+        """The better and the worse answer of a preference task, as (chosen, rejected).
+
+        Each is the list of messages that follow the prompt, read from the metadata keys `chosen`
+        and `rejected`. None unless both keys hold a readable answer.
         """
         answers = []
         for key in (CHOSEN, REJECTED):
@@ -258,9 +265,9 @@ class Task:
     def to_row(self) -> TaskRow:
         """Return the task as a row of plain JSON values; `from_row` makes an equal task of it.
 
-        The row's `prompt` and `answer` are lists of messages, even if the author gave strings; its
-        `text` names those of the two that were strings, such as ["answer"]. `group` and `tools`
-        stand in it only where the task has its own.
+        The row's `prompt` and `answer` are lists of messages, even if the author gave strings. The
+        row's `text` lists which of the two were strings, e.g. ["answer"]. The keys `group` and
+        `tools` are present only if the task has values of its own for them.
         """
         answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
@@ -279,10 +286,10 @@ class Task:
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
-        """Make a task of a row that `to_row` wrote.
+        """Make a task from a row that `to_row` wrote.
 
-        If the row's `text` names the prompt or the answer, it becomes a string again: the content
-        of its only message.
+        If the row's `text` lists the prompt or the answer, that field becomes a string again: the
+        content of its only message.
         """
         fields: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
         for key in row.get("text") or []:
@@ -300,16 +307,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """What one completion earned.
+    """The result of scoring one completion.
 
     Args:
-        reward: any finite number; what GRPO maximises.
-        success: whether the task counts as solved; None where that is not a yes or no, then
-            reports judge the reward alone.
+        reward: any finite number; GRPO maximises it.
+        success: whether the task counts as solved. None if there is no yes or no; reports then
+            judge the reward alone.
         metrics: named numbers; each becomes a curve.
-        error: why this could not be scored; the sample is then counted as an error.
-        reason: why it earned this, in a sentence; rollouts show it.
-        parts: what the reward is made of: name -> (weight, value); rollouts show them.
+        error: why the completion could not be scored; the sample then counts as an error.
+        reason: why the completion earned this reward, in a sentence; shown with the rollout.
+        parts: what the reward is made of, name -> (weight, value); shown with the rollout.
     """
 
     reward: float
@@ -326,68 +333,73 @@ class Env:
     tools: Sequence[ToolSchema] = ()
     """Functions the model may call, in OpenAI's function schema; a task may have its own."""
     command: Sequence[str] = ()
-    """The program that plays the tasks, from environment.toml; () where `score` scores answers."""
+    """The program that plays the tasks, from environment.toml; () if `score` scores the answers."""
 
     def tasks(self) -> list[Task]:
-        """Every task, in a fixed order. Called once per push; its rows are stored."""
+        """Return every task, always in the same order. Called once per push, which stores the
+        tasks."""
         raise NotImplementedError("define tasks() and return a list of Task")
 
     def perturb(self, task: Task, kind: str, seed: int) -> Task | None:
-        """The same task asked in other words, for the probe of robustness and for training with
-        `vary_wording`; None leaves it to the rules that hold for every environment.
+        """Return the same task asked in other words, or None to use the built-in rewording rules.
+
+        The robustness probe and training with `vary_wording` call this.
 
         Args:
-            kind: what to change: "wording" (of the prompt), "system" (its system message), "tools"
+            task: the task to reword.
+            kind: what to change: "wording" (of the prompt), "system" (the system message), "tools"
                 (their descriptions) or "options" (their order).
-            seed: decides which words; the same seed gives the same task. Training takes even ones,
-                the probe odd ones.
+            seed: selects the wording; the same seed gives the same task. Training uses even seeds,
+                the probe odd ones, so that they never share a wording.
 
-        The answer is scored for the task that is returned, so where its reference answer changes
-        too, as the letter of a moved option does, `answer` and `metadata` are those of the new
-        question. Return `task` itself where it cannot be asked otherwise: it is left out then.
+        The model's answer is scored against the returned task. So if rewording changes the
+        reference answer (moving options changes the letter of the right one), the returned task
+        must have the new `answer` and `metadata`. Return `task` itself if it cannot be reworded: it
+        is then left out.
         """
         return None
 
 
 class SingleTurnEnv(Env):
-    """The model answers once."""
+    """An environment in which the model answers each task with one message."""
 
     def score(self, task: Task, completion: str) -> Score:
-        """The score of one completion (its text). Leave it out for an SFT dataset.
+        """Return the score of one completion (its text). Do not define this for an SFT dataset.
 
-        `async def score` is awaited, several at once in one process.
+        If it is an `async def`, several calls are awaited at once in one process.
         """
         raise NotImplementedError("define score(task, completion) and return a Score")
 
     def score_group(self, task: Task, completions: list[str]) -> list[Score]:
-        """Optional: the scores of all completions of one task, in their order, for rewards that
-        compare them. GRPO climbs them; evaluations and the verdict ask `score`, which is needed
-        too. A completion may not earn more for its place in the list. It may be `async`.
+        """Optional: return the scores of all completions of one task, in their order, for rewards
+        that compare completions. May be `async`.
+
+        GRPO maximises these rewards. Evaluations and the verdict use `score`, so define that too. A
+        completion's reward may not depend on its place in the list.
         """
         raise NotImplementedError("define score_group(task, completions) and return Scores")
 
 
 class MultiTurnEnv(Env):
-    """The model and the environment take turns."""
+    """An environment in which the model and the environment take turns."""
 
     def start(self, task: Task) -> Any:
-        """A fresh state for one rollout of `task`."""
+        """Return a fresh state for one rollout of `task`."""
         raise NotImplementedError("define start(task) and return a state")
 
     def step(self, state: Any, completion: Message) -> list[Message] | None:
-        """The environment's reply to the assistant message `completion`, or None when the rollout
-        is over. `completion.tool_calls` holds the calls that the message makes, parsed.
-        """
+        """Return the environment's reply to the assistant message `completion`, or None if the
+        rollout is over. `completion.tool_calls` holds the parsed tool calls of the message."""
         raise NotImplementedError("define step(state, completion) and return messages or None")
 
     def score(self, task: Task, state: Any) -> Score:
-        """The score of a finished rollout, also of one that ran out of turns."""
+        """Return the score of a finished rollout, including one that ran out of turns."""
         raise NotImplementedError("define score(task, state) and return a Score")
 
 
 def is_scored(env: Env) -> bool:
-    """Whether the class of `env` defines `score`, or a command earns its rewards; if not, the
-    environment is an SFT dataset."""
+    """Whether answers earn rewards: the class of `env` defines `score`, or a command plays its
+    tasks. An environment that is not scored is an SFT dataset."""
     return bool(env.command) or defines_score(env)
 
 
@@ -410,13 +422,13 @@ def is_async(env: Env) -> bool:
 
 
 def has_own_words(env: Env) -> bool:
-    """Whether the class of `env` defines `perturb`."""
+    """Whether the class of `env` defines `perturb`, its own way to reword tasks."""
     return getattr(type(env), "perturb", Env.perturb) is not Env.perturb
 
 
 def kind_of(env: Env) -> str:
-    """The kind of an environment: `command` if a program plays its tasks, `sft` if it has no
-    scorer, else `multi` or `single`."""
+    """Return the kind of an environment: `command` if a program plays its tasks, `sft` if it is not
+    scored, else `multi` (several turns) or `single`."""
     if env.command:
         return "command"
     if not is_scored(env):
@@ -425,10 +437,11 @@ def kind_of(env: Env) -> str:
 
 
 def _conversation(value: Any, where: str) -> str | list[Message]:
-    """Check a prompt or an answer: returns a string as it is, a list with its dicts as messages.
+    """Check a prompt or an answer. Returns a string unchanged, a list with its dicts parsed as
+    messages.
 
-    Raises ValueError for anything else; `where` names the value in the error, such as "prompt of
-    task 'a-1'".
+    `where` names the value in errors, e.g. "prompt of task 'a-1'". Raises ValueError if the value
+    is neither text nor a list of messages.
     """
     if isinstance(value, str):  # a str is a Sequence too
         return _check_encodable(value, f"the {where}")
@@ -441,7 +454,7 @@ def _conversation(value: Any, where: str) -> str | list[Message]:
 
 
 def _checked_id(task_id: Any) -> str:
-    """A task's id as text. Raises ValueError if it is neither text nor a whole number."""
+    """Return a task's id as text. Raises ValueError if it is neither text nor a whole number."""
     # A bool is an int in Python, so it has to be refused separately.
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"a task's id is a string, got {_short_repr(task_id)}")
@@ -449,15 +462,16 @@ def _checked_id(task_id: Any) -> str:
 
 
 def _checked_group(group: Any, task_id: str) -> str:
-    """A task's group as text. Raises ValueError if it is neither text nor a whole number."""
+    """Return a task's group as text. Raises ValueError if it is neither text nor a whole number."""
     if isinstance(group, bool) or not isinstance(group, str | int):
         raise ValueError(f"the group of task {task_id!r} is a string, got {_short_repr(group)}")
     return _check_encodable(str(group), f"the group of task {task_id!r}")
 
 
 def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:
-    """The arguments of a call, which are given as an object or as its JSON text; {} if there are
-    none. None if they are anything else.
+    """Return the arguments of a tool call as a dict, or None if they cannot be read.
+
+    `raw_arguments` is a mapping or the JSON text of one; None and "" mean no arguments.
     """
     if isinstance(raw_arguments, Mapping):
         return dict(raw_arguments)
@@ -472,7 +486,7 @@ def _parsed_arguments(raw_arguments: Any) -> JsonObject | None:
 
 
 def _as_messages(value: Any, role: str) -> list[Message]:
-    """A list of messages: a string becomes one message with `role`, a list stays as it is."""
+    """Return `value` as a list of messages; a string becomes one message with the role `role`."""
     return [Message(role, value)] if isinstance(value, str) else list(value)
 
 

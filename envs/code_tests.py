@@ -1,8 +1,9 @@
-"""Code that a model wrote is run against tests in a process of its own, under limits.
+"""Run code that a model wrote against tests, in a process of its own, under limits.
 
-The code never learns what is expected: it runs, what it returned or printed is read outside, and
-compared there. Code that ends the process, prints a verdict or patches `==` gains nothing. Around
-it is a second box: it reads its own folder and the interpreter's, and starts no process.
+The code never learns what is expected: what it returned or printed is read by this process and
+compared here. So code that ends its process, prints a verdict or patches `==` gains nothing. The
+code runs in a second sandbox inside that of the environment: it can read only its own folder and
+the interpreter's files, and cannot start processes.
 """
 
 import contextlib
@@ -22,12 +23,14 @@ from typing import IO, Any
 from envs.isolation import packages, sandbox
 
 FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
-OUTPUT_BYTES = 1 << 20  # of one program; also the largest file it may write
-# The runner's own keeper process ends the code so much later than we do, in case we are gone.
+OUTPUT_BYTES = 1 << 20  # most output of one program; also the largest file it may write
+# The runner's keeper (its first process) ends the code this much later than this process would;
+# it only matters if this process is gone.
 KEEPER_SECONDS = 0.5
 
-# Two processes: the first keeps time and ends the second, which shuts itself into a box of its own
-# and runs the code; `calls` are evaluated there and what they give is written as JSON.
+# The program that runs the code, as two processes. The first (the keeper) ends the second when the
+# time is up. The second confines itself, runs the code, evaluates `calls` and writes each result as
+# a line of JSON.
 RUNNER = r"""
 import importlib.util, json, os, resource, signal, sys
 job = json.load(open(sys.argv[1]))
@@ -69,21 +72,21 @@ def code(
     timeout_s: float = 5.0,
     memory_mb: int = 512,
 ) -> float:
-    """The share of `tests` that the Python code in `completion` passes, from 0 to 1.
+    """Return the share of `tests` that the Python code in `completion` passes, from 0 to 1.
 
     Args:
-        completion: an answer; its code is the last fenced block, or all of it where there is none.
+        completion: an answer; its code is the last fenced block, or all of it if there is none.
         tests: each is {"call": "add(2, 3)", "expect": 5}, where `expect` is a value that JSON can
             hold, or {"stdin": "2 3", "stdout": "5"}, compared without white space at line ends.
         timeout_s: seconds for all calls together, and for each program that is run.
         memory_mb: address space of the process, in MB.
 
-    Code that fails, runs out of time or memory, or prints too much fails its tests; it raises
-    nothing here. Raises ValueError for a test of another form, or where there is none.
+    Code that fails, runs out of time or memory, or prints too much fails its tests without an
+    exception. Raises ValueError if a test has another form, or if there are no tests.
     """
     calls = [test for test in tests if "call" in test and "expect" in test]
     programs = [test for test in tests if "stdin" in test and "stdout" in test]
-    # Unequal: a test has neither form, or both.
+    # The counts differ if a test has neither form, or both.
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
     run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
@@ -93,15 +96,16 @@ def code(
 
 
 def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
-    """Whether a test {"stdin", "stdout"} passes; `run` is `_run` with the code given."""
+    """Whether a test {"stdin", "stdout"} passes. `run` is `_run` with the code and the limits
+    filled in."""
     printed = run(calls=None, stdin=str(test["stdin"]))
     return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
 
 
 def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
-    """How many tests of the form {"call", "expect"} pass.
+    """Return how many tests of the form {"call", "expect"} pass.
 
-    `run` is `_run` with the code and the limits filled in: it is given calls and standard input.
+    `run` is `_run` with the code and the limits filled in; it takes the calls and standard input.
     """
     output = run([str(test["call"]) for test in tests], stdin="")
     # One line per call; there are fewer where the code was stopped.
@@ -122,14 +126,14 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
 
     Args:
         source: the code.
-        calls: expressions to evaluate after the code has run; None: run the code as a program.
+        calls: expressions to evaluate after the code has run; None runs the code as a program.
         stdin: what the program reads from standard input.
         timeout_s: seconds until the process is killed.
         memory_mb: address space in MB.
 
     Returns:
-        With `calls` one line of JSON per call, {"value": ...} or {"error": ...}; fewer lines if the
-        process was killed. Without `calls` what the program printed; "" if it was killed.
+        With `calls`, one line of JSON per call: {"value": ...} or {"error": ...}; fewer lines if
+        the process was killed. Without `calls`, what the program printed; "" if it was killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = {"code": source, "calls": calls, **_job_limits(folder, timeout_s, memory_mb)}
@@ -152,18 +156,18 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
 
 
 def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, object]:
-    """What the runner's job says beside the code: the limits on it, and what it may reach.
+    """Return the part of the runner's job that confines the code: limits, time and reachable paths.
 
     Args:
         folder: the private folder in which the code runs.
-        timeout_s: seconds that the code has; its keeper gets KEEPER_SECONDS more.
+        timeout_s: seconds that the code has; its keeper waits KEEPER_SECONDS longer.
         memory_mb: address space in MB.
     """
     readable, writable = sandbox.inside(folder)
     return {
         "limits": {
             "RLIMIT_AS": memory_mb << 20,
-            # A second more than `timeout_s`, so that the wall clock ends it first.
+            # Above `timeout_s`, so that the time limit on the wall clock ends the code first.
             "RLIMIT_CPU": math.ceil(timeout_s) + 1,
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_CORE": 0,
@@ -179,8 +183,10 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 def _start_runner(
     job_file: Path, input_file: IO[bytes], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start the process that carries out the job in `job_file`, in that file's folder. Its standard
-    input is `input_file`, its standard output `output`; errors are thrown away."""
+    """Start the process that carries out the job in `job_file`, in that file's folder.
+
+    Its standard input is `input_file`, its standard output `output`; errors are discarded.
+    """
     folder = str(job_file.parent)
     return subprocess.Popen(
         # -I, -S: neither variables nor packages of the user change what runs. -B: no .pyc files.
@@ -195,8 +201,9 @@ def _start_runner(
 
 
 def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
-    """Wait at most `timeout_s` seconds for the end of `process`, then kill what is left of its
-    process group. Returns whether the process ended by itself.
+    """Wait at most `timeout_s` seconds for `process`, then kill what is left of its process group.
+
+    Returns whether the process ended by itself.
     """
     try:
         process.wait(timeout_s)
@@ -212,10 +219,10 @@ def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 
 
 def _returned_value(line: str) -> Any:
-    """The value in one line of results, such as 5 for '{"value": 5}'.
+    """Return the value in one line of results, such as 5 for '{"value": 5}'.
 
-    `_Nothing` if the call failed (the line has no value), or if the line is no result: the code may
-    write lines of its own among the results.
+    Returns `_Nothing` if the call failed (then the line has no value), or if the line is not a
+    result: the code may print lines of its own among the results.
     """
     try:
         return json.loads(line).get("value", _Nothing)
@@ -247,12 +254,13 @@ def _equal(returned: Any, expected: Any) -> bool:
 
 
 def _equal_objects(returned: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Return whether two JSON objects have the same keys with equal values."""
+    """Whether two JSON objects have the same keys with equal values."""
     if returned.keys() != expected.keys():
         return False
     return all(_equal(returned[key], value) for key, value in expected.items())
 
 
 def _comparable_lines(text: str) -> list[str]:
-    """The lines of an output, without white space at line ends and blank lines at the end."""
+    """Return the lines of an output, without white space at line ends and blank lines at the
+    end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

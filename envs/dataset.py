@@ -20,11 +20,11 @@ from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
 MAX_FILE_BYTES = 256 << 20
-PARQUET_ROWS = 1_000  # of a parquet file, decoded at once
+PARQUET_ROWS = 1_000  # rows of a parquet file that are decoded at once
 SHOWN = 20  # bad lines named in a refusal
-SHOWN_CHARS = 1700  # of all bad lines together: a push cuts a refusal at 2,000
-FAULT_CHARS = 200  # of one bad line
-TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # of a line
+SHOWN_CHARS = 1700  # for all bad lines together: a push cuts error messages at 2,000
+FAULT_CHARS = 200  # for one bad line
+TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # the fault of such a line
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
 LINE_FORMATS = (".jsonl", ".ndjson")  # one row per line; these may be of any size
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -44,10 +44,8 @@ class BadRow:
 
 @dataclass
 class DataFile:
-    """What a file holds: `rows` that could be read, as (line, row), and `bad` ones that could not.
-
-    The functions that read a format append to both.
-    """
+    """The content of a data file: `rows` holds the readable ones as (line, row), `bad` the others.
+    The functions that read a format append to both lists."""
 
     path: Path
     rows: list[tuple[int, JsonObject]] = field(default_factory=list)
@@ -58,18 +56,20 @@ class DatasetEnv(SingleTurnEnv):
     """Tasks read from data files. Derive from it and define `score` to make it an environment.
 
     Args:
-        files: data files, in order; one named heldout (test, eval, validation) or dev gives its
-            rows that split where they do not say one, and one named train that of training where
-            another file is named so. Otherwise the push decides, so train.jsonl alone is divided.
+        files: data files, in order. The rows of a file named heldout (or test, eval, validation) or
+            dev get that split unless they name one themselves. The rows of a file named train get
+            the split train only if another file is named heldout or dev. All other rows, so also
+            those of a lone train.jsonl, are divided by the push.
     """
 
-    rows_need_answers = True  # where nothing scores; a subclass whose rows need none says False
+    # Rows of an unscored dataset need answers to learn from; a subclass may say otherwise.
+    rows_need_answers = True
 
     def __init__(self, *files: str | Path) -> None:
-        """Read the files. Raises EnvProblem DATASET_INVALID naming the bad lines.
+        """Read the files. If all rows name the same tools, these become the environment's tools.
 
-        Without a scorer every row must have an answer (see `rows_need_answers`). If all rows name
-        the same tools, these are the environment's tools.
+        If nothing scores, every row must have an answer, unless `rows_need_answers` is False.
+        Raises EnvProblem DATASET_INVALID, naming the bad lines, if a row or a file cannot be read.
         """
         # A subclass that defines tasks() may add the answers there.
         adds_answers = type(self).tasks is not DatasetEnv.tasks
@@ -82,15 +82,13 @@ class DatasetEnv(SingleTurnEnv):
                 self.tools = first_tools
 
     def tasks(self) -> list[Task]:
-        """The rows of all files, in their order."""
+        """Return the tasks of all files, in the order of their rows."""
         return self._tasks
 
 
 def data_files(folder: Path) -> list[Path]:
-    """The data files in `folder`/datasets, or if there are none, those directly in `folder`.
-
-    Sorted by name; [] if neither folder holds a file of a known format.
-    """
+    """Return the data files in `folder`/datasets or, if it has none, directly in `folder`; sorted
+    by name, [] if neither folder holds a file of a known format."""
     for place in (folder / "datasets", folder):
         if place.is_dir():
             files = sorted(path for path in place.iterdir() if path.suffix.lower() in FORMATS)
@@ -126,7 +124,7 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
 def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvProblem]) -> None:
     """Raise EnvProblem DATASET_INVALID if any of the files has bad lines.
 
-    `file_problems`: of those that cannot be read at all, which have one bad line each in `files`.
+    `file_problems`: errors of files that cannot be read at all; each is also a bad line in `files`.
     """
     faulty = [data for data in files if data.bad]
     if file_problems and len(faulty) == 1:  # this error, with its hint, says more than a list
@@ -136,10 +134,8 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 
 
 def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
-    """Read a data file as `read_rows` does; a file without rows counts as unusable.
-
-    Returns (data, None); of an unusable file (data with one bad line, the problem it names).
-    """
+    """Read a data file with `read_rows`; a file without rows counts as unusable. Returns (data,
+    None), or for an unusable file (data with one bad line, the problem)."""
     try:
         data = read_rows(path)
         if not data.rows and not data.bad:
@@ -177,10 +173,8 @@ def _tasks_of_file(
 
 
 def check_answer(task: Task, required: bool) -> None:
-    """Raises ValueError if an answer is `required` and missing, or has no assistant message.
-
-    A task with a preference needs none: its two answers are what is learnt from.
-    """
+    """Raise ValueError if a task's answer has no assistant message, or is `required` and missing. A
+    task with a preference needs no answer: its two answers are learnt."""
     answer = task.answer_messages
     if required and not answer and not task.preference:
         raise ValueError("has no answer to learn from")
@@ -210,10 +204,8 @@ def read_rows(path: Path) -> DataFile:
 
 
 def _reader_of(path: Path) -> Callable[[DataFile], None]:
-    """The function that reads files of the format of `path`, which its suffix says.
-
-    Raises EnvProblem DATASET_INVALID for an unknown suffix.
-    """
+    """Return the function that reads files with the suffix of `path`. Raises EnvProblem
+    DATASET_INVALID for an unknown suffix."""
     readers: dict[str, Callable[[DataFile], None]] = {
         ".jsonl": _read_jsonl,
         ".ndjson": _read_jsonl,
@@ -231,19 +223,19 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """For each file of a dataset the split that its name says (see `split_of`), or None.
+    """Return for each file of a dataset the split that its name says (see `split_of`), or None.
 
-    "train" counts only if another file is "heldout" or "dev": a training file alone is a dataset
-    like any other, and a push holds some of its rows out.
+    "train" counts only if another file is "heldout" or "dev". A training file alone says nothing:
+    the push then holds out some of its rows.
     """
     splits = [split_of(path) for path in files]
     return splits if {"heldout", "dev"} & set(splits) else [None] * len(splits)
 
 
 def split_of(path: Path) -> str | None:
-    """The split that a file's name says: "heldout", "dev", "train", or None if it says none.
+    """Return the split that a file's name says: "heldout", "dev", "train", or None if it says none.
 
-    One word of the name is enough: `my_test.csv` is held out, as "test" is one of HELDOUT_NAMES.
+    One word of the name is enough: `my_test.csv` is held out, because "test" is in HELDOUT_NAMES.
     """
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
@@ -252,7 +244,7 @@ def split_of(path: Path) -> str | None:
 
 
 def _read_jsonl(data: DataFile) -> None:
-    """Read one object per line. Blank lines are skipped; a line that is too long is a bad row."""
+    """Read a JSONL file. Blank lines are skipped; a line over the size limit is a bad row."""
     with data.path.open("rb") as file:
         for line, _offset, content in jsonl_lines(file):
             if content is None:
@@ -264,18 +256,17 @@ def _read_jsonl(data: DataFile) -> None:
 def jsonl_lines(
     file: BinaryIO, first_line: int = 1, end: float = math.inf
 ) -> Iterator[tuple[int, int, bytes | None]]:
-    """Yields (line, byte offset, content) of each line that is not blank.
-
-    The content is None for a line that is too long, which is never held in memory as a whole.
+    """Yield (line number, byte offset, content) of each line that is not blank. The content is None
+    for a line longer than MAX_ROW_BYTES, which is never held in memory as a whole.
 
     Args:
         file: open for reading at the beginning of the line `first_line`.
-        end: byte offset behind which no further line begins.
+        end: byte offset from which on no further line is begun.
     """
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     line_number = first_line - 1
     offset = file.tell()
-    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1 shows a longer one
+    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1: to notice longer ones
         line_number += 1
         start, offset = offset, offset + len(line)
         if len(line) > MAX_ROW_BYTES:
@@ -291,7 +282,7 @@ def jsonl_lines(
 
 
 def _skip_line(file: BinaryIO) -> int:
-    """Read on to the end of a line, piece by piece; returns how many bytes were read."""
+    """Read on to the end of the current line, in pieces. Returns how many bytes were read."""
     byte_count = 0
     piece = b" "  # not empty, so that the loop begins
     while piece and not piece.endswith(b"\n"):
@@ -301,7 +292,7 @@ def _skip_line(file: BinaryIO) -> int:
 
 
 def parse_line(content: bytes) -> JsonObject:
-    """The row of one line of JSONL. Raises ValueError saying what is wrong with it."""
+    """Return the row in one line of JSONL. Raises ValueError if the line is not a JSON object."""
     try:
         row = _loads(content.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -312,10 +303,8 @@ def parse_line(content: bytes) -> JsonObject:
 
 
 def _read_json(data: DataFile) -> None:
-    """Read a JSON list of objects. Each is decoded by itself, so that a bad one has its line.
-
-    Raises EnvProblem DATASET_INVALID if the file is not UTF-8 or does not hold a list.
-    """
+    """Read a JSON list of objects. Each is decoded separately, so that a bad one can be named by
+    line. Raises EnvProblem DATASET_INVALID if the file is not UTF-8 or does not hold a list."""
     try:
         text = data.path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -330,10 +319,10 @@ def _read_json(data: DataFile) -> None:
 
 
 def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, Any]]:
-    """Yields each element of a JSON list as (line it begins on, value).
+    """Yield each element of a JSON list as (line on which the element begins, value).
 
-    `text` is the whole file, `position` that of the first character behind the opening bracket. At
-    the first error the reason is added to `data.bad` and the rest is not read.
+    `text` is the whole file, `position` the index of the first character behind the opening
+    bracket. At the first error the reason is added to `data.bad` and reading stops.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     place = _Place(text)
@@ -359,14 +348,15 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
 
 
 def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
-    """The bad row for an element of a JSON list that begins on `first_line` and raised `error`."""
+    """Return the bad row for a JSON list element that begins on `first_line` and raised `error`."""
     # Other errors know no line, so the first line of the element is named.
     fault_line = error.lineno if isinstance(error, json.JSONDecodeError) else first_line
     return BadRow(fault_line, f"{_fault_of(error)}; the rest is not read")
 
 
 class _Place:
-    """A place in a text, at first its beginning: the position of a character, and its line."""
+    """A reading position in a text: the index of a character and its line number; starts at the
+    top."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -381,7 +371,7 @@ class _Place:
         self.position = position
 
     def is_before(self, character: str) -> bool:
-        """Whether this character comes next."""
+        """Whether the text at this position begins with `character`."""
         return self._text.startswith(character, self.position)
 
 
@@ -404,7 +394,8 @@ def _read_csv(data: DataFile) -> None:
 
 
 def _add_csv_rows(data: DataFile, text: str) -> None:
-    """Append the rows of `text`, the content of a CSV or TSV file whose first line is a header."""
+    """Append to `data` the rows of `text`, the content of a CSV or TSV file with a header line.
+    Raises EnvProblem DATASET_INVALID if the header names a column twice."""
     delimiter = "\t" if data.path.suffix.lower() == ".tsv" else ","
     header: list[str] = []
     for line, cells in _csv_lines(text, delimiter, data):
@@ -417,7 +408,8 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
-    """Yield (first line, cells) of each row, up to a syntax error, which goes into `data.bad`."""
+    """Yield (first line number, cells) of each row. Add a syntax error to `data.bad` and stop
+    there."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     while True:
         line = reader.line_num + 1  # the first line of the next row, which may span several
@@ -432,11 +424,12 @@ def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int,
 
 
 def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
-    """Make a row of the cells of one line: column -> text, or a parsed value.
+    """Return the row in the cells of one CSV line, as column -> text or parsed JSON.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin with [ or {. Empty cells are left out; if the rest has no known shape all are kept, so
-    that an error can name the empty one. Raises ValueError for a wrong number of cells or bad JSON.
+    begin with [ or {. Empty cells are left out, unless the rest has no known shape: then all are
+    kept, so that the error can name the empty one. Raises ValueError for a wrong number of cells or
+    bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
@@ -475,10 +468,8 @@ def _read_parquet(data: DataFile) -> None:
 
 
 def _to_json(row: JsonObject) -> str:
-    """A row of parquet as JSON, without the keys inside its values that are null.
-
-    All rows of a column have the same keys, so a message without tool calls has `tool_calls` null.
-    """
+    """Return a parquet row as JSON text, without the null keys inside its values: in parquet every
+    message of a column has the key `tool_calls`, null if the message makes no call."""
     return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
 
 
@@ -492,11 +483,8 @@ def _without_null(value: Any) -> Any:
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
-    """Append the row that `parse` returns to `data.rows`, or the reason it is bad to `data.bad`.
-
-    A row must be an object. `parse` is a function so that its errors are caught here, for every
-    format in the same way.
-    """
+    """Append the row that `parse` returns to `data.rows`, or its fault to `data.bad`. The row must
+    be an object. `parse` is a function so that errors of all formats are caught here."""
     try:
         row = parse()
         if not isinstance(row, dict):
@@ -508,12 +496,12 @@ def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
 
 
 def _loads(text: str) -> Any:
-    """The JSON value of `text`, strictly: no key twice, no NaN or infinity. Raises ValueError."""
+    """Parse JSON strictly. Raises ValueError for bad JSON, a repeated key, NaN or infinity."""
     return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
-    """The object of these (key, value) pairs. Raises ValueError for a key that occurs twice."""
+    """Return the object with these (key, value) pairs. Raises ValueError if a key occurs twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -523,15 +511,13 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
 
 
 def _no_constant(name: str) -> Any:
-    """Called by the JSON decoder for NaN and the infinities; always raises ValueError."""
+    """Raise ValueError; the JSON decoder calls this for NaN and the infinities."""
     raise ValueError(f"{name} is no JSON number")
 
 
 def _fault_of(error: BaseException) -> str:
-    """What is wrong with a row, in words, for the error that reading it raised.
-
-    For example "is no JSON: Expecting value (column 8)".
-    """
+    """Return what is wrong with a row, in words, given the error that reading the row raised. For
+    example "is no JSON: Expecting value (column 8)"."""
     if isinstance(error, json.JSONDecodeError):
         return f"is no JSON: {error.msg} (column {error.colno})"
     if isinstance(error, UnicodeDecodeError):
@@ -542,10 +528,11 @@ def _fault_of(error: BaseException) -> str:
 
 
 def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
-    """The error that lists the bad lines of all `files`; there must be at least one bad line.
+    """Return the error that lists the bad lines of all `files`; there must be at least one.
 
-    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". As
-    many lines are named as fit into a reply. Its file and line are those of the first bad line.
+    For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". Up
+    to SHOWN lines are named, fewer if the text grows too long. The error's file and line are those
+    of the first bad line.
     """
     faulty = [data for data in files if data.bad]
     faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
@@ -563,9 +550,8 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
 
 
 def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool) -> list[str]:
-    """The faults in words, at least one and as many as fit into `SHOWN_CHARS` characters.
-
-    For example "line 3: input is empty".
+    """Return the faults in words, e.g. ["line 3: input is empty"]: at least one, and as many as fit
+    into SHOWN_CHARS characters.
 
     Args:
         faults: bad rows, each with its file.
@@ -574,7 +560,7 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
     texts: list[str] = []
     for data, row in faults:
         text = row.message
-        if row.line:  # 0: the message names the file itself
+        if row.line:  # line 0 is a fault of the whole file, whose message names the file
             file_name = f"{data.path.name} " if name_files else ""
             text = f"{file_name}line {row.line}: {row.message}"[:FAULT_CHARS]
         texts.append(text)
@@ -585,16 +571,16 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
 
 
 def _count_lines(data: DataFile) -> int:
-    """How many lines of a file hold a row or a fault, or both: a row that is no task."""
+    """Return how many lines of a file hold a row, a fault, or both (a row that makes no task)."""
     return len({row.line for row in data.bad} | {line for line, _ in data.rows})
 
 
 def _unusable_file(path: Path, message: str, hint: str = "") -> EnvProblem:
-    """The error DATASET_INVALID for a file that is unusable as a whole."""
+    """Return the error DATASET_INVALID for a file that cannot be used at all."""
     file = _path_in_environment(path)
     return EnvProblem("DATASET_INVALID", f"{path.name}: {message}", hint, file=file)
 
 
 def _path_in_environment(path: Path) -> str:
-    """A data file's path relative to the environment's folder, such as "datasets/train.jsonl"."""
+    """Return a file's path relative to the environment's folder, e.g. "datasets/train.jsonl"."""
     return f"datasets/{path.name}" if path.parent.name == "datasets" else path.name

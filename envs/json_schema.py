@@ -22,7 +22,7 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "number": lambda v: isinstance(v, int | float) and not isinstance(v, bool),
     "integer": lambda v: _is_number(v) and float(v).is_integer(),
 }
-# Keyword -> the type of value it applies to, and whether a value keeps within its bound.
+# Keyword -> (the type of values it applies to, whether a value v keeps the bound b).
 BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "minimum": ("number", lambda v, b: v >= b),
     "maximum": ("number", lambda v, b: v <= b),
@@ -43,16 +43,16 @@ KNOWN = frozenset({*BOUNDS, *OTHERS, *JOINED}) | ANNOTATIONS
 
 
 def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$") -> list[str]:
-    """Check `value` against a JSON schema; returns one text per fault, [] if it fits.
+    """Check `value` against a JSON schema. Returns one text per fault; [] if the value fits.
 
-    For example "$.items[2]: not of type string".
+    For example ["$.items[2]: not of type string"].
 
     Args:
         value: any JSON value.
         schema: a schema, or True (everything is allowed) or False (nothing is).
         place: the path of `value` in the whole document; each text begins with it.
 
-    Raises ValueError for a schema with a keyword or type that is not known.
+    Raises ValueError if the schema uses a keyword or type that is not known.
     """
     if isinstance(schema, bool):
         return [] if schema else [f"{place}: not allowed"]
@@ -68,15 +68,16 @@ def schema_errors(value: Any, schema: Mapping[str, Any] | bool, place: str = "$"
 
 
 def _check_keywords(schema: Mapping[str, Any]) -> None:
-    """Raise ValueError if a schema uses keywords that are not known."""
+    """Raise ValueError if a schema uses keywords that this module does not know."""
     unknown = sorted(set(schema) - KNOWN)
     if unknown:
         raise ValueError(f"the schema uses keywords that are not known: {', '.join(unknown)}")
 
 
 def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """One fault if the schema names types and `value` is of none of them, else []. Raises
-    ValueError for an unknown type.
+    """Return one fault if the schema names types and `value` has none of them, else [].
+
+    Raises ValueError if the schema names an unknown type.
     """
     names = schema.get("type", [])  # a name, or a list of names
     if isinstance(names, str):
@@ -90,8 +91,8 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
 
 
 def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of a value: that it is not among the values of the schema's `enum`, and that it is
-    not the schema's `const`."""
+    """Return a fault if `value` is not in the schema's `enum`, and one if it is not the schema's
+    `const`."""
     errors: list[str] = []
     if "enum" in schema:
         allowed = {_canonical(item) for item in schema["enum"]}
@@ -103,9 +104,10 @@ def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """List one fault for each bound of the schema, as `minimum` or `maxLength`, that is broken.
+    """Return one fault for each bound of the schema, such as `minimum` or `maxLength`, that is
+    broken.
 
-    `place` is where the value stands in the whole document, for the text of the fault.
+    `place` is the path of the value in the whole document, for the text of the fault.
     """
     return [
         f"{place}: {name} is {schema[name]}"
@@ -116,10 +118,11 @@ def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
-    """The faults of an object: required properties that it lacks, and faults in those that it has.
+    """Return the faults of an object: its missing required properties, and the faults of its
+    values.
 
-    A property that the schema does not list must fit `additionalProperties`, which is a schema, or
-    True (anything is allowed) or False (nothing is).
+    A property that the schema does not list must fit `additionalProperties`: a schema, or True
+    (anything is allowed) or False (nothing is).
     """
     properties = schema.get("properties", {})
     errors = [
@@ -132,7 +135,7 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
 
 
 def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
-    """The faults of a list: those of its items. `schema` is the schema that each must fit."""
+    """Return the faults of the items of a list. `schema` is the schema that each item must fit."""
     errors: list[str] = []
     for index, item in enumerate(items):
         errors += schema_errors(item, schema, f"{place}[{index}]")
@@ -140,10 +143,10 @@ def _item_errors(items: list[Any], schema: Any, place: str) -> list[str]:
 
 
 def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """List the faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
+    """Return the faults of a value against the keywords allOf, anyOf, oneOf and not of its schema.
 
-    For allOf these are the faults against each of its schemas; for each of the others that does not
-    hold, one text.
+    For allOf these are the faults against each of its schemas. Each of the other keywords gives one
+    text if it is broken.
     """
     errors: list[str] = []
     for all_of_schema in schema.get("allOf", []):
@@ -159,20 +162,21 @@ def _combination_errors(value: Any, schema: Mapping[str, Any], place: str) -> li
 
 
 def _count_fitting(value: Any, schemas: Iterable[Any]) -> int:
-    """How many of these schemas a value fits."""
+    """Return how many of these schemas a value fits."""
     return sum(not schema_errors(value, schema) for schema in schemas)
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number, which a bool is not."""
+    """Whether a value is a number; a bool is not."""
     return TYPES["number"](value)
 
 
 def _canonical(value: Any) -> str:
-    """A text that is the same for equal JSON values: for 1 and 1.0, but not for 1 and true."""
+    """Return a text that is the same for equal JSON values: for 1 and 1.0, but not for 1 and
+    true."""
 
     def plain(item: Any) -> Any:
-        """The value with whole floats as integers, at every depth."""
+        """Return the value with whole floats as integers, at every depth."""
         if isinstance(item, float) and item.is_integer():
             return int(item)
         if isinstance(item, list):

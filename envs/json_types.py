@@ -16,15 +16,20 @@ TaskRow = dict[str, Any]
 ChatMessage = dict[str, Any]
 # An OpenAI function schema.
 ToolSchema = dict[str, Any]
-# What goes through the pipe: `op`, `id` and the operation's arguments; the answer to that `id`.
+# What goes through the pipe. A request: `op` (the operation), `id` and the operation's arguments.
+# A reply: the same `id` and the result.
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
 
 class EnvDescription(TypedDict):
-    """What an environment is: its `kind` (single, multi, command or sft), whether it scores, its
-    tools; `perturbs` where it words tasks in its own way (`Env.perturb`), `groups` where it scores
-    the completions of a task together (`score_group`), `concurrent` where `score` is async."""
+    """What an environment is: its `kind` (single, multi, command or sft), whether it is `scored`,
+    and its `tools`.
+
+    The optional keys: `perturbs` if the environment rewords tasks itself (`Env.perturb`), `groups`
+    if it scores all completions of a task together (`score_group`), `concurrent` if `score` is
+    async.
+    """
 
     kind: str
     scored: bool
@@ -35,9 +40,12 @@ class EnvDescription(TypedDict):
 
 
 class ScoreReply(TypedDict):
-    """What one completion earned (see `Score`); `seconds` once it was measured, `timed_out` where
-    the environment took longer than it may, `lost` where its process ended during the call;
-    `reason` and `parts` (name -> [weight, value]) where the score has them."""
+    """The score of one completion as it passes through the pipe (see `Score`).
+
+    The optional keys: `seconds` if the time was measured, `timed_out` if the environment exceeded
+    its time limit, `lost` if its process ended during the call, `reason` and `parts` (name ->
+    [weight, value]) if the score has them.
+    """
 
     reward: float
     success: bool | None

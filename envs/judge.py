@@ -41,9 +41,9 @@ from envs.rubric import Criterion, JudgeError, Rubric, read_rubric_file
 
 __all__ = ["Criterion", "Judge", "JudgeError", "Rubric"]
 
-MAX_CHARS = 20_000  # of the prompt, the reference and the completion each
-RETRY_STATUS = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP failures that may pass
-MAX_REPLY = 1 << 20  # bytes of a reply that are read
+MAX_CHARS = 20_000  # the judge sees this much of the prompt, the reference and each completion
+RETRY_STATUS = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP failures worth a retry
+MAX_REPLY = 1 << 20  # bytes; the rest of a longer reply is not read
 _JUDGE_TYPES: dict[str, type | tuple[type, ...]] = {
     "url": str,
     "model": str,
@@ -57,20 +57,21 @@ _JUDGE_TYPES: dict[str, type | tuple[type, ...]] = {
 
 @dataclass
 class Judge:
-    """A model that grades, at any URL that speaks the OpenAI chat API.
+    """A model that grades answers, at any URL that speaks the OpenAI chat API.
 
     Args:
-        url: up to and with /v1.
-        model: its name there.
-        key: sent as bearer token where given.
-        timeout_s: of one request.
-        retries: further attempts after a failure that may pass.
-        cache: a folder to keep verdicts in; in memory alone by default.
-        prompt_price, completion_price: money per million tokens of each, 0 for none.
+        url: the base URL, including /v1.
+        model: the model's name at that URL.
+        key: the API key, sent as bearer token; None for none.
+        timeout_s: seconds for one request.
+        retries: further attempts after a failure that may be temporary.
+        cache: a folder to keep verdicts in; None keeps them in memory only.
+        prompt_price, completion_price: money per million tokens of each kind; 0 if they cost
+            nothing.
 
     Attributes:
         calls: how many requests were answered.
-        tokens: how many tokens they cost, as the server counts them.
+        tokens: how many tokens these requests took, as the server counts them.
 
     Raises ValueError for a url without http:// or https://.
     """
@@ -88,16 +89,17 @@ class Judge:
     _verdicts: dict[str, dict[str, float]] = field(default_factory=dict)  # by hash of the question
 
     def __post_init__(self) -> None:
+        """Raise ValueError unless the url begins with http:// or https://."""
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 
     @staticmethod
     def from_file(path: str | Path, *, cache: Path | None = None) -> "Judge":
-        """The judge that the table [judge] of a rubric file names; its key is read from the
-        variable that `key` names, if any.
+        """Return the judge that the table [judge] of a rubric file describes.
 
-        Raises ValueError, naming the file, without such a table, for an unknown name in it, or for
-        a value of the wrong type.
+        Its API key is read from the environment variable that `key` names, if the table has a
+        `key`. Raises ValueError, naming the file, if there is no such table, or if the table has an
+        unknown name or a value of the wrong type.
         """
         table = read_rubric_file(path).get("judge")
         if not isinstance(table, dict) or not {"url", "model"} <= table.keys():
@@ -115,14 +117,16 @@ class Judge:
 
     @property
     def judge_hash(self) -> str:
-        """A hash of which model judges where. A calibration holds for it alone."""
+        """A hash of the judge's url and model. A calibration is valid only for the judge with the
+        same hash."""
         return hashlib.sha256(json.dumps([self.url, self.model]).encode()).hexdigest()[:16]
 
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
-        """Ask the model; returns criterion id -> a value from 0 to 1.
+        """Ask the model to grade an answer; returns criterion id -> a value from 0 to 1.
 
-        The same question is asked only once; later its verdict comes from memory, or from the cache
-        folder. Raises JudgeError if the model cannot be reached or its reply holds no verdict.
+        Each question is asked only once; later its verdict comes from memory or the cache folder.
+        Raises JudgeError if the model cannot be reached, if the run allows no more judge calls, or
+        if the reply holds no verdict.
         """
         return self._kept(
             _question(criteria, task, completion), lambda reply: _verdict_in(reply, criteria)
@@ -133,9 +137,10 @@ class Judge:
     ) -> list[float]:
         """Have the model compare completions of one task; returns a value from 0 to 1 for each.
 
-        It reads all of them twice, the second time in reverse order, and each gets the mean of its
-        two values: what it earns for its place is earned by its mirror too. Raises JudgeError as
-        `grade` does.
+        The model reads all of them twice, the second time in reverse order, and each completion
+        gets the mean of its two values: this cancels what a place in the list earns. Raises
+        JudgeError if the model cannot be reached, if no more calls are allowed, or if a reply holds
+        no verdict.
         """
         forward = self._ranked(criteria, task, completions)
         backward = self._ranked(criteria, task, completions[::-1])[::-1]
@@ -144,16 +149,20 @@ class Judge:
     def prefers_first(
         self, criteria: Sequence[Criterion], task: Task, first: str, second: str
     ) -> float:
-        """How much better the judge finds `first` than `second`, from -1 to 1; 0 if it finds them
-        equal. It is asked once, with the answers in this order. Raises JudgeError as `grade`
-        does."""
+        """Return how much better the model finds `first` than `second`, from -1 to 1; 0 means
+        equal.
+
+        The model is asked once, with the answers in this order. Raises JudgeError if the model
+        cannot be reached, if no more calls are allowed, or if the reply holds no verdict.
+        """
         first_grade, second_grade = self._ranked(criteria, task, [first, second])
         return first_grade - second_grade
 
     def _ranked(
         self, criteria: Sequence[Criterion], task: Task, completions: Sequence[str]
     ) -> list[float]:
-        """The model's value for each completion, read once in that order."""
+        """Return the model's value (0 to 1) for each completion, asked once with the completions in
+        this order."""
         names = [str(number) for number in range(1, len(completions) + 1)]
         verdict = self._kept(
             _comparison(criteria, task, completions), lambda reply: _numbers_in(reply, names)
@@ -163,8 +172,11 @@ class Judge:
     def _kept(
         self, messages: list[dict[str, str]], read: Callable[[str], dict[str, float]]
     ) -> dict[str, float]:
-        """The verdict on a question: from memory, from the cache folder, or from the model, whose
-        reply `read` reads."""
+        """Return the verdict on a question: from memory, from the cache folder, or else from the
+        model.
+
+        `messages` is the question; `read` parses the model's reply into name -> value.
+        """
         question = json.dumps([self.url, self.model, messages], sort_keys=True)
         question_hash = hashlib.sha256(question.encode()).hexdigest()
         verdict = self._verdicts.get(question_hash) or self._from_disk(question_hash)
@@ -221,7 +233,8 @@ class Judge:
         )
 
     def _count(self, reply: Any, seconds: float) -> None:
-        """Count an answered request, and the tokens that the reply says it cost."""
+        """Count an answered request, its time, and the tokens and money that its `usage` says it
+        took."""
         usage = reply.get("usage") or {}
         prompt, completion = (
             int(usage.get(f"{part}_tokens") or 0) for part in ("prompt", "completion")
@@ -233,8 +246,8 @@ class Judge:
         METER.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
 
     def _from_disk(self, question_hash: str) -> dict[str, float] | None:
-        """The verdict on a question that the cache folder holds; None if there is no such folder,
-        or no readable file in it."""
+        """Return the verdict that the cache folder holds for a question; None if there is no cache
+        folder, or no readable file for the question in it."""
         if self.cache is None:
             return None
         try:
@@ -243,9 +256,9 @@ class Judge:
             return None
 
     def _to_disk(self, question_hash: str, verdict: dict[str, float]) -> None:
-        """Store a verdict under the hash of its question; do nothing without a cache folder.
+        """Store a verdict (criterion id -> value from 0 to 1) under the hash of its question.
 
-        `verdict` maps ids of criteria to values from 0 to 1.
+        Does nothing without a cache folder.
         """
         if self.cache is not None:
             self.cache.mkdir(parents=True, exist_ok=True)
@@ -262,7 +275,7 @@ _NO_ORDERS = (
 
 
 def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> list[dict[str, str]]:
-    """The messages (system and user) that ask the judge to grade an answer by `criteria`."""
+    """Return the messages (system and user) that ask the judge to grade an answer by `criteria`."""
     blocks = _fenced_blocks(task, [completion])
     system = (
         f"You grade an answer. {_NO_ORDERS}Reply with one JSON object alone that gives each "
@@ -277,7 +290,7 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
 def _comparison(
     criteria: Sequence[Criterion], task: Task, completions: Sequence[str]
 ) -> list[dict[str, str]]:
-    """The messages (system and user) that ask the judge to compare answers by `criteria`."""
+    """Return the messages (system and user) that ask the judge to compare answers by `criteria`."""
     system = (
         f"You compare answers to one task. {_NO_ORDERS}Where an answer stands in the list and how "
         "long it is say nothing about it. Reply with one JSON object alone that gives each answer, "
@@ -289,7 +302,8 @@ def _comparison(
 
 
 def _listed(criteria: Sequence[Criterion]) -> str:
-    """The criteria as the judge reads them, one a line, with their levels."""
+    """Return the criteria as text for the judge, one per line, each followed by its numbered
+    levels."""
     lines = []
     for criterion in criteria:
         lines.append(f'- "{criterion.id}": {criterion.description}')
@@ -298,11 +312,11 @@ def _listed(criteria: Sequence[Criterion]) -> str:
 
 
 def _fenced_blocks(task: Task, completions: Sequence[str]) -> str:
-    """Return task, reference and answers, each between fences such as <ANSWER-3f...>; several
-    answers are numbered from 1.
+    """Return task, reference and answers as text, each between fences such as <ANSWER-3f...>;
+    several answers are numbered from 1.
 
-    A fence contains a hash of the answers. So no answer can contain its own closing fence, and
-    continue after it as if it had ended.
+    The name of a fence contains a hash of the answers. So no answer can contain its own closing
+    fence and pretend to have ended.
     """
     joined = "\0".join(completions)
     fence = hashlib.sha256(joined.encode("utf-8", "replace")).hexdigest()[:16]
@@ -316,10 +330,10 @@ def _fenced_blocks(task: Task, completions: Sequence[str]) -> str:
 
 
 def _verdict_in(reply: str, criteria: Sequence[Criterion]) -> dict[str, float]:
-    """Read the JSON object in a judge's reply; returns criterion id -> value from 0 to 1, for all.
+    """Parse the JSON object in a judge's reply; returns criterion id -> value from 0 to 1.
 
-    Text around the object is ignored. Raises JudgeError if there is no object, or if it has no
-    number from 0 to 1, or of a level, for one of the criteria.
+    Text around the object is ignored. Raises JudgeError if there is no object, or if a criterion
+    has no valid number in it (from 0 to 1, or the number of a level).
     """
     data = _object_in(reply)
     return {
@@ -329,14 +343,16 @@ def _verdict_in(reply: str, criteria: Sequence[Criterion]) -> dict[str, float]:
 
 
 def _numbers_in(reply: str, names: Sequence[str]) -> dict[str, float]:
-    """Read the JSON object in a judge's reply; returns name -> value from 0 to 1, for all `names`.
-    Raises JudgeError as `_verdict_in` does."""
+    """Parse the JSON object in a judge's reply; returns name -> value from 0 to 1 for all `names`.
+
+    Raises JudgeError if there is no object, or if a name has no number from 0 to 1 in it.
+    """
     data = _object_in(reply)
     return {name: _grade(name, data.get(name)) for name in names}
 
 
 def _object_in(reply: str) -> Mapping[str, Any]:
-    """The JSON object in a reply. Raises JudgeError if there is none."""
+    """Return the JSON object in a reply. Raises JudgeError if there is none."""
     match = re.search(r"\{.*\}", reply, re.DOTALL)  # from the first brace to the last
     try:
         data = json.loads(match.group()) if match else None
@@ -348,8 +364,10 @@ def _object_in(reply: str) -> Mapping[str, Any]:
 
 
 def _level(criterion: Criterion, value: Any) -> float:
-    """The value, from 0 to 1, of the level that a judge chose by its number. Raises JudgeError
-    unless there is such a level."""
+    """Return the value (0 to 1) of the level whose number a judge chose.
+
+    Raises JudgeError if the criterion has no level of that number.
+    """
     best = len(criterion.levels) - 1
     if isinstance(value, bool) or value not in range(best + 1):
         raise JudgeError(f"it gave {criterion.id!r} no level from 0 to {best}: {value!r}")
@@ -357,7 +375,7 @@ def _level(criterion: Criterion, value: Any) -> float:
 
 
 def _grade(name: str, value: Any) -> float:
-    """Return the value, which a judge gave the criterion `name`, as a float.
+    """Return the judge's value for the criterion or answer `name` as a float.
 
     Raises JudgeError unless it is a number from 0 to 1.
     """

@@ -37,7 +37,7 @@ __all__ = [
     "schema_errors",
 ]
 
-LONGEST_NUMBER = 60  # characters; a longer text is no number that anybody means
+LONGEST_NUMBER = 60  # characters; no real answer is longer, and huge numbers take long to parse
 ANSWER_MARK = re.compile(r"####|<answer>|\banswer\s*(?:is\b\s*:?|:)", re.IGNORECASE)
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?")
 FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)```", re.DOTALL)
@@ -53,12 +53,13 @@ def combine(
 
     Args:
         parts: name -> (weight, value from 0 to 1), at least one; the values become metrics.
-        require: names of parts that must be 1; if one is lower the reward is 0. The task counts as
-            solved if all of them are 1.
-        success_at: the reward from which the task counts as solved, used where nothing is required.
+        require: names of parts that must be 1; if one is lower the reward is 0. If names are given,
+            the task counts as solved exactly if all of these parts are 1.
+        success_at: the reward from which the task counts as solved; used only if `require` is
+            empty.
 
-    Raises ValueError for a weight that is not above 0, a required name that is not a part, or no
-    parts.
+    Raises ValueError if a weight is not above 0, if a required name is not a part, or if there are
+    no parts.
     """
     _check_parts(parts, require)
     metrics = {name: float(value) for name, (_, value) in parts.items()}
@@ -73,8 +74,8 @@ def combine(
 
 
 def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str]) -> None:
-    """Raise ValueError for a weight that is not above 0, a required name that is not a part, or no
-    parts."""
+    """Raise ValueError if a weight is not above 0, if a required name is not a part, or if there
+    are no parts."""
     has_unknown = any(name not in parts for name in require)
     has_low_weight = any(weight <= 0 for weight, _ in parts.values())
     if has_unknown or has_low_weight or not parts:
@@ -82,17 +83,17 @@ def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str
 
 
 def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
-    """The mean of (weight, value) pairs, at least one of them, by weight."""
+    """Return the weighted mean of (weight, value) pairs; there must be at least one."""
     total_weight = math.fsum(weight for weight, _ in weighted_values)
     return math.fsum(weight * value for weight, value in weighted_values) / total_weight
 
 
 def final_answer(completion: str) -> str:
-    """The part of a completion that is its answer, stripped of white space.
+    """Return the part of a completion that is its answer, stripped of white space.
 
-    It is the content of the last `\\boxed{}`, if no mark follows that box. Otherwise it is what
-    follows the last mark: `####`, `Answer:`, `the answer is` or `<answer>`. Without mark and box it
-    is the whole completion.
+    An answer mark is `####`, `Answer:`, `the answer is` or `<answer>`. The answer is the content of
+    the last `\\boxed{}` if no mark follows that box, else the text after the last mark. A
+    completion without mark and box is an answer as a whole.
     """
     marks = list(ANSWER_MARK.finditer(completion))
     mark_end = marks[-1].end() if marks else 0
@@ -110,7 +111,7 @@ def final_answer(completion: str) -> str:
 def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float:
     """Return 1 if the completion equals `expected`, else 0.
 
-    How much white space stands between words, and at the ends, does not matter.
+    White space at the ends and its amount between words are ignored.
     """
     actual, target = " ".join(completion.split()), " ".join(str(expected).split())
     if ignore_case:
@@ -121,7 +122,7 @@ def exact(completion: str, expected: str, *, ignore_case: bool = False) -> float
 def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
     """Return 1 if the final answer is a number equal to `expected`, else 0.
 
-    `tolerance` is how far it may differ, relative to `expected`: 0.01 allows 1 %, 0 nothing. Raises
+    `tolerance` is the allowed difference relative to `expected`: 0.01 allows 1 %, 0 none. Raises
     ValueError if `expected` is not a number.
     """
     target = parse_number(str(expected))
@@ -132,7 +133,7 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
         return 0.0
     if tolerance <= 0:
         return float(actual == target)
-    # A share of 0 is 0: nothing could differ. So an `expected` close to 0 counts as this large.
+    # A relative tolerance allows nothing around 0, so an `expected` near 0 counts as this large.
     least_size = Fraction(1, 10**9)
     return float(abs(actual - target) <= Fraction(tolerance) * max(abs(target), least_size))
 
@@ -140,7 +141,7 @@ def number(completion: str, expected: Any, *, tolerance: float = 0.0) -> float:
 def parse_number(text: str) -> Fraction | None:
     """Read `text` as one number, such as "1,200", "-3.5", "3/4", "$7" or "12%".
 
-    Signs of currency and percent are ignored: 12% is 12. None if the text is longer than
+    Currency and percent signs are ignored: 12% is 12. Returns None if the text is longer than
     LONGEST_NUMBER, divides by 0 or is not a number.
     """
     without_stop = text.strip().rstrip(".").strip()  # the full stop of a sentence
@@ -157,9 +158,9 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> int | float | None:
-    """The last number in `text`; None if it has none.
+    """Return the last number in `text`; None if it contains none.
 
-    Do not score by it, because "it is not 7" ends with 7 too; use `number`.
+    Do not use this as a scorer, because "it is not 7" ends with 7 too; use `number`.
     """
     numbers = NUMBER.findall(text)
     if not numbers:
@@ -172,8 +173,9 @@ def last_number(text: str) -> int | float | None:
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
     """Return 1 if the final answer to a multiple choice question is the letter `expected`, else 0.
 
-    `options` are the letters ("ABCD"), or a dict from letter to text. "B", "(b)" and "B." all mean
-    the letter B; with a dict "B) its text" and the text alone do so too. Case does not matter.
+    `options` are the letters ("ABCD"), or a dict from letter to option text. "B", "(b)" and "B."
+    all mean the letter B. With a dict, "B) its text" and the text alone are accepted too. Case does
+    not matter.
     """
     answer = final_answer(completion).strip()
     letters = re.escape("".join(options))
@@ -187,11 +189,12 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
 
 
 def _is_option(answer: str, letter: str, text: str) -> bool:
-    """Whether an answer is the text of an option; its letter may stand before it, as in "b) ".
+    """Whether an answer is the text of an option, possibly after the option's letter, as in "b)
+    red".
 
     Case, white space and a full stop at the end do not matter.
     """
-    # In lower case like the two texts below, which changes only the letter in this pattern.
+    # Lower case like the two texts below; casefold changes nothing in this pattern but the letter.
     letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
     option_text = " ".join(text.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
@@ -199,10 +202,10 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
 
 
 def regex(completion: str, pattern: str, expected: str | None = None) -> float:
-    """Return 1 if `pattern` matches the whole completion without white space at its ends, else 0.
+    """Return 1 if `pattern` matches the whole completion, stripped of white space, else 0.
 
-    With `expected`, the pattern's first group must also have matched that text, or, if it has no
-    group, the whole pattern.
+    If `expected` is given, the pattern's first group (or the whole match, if the pattern has no
+    group) must also equal that text.
     """
     match = re.fullmatch(pattern, completion.strip(), re.DOTALL)
     if match is None:
@@ -216,11 +219,12 @@ def regex(completion: str, pattern: str, expected: str | None = None) -> float:
 def json_value(completion: str) -> Any:
     """Parse a completion that is JSON and nothing else, either plain or as one fenced block.
 
-    Raises ValueError if it is anything else, holds NaN or infinity, or is nested too deep.
+    Raises ValueError if the completion is not such JSON, holds NaN or infinity, or is nested too
+    deep.
     """
     text = completion.strip()
     blocks = FENCE.findall(text)
-    # The fences at both ends: nothing stands around the block.
+    # Only a block that is the whole completion: text around it would hide other answers.
     if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
         text = blocks[0]
     try:
@@ -232,8 +236,8 @@ def json_value(completion: str) -> Any:
 def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
     """Return 1 if the completion is JSON that fits `schema`, else 0.
 
-    Raises ValueError if the completion is JSON and the schema uses a keyword outside the subset of
-    JSON Schema that `envs.json_schema` knows.
+    Raises ValueError if the schema uses a keyword that `envs.json_schema` does not know (noticed
+    only if the completion is JSON).
     """
     try:
         value = json_value(completion)
@@ -243,11 +247,11 @@ def json_schema(completion: str, schema: Mapping[str, Any]) -> float:
 
 
 def f1(completion: str, expected: str) -> float:
-    """The harmonic mean of precision and recall over words; articles and punctuation are ignored.
+    """Return the F1 score of the words: the harmonic mean of precision and recall.
 
-    This is the word overlap of SQuAD (Rajpurkar et al. 2016). It pays for parts of an answer, so
-    it also pays for hedging: use it beside a stricter part. It is 0 if one of the two texts has no
-    words, and 1 if both have none.
+    This is the word overlap of SQuAD (Rajpurkar et al. 2016); articles, case and punctuation are
+    ignored. It rewards partial answers and therefore hedging: combine it with a stricter part. It
+    is 0 if one of the two texts has no words, and 1 if both have none.
     """
     actual, target = _words(completion), _words(expected)
     if not actual or not target:
@@ -260,11 +264,11 @@ def f1(completion: str, expected: str) -> float:
 
 
 def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "words") -> float:
-    """Reward for the length of the completion, counted in `unit` ("words" or "characters").
+    """Reward the length of the completion, counted in `unit` ("words" or "characters").
 
-    The reward is 1 for a length from `at_least` to `at_most`. For longer and shorter ones it falls
-    linearly, to 0 at twice `at_most` and at half of `at_least`. Raises ValueError for another unit,
-    or unless 0 <= at_least <= at_most and at_most >= 1.
+    The reward is 1 for a length from `at_least` to `at_most`. Outside, it falls linearly to 0 at
+    twice `at_most` and at half of `at_least`. Raises ValueError for another unit, or unless 0 <=
+    at_least <= at_most and at_most >= 1.
     """
     if unit not in ("words", "characters"):
         raise ValueError(f"unit is words or characters, got {unit!r}")
@@ -279,17 +283,17 @@ def length(completion: str, *, at_most: int, at_least: int = 0, unit: str = "wor
 
 
 def _words(text: str) -> list[str]:
-    """The words of a text in lower case, without articles and punctuation."""
+    """Return the words of a text in lower case, without articles and punctuation."""
     plain = re.sub(r"[^\w\s]", " ", text.casefold())
     return [word for word in plain.split() if word not in ("a", "an", "the")]
 
 
 def _inside_braces(text: str, start: int) -> str | None:
-    """The content of a pair of braces; `start` is the position behind the opening brace.
+    """Return the content of a pair of braces; `start` is the position behind the opening brace.
 
-    None if the brace is never closed. If words follow the closing brace, the result is all text
-    from `start` on, with that brace and the words: these may be another answer, so the content of
-    the braces alone must not count.
+    Returns None if the brace is never closed. If words follow the closing brace, returns all text
+    from `start` on, including that brace and the words: they may be a second answer, so the content
+    of the braces alone must not be accepted.
     """
     depth = 1
     for position in range(start, len(text)):
@@ -304,5 +308,5 @@ def _inside_braces(text: str, start: int) -> str | None:
 
 
 def _no_constant(name: str) -> Any:
-    """Called by the JSON decoder for NaN and the infinities; always raises ValueError."""
+    """Raise ValueError; the JSON decoder calls this for NaN and the infinities."""
     raise ValueError(f"{name} is no JSON number")

@@ -10,11 +10,11 @@
     {"chosen": [...], "rejected": [...]}              the same as two chats that begin alike
     {"input": {"messages": [...]}, "preferred_output": [...], "non_preferred_output": [...]}
 
-The answer may be missing where an environment scores. `id`, `split`, `group`, `system`, `metadata`
-are read;
-any other key goes into the task's metadata. The two answers of a preference stand in the metadata
-under `chosen` and `rejected`, each a list of messages after the prompt. It has no answer to
-imitate, unless the row has one of its own besides (`messages`, `completion`).
+The answer may be missing if the environment scores. The keys `id`, `split`, `group`, `system` and
+`metadata` are read; any other key goes into the task's metadata. The two answers of a preference
+are stored in the metadata under `chosen` and `rejected`, each as the list of messages after the
+prompt. A preference has no answer to imitate, unless its row has one as well (`messages`,
+`completion`).
 
 Refused by name, because reading them as something else would teach the wrong thing: plain text to
 continue ({"text": ...}), a `label` of true or false on one answer, messages with the weight 0, and
@@ -50,24 +50,25 @@ _FUNCTION_CALL = "function_call"  # a speaker in ShareGPT, and a key in OpenAI's
 
 
 def shape_of(row: JsonObject) -> str:
-    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+    """Return the name of a row's shape, made of the keys that hold its prompt and its answer.
 
     - "messages" or "conversations": a chat under that key
     - two keys, such as "question/answer": a prompt and an answer under these keys
     - one key, such as "question": a prompt without an answer
-    - "prompt/chosen/rejected", "chosen/rejected" or "preferred_output/non_preferred_output":
-      a preference
+    - "prompt/chosen/rejected", "chosen/rejected" or "preferred_output/non_preferred_output": a
+      preference (a better and a worse answer)
     - "": none of these
     """
     shape = _plain_shape(row)
     has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
-    if has_answer:  # then the row is no preference, whatever `chosen` and `rejected` hold
+    # A row with an answer of its own is no preference, whatever `chosen` and `rejected` hold.
+    if has_answer:
         return shape
     return _preference_shape(row) or shape
 
 
 def _preference_shape(row: JsonObject) -> str:
-    """The name of a row's shape as a preference; "" if it does not have a better and a worse
+    """Return the name of a row's shape as a preference; "" if the row lacks the better or the worse
     answer."""
     if _has_value(row.get("preferred_output")) and _has_value(row.get("non_preferred_output")):
         return PREFERENCE_OPENAI
@@ -77,16 +78,16 @@ def _preference_shape(row: JsonObject) -> str:
 
 
 def _ends_with_assistant(chat: list[Any]) -> bool:
-    """Whether the last message of a chat of OpenAI or ShareGPT is the assistant's."""
+    """Whether the last message of a chat (OpenAI's or ShareGPT's format) is the assistant's."""
     last = chat[-1] if chat and isinstance(chat[-1], dict) else {}
     role = last.get("role") or SHAREGPT.get(str(last.get("from")))
     return role == "assistant"
 
 
 def _plain_shape(row: JsonObject) -> str:
-    """The name of a row's shape, made of the keys that hold its prompt and its answer.
+    """Return the name of a row's shape, made of the keys that hold its prompt and its answer.
 
-    Its `chosen` and `rejected` answers do not count. "" if it has no prompt.
+    The keys `chosen` and `rejected` are ignored here. Returns "" if the row has no prompt.
     """
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
@@ -104,13 +105,13 @@ def _plain_shape(row: JsonObject) -> str:
 
 
 def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
-    """Make a task of one row.
+    """Make a task from one row of a data file.
 
-    Keys of the row that nothing else uses become metadata; a key of the row's own `metadata`
-    replaces one of the same name. `default_id` is for a row without an id, `split` for one without
-    a split; None leaves it open.
+    Keys of the row that nothing else uses become metadata; a key inside the row's own `metadata`
+    wins over such a key of the same name. The task gets `default_id` if the row has no id, and
+    `split` (None: undecided) if the row names no split.
 
-    Raises ValueError saying what is wrong with the row.
+    Raises ValueError, saying what is wrong, if the row is no valid task.
     """
     shape = shape_of(row)
     _refuse_untrainable(row, shape)
@@ -134,20 +135,24 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
 
 
 def _group(row: JsonObject) -> str:
-    """The group that the row names, "" if it names none. It stays in the metadata too. Anything but
-    text or a whole number is metadata alone."""
+    """Return the group that the row names; "" if it names none. The value stays in the metadata
+    too.
+
+    A `group` that is neither text nor a whole number is only metadata.
+    """
     group = row.get("group")
     return str(group) if isinstance(group, str | int) and not isinstance(group, bool) else ""
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
-    """What of a row becomes metadata: the values that nothing else uses, and its tools.
+    """Return the part of a row that becomes metadata: the values that nothing else uses, and the
+    tools.
 
     Args:
         shape: the name that `shape_of` gives.
         used_keys: the keys that hold the prompt and the answer.
 
-    Raises ValueError if the tools are no list of objects.
+    Raises ValueError if the tools are not a list of objects.
     """
     unused = {key: row[key] for key in row if key not in used_keys and key not in RESERVED}
     tools = _tools_value(row, shape)
@@ -158,7 +163,8 @@ def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObje
 
 
 def _metadata(row: JsonObject) -> JsonObject:
-    """The row's own `metadata`, {} if it has none. Raises ValueError if it is no object."""
+    """Return the row's own `metadata`; {} if it has none. Raises ValueError if it is not an
+    object."""
     metadata = row.get("metadata")
     if metadata is None:
         return {}
@@ -168,17 +174,18 @@ def _metadata(row: JsonObject) -> JsonObject:
 
 
 def _tools_value(row: JsonObject, shape: str) -> Any:
-    """The value of the row for the tools of its task, as it stands there; empty or None if it has
-    none."""
+    """Return the row's unchecked value for the tools of its task; empty or None if it has none."""
     tools = row.get("tools")
-    if shape == PREFERENCE_OPENAI:  # these rows may hold them beside the prompt, in "input"
+    if shape == PREFERENCE_OPENAI:  # OpenAI's rows may hold the tools beside the prompt, in "input"
         return tools or row["input"].get("tools")
     return tools
 
 
 def _task_id(row: JsonObject, default_id: str) -> str:
-    """The row's id as text, or `default_id` if it has none. Raises ValueError if the id is neither
-    text nor a whole number."""
+    """Return the row's id as text, or `default_id` if the row has none.
+
+    Raises ValueError if the id is neither text nor a whole number.
+    """
     task_id = row["id"] if _has_value(row.get("id")) else default_id
     if isinstance(task_id, bool) or not isinstance(task_id, str | int):
         raise ValueError(f"id is a string, got {type(task_id).__name__}")
@@ -186,10 +193,11 @@ def _task_id(row: JsonObject, default_id: str) -> str:
 
 
 def _refuse_untrainable(row: JsonObject, shape: str) -> None:
-    """Raises ValueError for a row of a kind that is known, but that nothing here can train on.
+    """Raise ValueError if the row has a known format that nothing here can train on.
 
-    `shape` names the keys of its prompt and answer, as `shape_of` does, such as
-    "prompt/completion"; it is "" for a row in which none were found.
+    Those are plain text to continue, half a preference, and an answer with a true/false label.
+    `shape` is the name that `shape_of` gives, such as "prompt/completion"; "" if no prompt was
+    found.
     """
     if not shape and isinstance(row.get("text"), str) and row["text"]:
         raise ValueError(_plain_text_message(row["text"]))
@@ -205,7 +213,7 @@ def _refuse_untrainable(row: JsonObject, shape: str) -> None:
 
 
 def _plain_text_message(text: str) -> str:
-    """Why a row that holds a single text is refused, and what to write in its place."""
+    """Return why a row that holds a single text is refused, and what to write instead."""
     reason = "is plain text to continue; training here is on questions and answers"
     if "<|im_start|>" in text or "[INST]" in text:
         reason = "is a chat with its template written out; the model's own template is used here"
@@ -217,10 +225,10 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
 
     Returns the prompt (a string or messages), the answers as {"chosen": messages, "rejected":
     messages} in plain dicts, and the row's keys that hold prompt and answers. If an answer repeats
-    the prompt at its beginning, that is taken off.
+    the prompt at its beginning, the repetition is removed.
 
-    Raises ValueError if an answer is not from the assistant, if both are equal, or if the row has
-    no prompt of its own and its two chats have no common beginning.
+    Raises ValueError if an answer is not the assistant's, if both answers are equal, or if the row
+    has no prompt of its own and its two chats have no common beginning.
     """
     answer_keys = (CHOSEN, REJECTED)
     if shape == PREFERENCE_OPENAI:
@@ -241,10 +249,10 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
 
 
 def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
-    """One answer of a preference without the prompt that it may repeat, as plain dicts.
+    """Return one answer of a preference as plain dicts, without the prompt that it may repeat.
 
-    `key` is the row's field that holds the answer, to name it in an error. Raises ValueError unless
-    what is left begins and ends with a message of the assistant.
+    `key` is the row's field that holds the answer, for error messages. Raises ValueError unless the
+    remaining messages begin and end with the assistant.
     """
     reply = _without_prompt(answer, prompt)
     if reply[0].role != "assistant" or reply[-1].role != "assistant":
@@ -253,10 +261,10 @@ def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> lis
 
 
 def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
-    """The prompt of a preference row (a string or messages) and the row's keys that hold it.
+    """Return the prompt of a preference row (a string or messages) and the row's keys that hold it.
 
-    (None, no keys) if the row has no key for the prompt: then both answers begin with it. Raises
-    ValueError if the prompt cannot be read.
+    Returns (None, set()) if the row has no key for the prompt, because both answers begin with it.
+    Raises ValueError if the prompt cannot be read.
     """
     # A row of OpenAI: its prompt is the chat in row["input"]["messages"].
     if shape == PREFERENCE_OPENAI:
@@ -272,10 +280,11 @@ def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
 
 
 def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Message]:
-    """Take the prompt off the beginning of an answer that repeats it.
+    """Remove the prompt from the beginning of an answer that repeats it, with or without its system
+    message.
 
-    The answer may repeat it without the system message. An answer that does not begin with the
-    prompt, or holds nothing else, is returned as it is.
+    An answer that does not begin with the prompt, or consists of nothing else, is returned
+    unchanged.
     """
     without_system = [message for message in prompt if message.role != "system"]
     for start in (prompt, without_system):  # UltraFeedback repeats the prompt in each answer
@@ -285,9 +294,10 @@ def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def _pair_beside_answer(row: JsonObject) -> JsonObject:
-    """The chosen and the rejected answer of a row that also has an answer of its own.
+    """Return the chosen and the rejected answer of a row that also has an answer of its own.
 
-    {} if it has no such two answers, or if they cannot be read: they stay plain metadata then.
+    Returns {} if the row has no such pair or if the pair cannot be read: those values then stay
+    ordinary metadata.
     """
     shape = _preference_shape(row)
     if not shape:
@@ -300,7 +310,8 @@ def _pair_beside_answer(row: JsonObject) -> JsonObject:
 
 
 def _reply(value: Any, key: str) -> list[Message]:
-    """One answer of a preference as messages. Raises ValueError unless it is text or messages."""
+    """Return one answer of a preference as messages. Raises ValueError unless it is text or
+    messages."""
     if isinstance(value, dict):  # ShareGPT's pairs hold a single message
         return [_message(value)]
     if isinstance(value, list):
@@ -311,10 +322,10 @@ def _reply(value: Any, key: str) -> list[Message]:
 
 
 def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Message]:
-    """The prompt of two chats: the messages that both begin with.
+    """Return the prompt of two chats: the messages with which both begin.
 
-    Messages of the assistant at the end of this common part belong to the answers and are left out.
-    Raises ValueError if nothing remains: then the prompt is missing.
+    Assistant messages at the end of this common part belong to the answers and are left out. Raises
+    ValueError if nothing remains, because then the prompt is missing.
     """
     count = 0  # of messages in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
@@ -330,7 +341,8 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
 
 
 def _prompt_key(row: JsonObject) -> str:
-    """The key that holds the prompt of a preference row; "" if the answers hold it."""
+    """Return the key that holds the prompt of a preference row; "" if the answers hold the
+    prompt."""
     keys = [*(key for key, _ in PAIRS), *CHATS]
     return next((key for key in keys if _has_value(row.get(key))), "")
 
@@ -339,10 +351,10 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     """Read the prompt and the answer of a row.
 
     Returns:
-        The prompt (a string or messages), the answer (the same; None if the row has none), and the
-        row's keys that hold the two; these keys do not become metadata.
+        The prompt (a string or messages), the answer (a string or messages; None if the row has
+        none), and the row's keys that hold the two, which therefore do not become metadata.
 
-    Raises ValueError if there is no prompt, or it is neither text nor a chat.
+    Raises ValueError if there is no prompt, or if it is neither text nor a chat.
     """
     if not shape:
         raise ValueError(_no_prompt_message(row))
@@ -357,14 +369,15 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
 
 
 def _with_system(prompt: list[Message], system: Any) -> list[Message]:
-    """A chat's prompt with the row's `system` text as first message, unless it has one already."""
+    """Return a chat's prompt with the row's `system` text as first message, unless the prompt
+    already begins with a system message."""
     if isinstance(system, str) and system and prompt[0].role != "system":
         return [Message("system", system), *prompt]
     return prompt
 
 
 def _no_prompt_message(row: JsonObject) -> str:
-    """What is wrong with a row in which no prompt was found."""
+    """Return the error text for a row in which no prompt was found."""
     empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
     if empty_key:
         return f"{empty_key} is empty"
@@ -373,8 +386,8 @@ def _no_prompt_message(row: JsonObject) -> str:
 
 
 def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
-    """The prompt that the row holds under `prompt_key` (text or messages), and the keys of the row
-    that went into it.
+    """Return the prompt that the row holds under `prompt_key` (text or messages), and the keys of
+    the row that went into the prompt.
 
     A `system` text of the row becomes the first message. An `input` beside an `instruction` is
     appended to the instruction as a paragraph.
@@ -414,16 +427,20 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
 
 
 def _messages(value: Any, key: str) -> list[Message]:
-    """A list of messages of OpenAI or ShareGPT. Raises ValueError if it is none or empty."""
+    """Parse a list of messages in OpenAI's or ShareGPT's format.
+
+    Raises ValueError if `value` is not a list, is empty, or holds a message that cannot be read.
+    `key` is the row's field, for the error message.
+    """
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} is a list of messages")
     return [_message(item) for item in value]
 
 
 def _message(item: Any) -> Message:
-    """One message of OpenAI or ShareGPT. Raises ValueError if it cannot be read.
+    """Parse one message in OpenAI's or ShareGPT's format. Raises ValueError if it cannot be read.
 
-    A ShareGPT message from `function_call` becomes an assistant message with that call.
+    A ShareGPT message from `function_call` becomes an assistant message with that tool call.
     """
     if not isinstance(item, dict):
         return Message.from_dict(item)  # raises the ValueError, as `item` is no dict
@@ -438,7 +455,8 @@ def _message(item: Any) -> Message:
 
 
 def _role_of_speaker(speaker: Any) -> str:
-    """The role of a message of ShareGPT, by its `from`. Raises ValueError for an unknown one."""
+    """Return the role for a ShareGPT speaker (its `from`), e.g. "gpt" -> "assistant". Raises
+    ValueError for an unknown speaker."""
     role = SHAREGPT.get(str(speaker))
     if role is None:
         raise ValueError(f"unknown speaker {speaker!r}")
@@ -446,7 +464,7 @@ def _role_of_speaker(speaker: Any) -> str:
 
 
 def _check_weight(weight: Any) -> None:
-    """Raise ValueError unless a message's `weight` is 1, which says that the message is learnt."""
+    """Raise ValueError unless a message's `weight` is 1, which means that the message is learnt."""
     if weight not in (0, 1) or isinstance(weight, bool):
         raise ValueError(f"weight is 0 or 1, got {weight!r}")
     if weight == 0:
@@ -457,8 +475,10 @@ def _check_weight(weight: Any) -> None:
 
 
 def _call_in_text(value: Any) -> ToolCall:
-    """A call of ShareGPT: {"name", "arguments"} as JSON text or as an object. Raises ValueError for
-    anything else."""
+    """Parse a ShareGPT tool call: {"name", "arguments"} as JSON text or as an object.
+
+    Raises ValueError if the value is neither.
+    """
     call = _json_or_same(value)
     if not isinstance(call, dict):
         raise ValueError("function_call is no JSON object with name and arguments")
@@ -466,7 +486,7 @@ def _call_in_text(value: Any) -> ToolCall:
 
 
 def _json_or_same(value: Any) -> Any:
-    """The JSON value of a text; the value itself if it is no text or no JSON."""
+    """Return the JSON value of a text; return `value` unchanged if it is not text or not JSON."""
     if not isinstance(value, str):
         return value
     try:
@@ -476,9 +496,9 @@ def _json_or_same(value: Any) -> Any:
 
 
 def _text_or_chat(value: Any, key: str) -> str | list[Message]:
-    """A string as it is, a list as messages, a number as a string.
+    """Return a string unchanged, a number as a string, and a list as messages.
 
-    Raises ValueError for any other type of `value`; `key` names it in the message.
+    Raises ValueError for any other type; `key` names the value in the error message.
     """
     if isinstance(value, str):
         return value

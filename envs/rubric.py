@@ -47,21 +47,23 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 class JudgeError(Exception):
-    """The judge gave no verdict."""
+    """The judge (a language model that grades answers) gave no verdict."""
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """One thing a completion is judged by.
+    """One aspect by which a completion is judged.
 
     Args:
-        id: the name of its metric.
-        description: what the judge reads; what a person reads where there is a check.
+        id: the name of the criterion and of its metric.
+        description: what the judge is told; if there is a `check`, it is only for people.
         weight: its share of the reward, above 0.
-        required: whether the completion fails without it: below `pass_at` nothing is paid.
-        check: decides it by code: (task, completion) -> a number from 0 to 1, or a bool.
-        levels: what the judge chooses from, worst to best, at least two; () lets it give any number
-            from 0 to 1. The values lie evenly from 0 to 1.
+        required: whether a completion that fails the criterion (value below the rubric's `pass_at`)
+            earns nothing.
+        check: a function that decides the criterion instead of the judge: (task, completion) -> a
+            number from 0 to 1, or a bool.
+        levels: the answers from which the judge chooses, worst to best, at least two; their values
+            are spread evenly from 0 to 1. With () the judge gives any number from 0 to 1.
     """
 
     id: str
@@ -73,7 +75,7 @@ class Criterion:
 
 
 class Grader(Protocol):
-    """What a rubric needs of a judge."""
+    """The method of a judge that a rubric calls."""
 
     def grade(
         self, criteria: Sequence[Criterion], task: Task, completion: str
@@ -84,15 +86,16 @@ class Rubric:
     """Weighted criteria that a completion is scored by.
 
     Args:
-        criteria: at least one, each with an id of its own.
-        pass_at: the value (0 to 1) from which a required criterion is met; without required ones,
-            the reward from which the task counts as solved. Just below 1 because of rounding.
+        criteria: at least one, with different ids.
+        pass_at: the value (0 to 1) from which a required criterion is met. If no criterion is
+            required, the reward from which the task counts as solved. The default is just below 1
+            to allow for rounding.
 
     Raises ValueError for equal ids, a weight that is not above 0, a single level, or no criteria.
     """
 
     def __init__(self, *criteria: Criterion, pass_at: float = 0.999) -> None:
-        """Check the criteria; see the class for the arguments and the ValueError."""
+        """Check the criteria. Raises ValueError as the class says."""
         ids = [criterion.id for criterion in criteria]
         if not criteria or len(set(ids)) < len(ids):
             raise ValueError(f"a rubric needs criteria with ids of their own, got {ids}")
@@ -105,14 +108,14 @@ class Rubric:
 
     @staticmethod
     def from_file(path: str | Path, checks: Mapping[str, Check] | None = None) -> "Rubric":
-        """The rubric in a TOML file; see the module.
+        """Read the rubric in a TOML file; the module's docstring shows the format.
 
         Args:
-            checks: the functions that criteria name in `check`. None: those criteria are left out,
-                as where a judge alone is looked at.
+            checks: name -> function, for the criteria that name a function in `check`. With None
+                those criteria are left out, for callers that only want what the judge decides.
 
-        Raises ValueError, naming the file, for anything that is no rubric, and for a check that is
-        not in `checks`.
+        Raises ValueError, naming the file, if the file is not a valid rubric or names a check that
+        is not in `checks`.
         """
         tables = read_rubric_file(path).get("criteria")
         if not isinstance(tables, list) or not tables:
@@ -125,13 +128,15 @@ class Rubric:
 
     @property
     def for_judge(self) -> list[Criterion]:
-        """The criteria that a judge values."""
+        """The criteria that the judge decides, because they have no check."""
         return [criterion for criterion in self.criteria if criterion.check is None]
 
     @property
     def judged_hash(self) -> str:
-        """A hash of what the judge is asked by: its criteria with their words, weights and levels.
-        A calibration holds for it alone."""
+        """A hash of the judge's criteria: ids, descriptions, weights and levels, and `pass_at`.
+
+        A calibration of a judge is valid only for the rubric with the same hash.
+        """
         asked = [
             [c.id, c.description, c.weight, c.required, list(c.levels)] for c in self.for_judge
         ]
@@ -140,10 +145,10 @@ class Rubric:
     def score(self, task: Task, completion: str, judge: Grader | None = None) -> Score:
         """Score an answer by the weighted mean of all criteria, or 0 if a required one fails.
 
-        The judge values the criteria without a check, and is asked only after every required check
-        has passed; with `judge` None they are left out. The score has an `error` if the judge gives
-        no verdict, or if no criterion is left. Raises ValueError if a check returns a value that is
-        not from 0 to 1.
+        The judge decides the criteria without a check, and is asked only after every required check
+        has passed. If `judge` is None, these criteria are left out. The score has an `error` if the
+        judge gives no verdict, or if no criterion is left. Raises ValueError if a check returns a
+        value that is not from 0 to 1.
         """
         values = {
             criterion.id: _checked_value(criterion.check(task, completion))
@@ -164,9 +169,9 @@ class Rubric:
     def _final_score(self, values: dict[str, float]) -> Score:
         """Return the score of an answer; `values` maps ids of the decided criteria to their values.
 
-        Without required criteria the answer is a success from the reward `pass_at` on. With some it
-        is a success if all of them are met, and otherwise earns 0. The score has an `error` if
-        `values` is empty.
+        If criteria are required, the answer is a success if all of them are met, and otherwise
+        earns 0. If none is, it is a success from the reward `pass_at` on. The score has an `error`
+        if `values` is empty.
         """
         decided = [criterion for criterion in self.criteria if criterion.id in values]
         if not decided:
@@ -183,24 +188,28 @@ class Rubric:
         return Score(0.0 if failed else reward, not failed, values, reason=reason, parts=parts)
 
     def _parts(self, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """Weight and value of each decided criterion, by id."""
+        """Return id -> (weight, value) of each decided criterion."""
         return {c.id: (c.weight, values[c.id]) for c in self.criteria if c.id in values}
 
     def _met(self, criterion: Criterion, values: Mapping[str, float]) -> bool:
-        """Whether a criterion is met; one that is not in `values` does not count."""
+        """Whether a criterion is met. One that is not in `values` is undecided and counts as
+        met."""
         return values.get(criterion.id, 1.0) >= self.pass_at
 
     def _required_met(self, values: Mapping[str, float]) -> bool:
         """Whether every required criterion that is in `values` (id -> value) is met.
 
-        Those that are not in `values` do not count: the judge has not valued them yet.
+        Criteria that are not in `values` are ignored: the judge has not decided them yet.
         """
         return all(self._met(c, values) for c in self.criteria if c.required)
 
 
 def read_rubric_file(path: str | Path) -> JsonObject:
-    """The tables of a rubric file. Raises ValueError, naming the file, if it cannot be read, is not
-    valid TOML, or has a table that is neither `judge` nor `criteria`."""
+    """Return the tables of a rubric file.
+
+    Raises ValueError, naming the file, if it cannot be read, is not valid TOML, or has a table
+    other than `judge` and `criteria`.
+    """
     try:
         data = tomllib.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # not there; no UTF-8, no TOML
@@ -212,9 +221,11 @@ def read_rubric_file(path: str | Path) -> JsonObject:
 
 
 def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion | None:
-    """One table [[criteria]] as a criterion; None where code decides it and `checks` is None.
+    """Return the criterion that one [[criteria]] table describes; None if it has a check and
+    `checks` is None.
 
-    Raises ValueError for an unknown name, a missing or wrong value, or a check that is not given.
+    Raises ValueError for an unknown key, a missing or wrong value, or a check that is not in
+    `checks`.
     """
     _check_table(table)
     if "check" in table and checks is None:
@@ -229,8 +240,8 @@ def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion |
 
 
 def _check_table(table: Any) -> None:
-    """Raise ValueError unless `table` is a dict with the keys and types of a criterion, the
-    required ones among them."""
+    """Raise ValueError unless `table` is a dict with an id, a description, and only keys of a
+    criterion with values of the right types."""
     if not isinstance(table, dict):
         raise ValueError("criteria are tables: [[criteria]]")
     known = [field.name for field in fields(Criterion)]
@@ -245,7 +256,8 @@ def _check_table(table: Any) -> None:
 
 
 def _checked_value(value: float) -> float:
-    """What a criterion's check returned, as a float. Raises ValueError unless it is from 0 to 1."""
+    """Return the result of a criterion's check as a float. Raises ValueError unless it is from 0 to
+    1."""
     number = float(value)
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"a check gives a number from 0 to 1, got {number}")

@@ -13,24 +13,25 @@ from envs.config.problem import EnvProblem
 from envs.config.settings import SCORERS
 from envs.dataset import DatasetEnv
 
-_MOST_WORDS = 4  # times those of the answer that a completion may have which contains it
-_SPARE_WORDS = 12  # beside those
-_SHORT_ANSWER = 80  # characters; a longer one is hardly ever met exactly
+# `contains` accepts completions of up to 4 * (words of the answer) + 12 words.
+_MOST_WORDS = 4
+_SPARE_WORDS = 12
+_SHORT_ANSWER = 80  # characters; a model hardly ever repeats a longer answer exactly
 
 
 def exact(completion: str, answer: str) -> float:
-    """1 if both are the same but for white space, else 0."""
+    """Return 1 if completion and answer are equal apart from white space, else 0."""
     return rewards.exact(completion, answer)
 
 
 def number(completion: str, answer: str) -> float:
-    """1 if the final answer of the completion is the same number, else 0."""
+    """Return 1 if the final answer of the completion is the same number as `answer`, else 0."""
     return rewards.number(completion, answer)
 
 
 def same_json(completion: str, answer: str) -> float:
-    """1 if the completion is JSON of the same value, whatever its layout and the order of its keys,
-    else 0."""
+    """Return 1 if completion and answer are JSON of the same value, else 0. Layout and the order of
+    keys do not matter."""
     try:
         return float(rewards.json_value(completion) == rewards.json_value(answer))
     except ValueError:
@@ -38,10 +39,10 @@ def same_json(completion: str, answer: str) -> float:
 
 
 def contains(completion: str, answer: str) -> float:
-    """1 if the answer stands in the completion as whole words, else 0; case does not matter.
+    """Return 1 if the answer occurs in the completion as whole words, else 0; case does not matter.
 
-    A completion of more than four times its words and twelve more earns 0, so that a list of
-    everything is not paid. A denied answer is.
+    A completion of more than 4 * (words of the answer) + 12 words earns 0, so that listing every
+    possible answer is not rewarded. A completion that denies the answer is still accepted.
     """
     words, target = completion.split(), answer.split()
     if len(words) > _MOST_WORDS * len(target) + _SPARE_WORDS:
@@ -50,7 +51,7 @@ def contains(completion: str, answer: str) -> float:
     return float(re.search(pattern, completion, re.IGNORECASE) is not None)
 
 
-# By the words of `envs.config.settings.SCORERS`.
+# The keys are the words in `envs.config.settings.SCORERS`.
 _SCORERS: Mapping[str, Callable[[str, str], float]] = {
     "exact": exact,
     "number": number,
@@ -60,13 +61,13 @@ _SCORERS: Mapping[str, Callable[[str, str], float]] = {
 
 
 class ScoredRows(DatasetEnv):
-    """Rows of data files, each scored by its own answer."""
+    """Rows of data files as tasks; each completion is scored against its row's answer."""
 
     def __init__(self, scorer: str, *files: str | Path) -> None:
         """Read the files; `scorer` is one of `settings.SCORERS`.
 
-        Raises EnvProblem DATASET_INVALID for a bad row, and for one whose answer the scorer cannot
-        be compared with.
+        Raises EnvProblem DATASET_INVALID if a row is bad, or if the scorer cannot compare with its
+        answer.
         """
         super().__init__(*files)
         self._scorer = _SCORERS[scorer]
@@ -80,13 +81,14 @@ class ScoredRows(DatasetEnv):
                 )
 
     def score(self, task: Task, completion: str) -> Score:
-        """Reward and success of a completion, by the row's answer."""
+        """Return the score of a completion against the row's answer; success means a reward of
+        1."""
         value = self._scorer(completion, task.answer_text)
         return Score(reward=value, success=value == 1.0)
 
 
 def fault_of(scorer: str, task: Task) -> str:
-    """Why a scorer cannot score a task, as the end of a sentence; "" where it can."""
+    """Return why a scorer cannot score a task, as the end of a sentence; "" if it can score it."""
     if task.preference:
         return "has a better and a worse answer"
     if len(task.answer_messages) != 1 or not task.answer_text.strip():
@@ -99,9 +101,9 @@ def fault_of(scorer: str, task: Task) -> str:
 
 
 def fitting_scorer(answers: Sequence[str]) -> str:
-    """The scorer that fits the answers of data files; "" where none does.
+    """Return the scorer that fits the answers of data files; "" if none does.
 
-    "number" or "json" where every answer is one, "exact" where every answer is short.
+    "number" or "json" if every answer is of that kind, else "exact" if every answer is short.
     """
     if not answers or not all(answer.strip() for answer in answers):
         return ""

@@ -1,4 +1,4 @@
-"""The rows of data files for environments that may not lose one unseen."""
+"""Read data files for environments in which a bad row is an error, never silently skipped."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +10,10 @@ from envs.json_types import JsonObject
 
 
 def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
-    """The rows of a data file as (line, row).
+    """Return the rows of a data file as (line number, row).
 
-    Raises EnvProblem DATASET_INVALID as `read_rows` does, and if any line is bad; it names the
-    first.
+    Raises EnvProblem DATASET_INVALID if the file cannot be read or if any line is bad; the message
+    names the first bad line.
     """
     data = read_rows(path)
     if data.bad:
@@ -30,13 +30,15 @@ def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
 def tasks_beside(
     source: str, task_of: Callable[[JsonObject, str, str | None], Task | None]
 ) -> list[Task]:
-    """Make tasks of the rows of the data files beside an environment's source.
+    """Make a task of each row of the data files that lie beside an environment's source file.
 
     Args:
         source: path of the environment's own file (`__file__`).
-        task_of: given a row, an id for the task and the split that the file's name says (None if it
-            says none), such as (row, "test-00000-3", "heldout"), returns the task; None leaves the
-            row out.
+        task_of: called with the row, an id for the task and the split that the file's name says
+            (None if it says none), e.g. (row, "test-00000-3", "heldout"). Returns the task, or None
+            to leave the row out.
+
+    Raises EnvProblem DATASET_INVALID if a file cannot be read or has a bad line.
     """
     tasks = (
         task_of(row, f"{path.stem}-{line}", split_of(path))

@@ -12,14 +12,14 @@ from envs.json_types import TaskRow, ToolSchema
 
 _ENTRY = "environment.py"  # where an environment's tools stand
 MAX_TOOLS_BYTES = 1 << 20  # of all tool schemas together, as JSON
-_SHOWN_CHARS = 120  # of a faulty schema, in a message
+_SHOWN_CHARS = 120  # how much of a faulty schema an error message shows
 
 
 def tools_of(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
     """Return the tools of a task.
 
-    They are those it was given ([] for none), those of its row in a data file (under `tools` in the
-    metadata), or else `env_tools`, those of the environment.
+    The first of these that exists: the task's own tools ([] means none), the `tools` in its
+    metadata (from its row in a data file), the tools of the environment (`env_tools`).
     """
     task_tools = task.get("tools")
     if task_tools is not None:
@@ -31,7 +31,8 @@ def tools_of(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
 def checked_tools(tools: Any) -> list[ToolSchema]:
     """Return `tools` as a list of function schemas.
 
-    Raises ValueError for anything else, naming the first that is none.
+    Raises ValueError if `tools` is not a list, or names the first item that is not a function
+    schema.
     """
     # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
@@ -50,8 +51,11 @@ def is_function_schema(tool: Any) -> bool:
 
 
 def _are_schemas(value: Any) -> TypeGuard[list[ToolSchema]]:
-    """Whether `value` is a list of schemas as rows of data files hold them, with the function's
-    fields under `function` or directly in the schema. Other metadata may have that name too."""
+    """Whether `value` is a list of function schemas as rows of data files hold them.
+
+    The function's fields are under `function` or directly in the schema. The check is needed
+    because other metadata may be called `tools` too.
+    """
     if not isinstance(value, list) or not value:
         return False
     for tool in value:
@@ -62,9 +66,9 @@ def _are_schemas(value: Any) -> TypeGuard[list[ToolSchema]]:
 
 
 def check_tools(tools: Any) -> None:
-    """Check that `tools` holds OpenAI function schemas that can be stored as JSON.
+    """Check that `tools` is a list of OpenAI function schemas that can be stored as JSON.
 
-    Raises EnvProblem ENV_INVALID if not, or if all schemas together exceed MAX_TOOLS_BYTES.
+    Raises EnvProblem ENV_INVALID if it is not, or if all schemas together exceed MAX_TOOLS_BYTES.
     """
     size = 0  # bytes of the schemas so far, as JSON
     # A text or a dict can be iterated too, but is no list of schemas.
@@ -81,7 +85,7 @@ def check_tools(tools: Any) -> None:
 def _check_schema(tool: Any, index: int) -> None:
     """Raise EnvProblem ENV_INVALID unless `tool` is the schema of a function with a name.
 
-    `index` is its place in the list, for the message.
+    `index` is the position of `tool` in its list, for the error message.
     """
     if not is_function_schema(tool):
         raise EnvProblem(
@@ -93,10 +97,10 @@ def _check_schema(tool: Any, index: int) -> None:
 
 
 def _json_size(tool: Any, index: int) -> int:
-    """How many bytes a tool's schema takes as JSON.
+    """Return how many bytes a tool's schema takes as JSON.
 
-    Raises EnvProblem ENV_INVALID if it is no JSON; `index` is its place in the list, for the
-    message.
+    Raises EnvProblem ENV_INVALID if the schema cannot be written as JSON; `index` is its position
+    in the list, for the error message.
     """
     try:
         return len(json.dumps(tool, ensure_ascii=False, allow_nan=False).encode())

@@ -1,9 +1,9 @@
-"""Environments on the SDK `freesolo`, which flash trains: `load_environment(**params)` in
-environment.py returns an `EnvironmentSingleTurn` or `EnvironmentMultiTurn`.
+"""Environments on the SDK `freesolo`, whose trainer is called flash. `load_environment(**params)`
+in environment.py returns an `EnvironmentSingleTurn` or `EnvironmentMultiTurn`.
 
-Its rows are those of its own `dataset` (or `examples`), else of the folder's data files; the suites
-of an `evaluations.py` beside it become held-out tasks. The reward is `RewardResult.score`, success
-its `resolved_success()`, its metrics are curves.
+The rows come from the environment's `dataset` (or `examples`), else from the folder's data files.
+The evaluation suites of an `evaluations.py` in the folder become held-out tasks. The reward is
+`RewardResult.score`, success is its `resolved_success()`, its metrics become curves.
 """
 
 import importlib
@@ -27,12 +27,13 @@ EVALUATIONS = "evaluations.py"
 
 @dataclass(frozen=True)
 class Options:
-    """Where the environment is.
+    """The options of [adapter] for this format.
 
     Attributes:
         file: the file that defines `load_environment`.
-        prompt: the text that flash hands over as the contract: the system message.
-        data: the file with the rows; "" for the environment's own, else for every data file.
+        prompt: the text that flash passes as the contract; it becomes the system message.
+        data: the file with the rows; "" for the environment's own rows, or if it has none, every
+            data file.
     """
 
     file: str = "environment.py"
@@ -41,7 +42,7 @@ class Options:
 
 
 class _Foreign:
-    """An environment of the SDK and its rows."""
+    """An environment of the SDK with its rows and evaluation suites."""
 
     def __init__(self, env: Any, folder: Path, options: Options) -> None:
         self.env = env
@@ -52,7 +53,7 @@ class _Foreign:
         self.suites = list(_suites(folder, env))
 
     def tasks(self) -> list[Task]:
-        """The rows, and behind them the cases of the suites as held-out tasks."""
+        """Return the rows as tasks, followed by the cases of the suites as held-out tasks."""
         rows = [self._task(number, split, record) for number, split, record in self._rows()]
         return rows + [
             Task(
@@ -66,21 +67,21 @@ class _Foreign:
         ]
 
     def example(self, task: Task) -> Any:
-        """The SDK's example that a task was made of."""
+        """Return the SDK's example from which a task was made."""
         example = self.records.task_example_from_record(task.metadata["record"])
         return _with_id(example, task.metadata["example"])
 
     def score_case(self, task: Task, text: str) -> Score:
-        """The score that the suite of a held-out case gives."""
+        """Return the score that the suite of a held-out case gives to an answer."""
         suite = self.suites[task.metadata["suite"]]
         case = suite.cases()[task.metadata["case"]]
         return self.scored(suite.score(case, text))
 
     def scored(self, result: Any) -> Score:
-        """A `RewardResult`, a result of a suite, or a number, as a score."""
+        """Return a `RewardResult`, a suite's result or a number as a score."""
         if isinstance(result, bool | int | float):
             return Score(float(result), success=bool(result) if isinstance(result, bool) else None)
-        passed = getattr(result, "passed", None)
+        passed = getattr(result, "passed", None)  # only a suite's result has it
         success = result.resolved_success() if passed is None else passed
         metrics: dict[str, float] = {}
         for metric in getattr(result, "metrics", ()):
@@ -90,6 +91,7 @@ class _Foreign:
         return Score(float(result.score), success=success, metrics=metrics, error=result.error)
 
     def _task(self, number: int, split: str | None, record: JsonObject) -> Task:
+        """Make the task of row `number`; `record` is the row in the SDK's form."""
         example_id = self.records.stable_example_id(number)
         example = _with_id(self.records.task_example_from_record(record), example_id)
         prompt = self.env.start_episode(example, self.options.prompt)
@@ -103,7 +105,7 @@ class _Foreign:
         )
 
     def _rows(self) -> Iterator[tuple[int, str | None, JsonObject]]:
-        """(number, split, record) of every row."""
+        """Yield (number, split, record) of every row."""
         examples = getattr(self.env, "dataset", None)
         if examples is None:
             examples = getattr(self.env, "examples", None)
@@ -115,7 +117,7 @@ class _Foreign:
             yield number, row.split, row.value
 
     def _of_case(self, case: Any) -> Any:
-        """A case as an example; suites of the SDK have examples already."""
+        """Return a case as an example of the SDK; some suites have examples as cases already."""
         if hasattr(case, "record"):
             return case
         record = {"input": case.input, "output": case.expected, "metadata": case.metadata or {}}
@@ -129,11 +131,12 @@ class FlashSingleTurn(SingleTurnEnv):
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
-        """The rows, and the cases of the suites."""
+        """Return the rows and the cases of the suites as tasks."""
         return self.foreign.tasks()
 
     def score(self, task: Task, completion: str) -> Score:
-        """What `score_response` gives for the normalised completion."""
+        """Return what `score_response` gives for the normalised completion, or the suite for its
+        case."""
         if "suite" in task.metadata:
             return self.foreign.score_case(task, completion)
         env, example = self.foreign.env, self.foreign.example(task)
@@ -143,7 +146,16 @@ class FlashSingleTurn(SingleTurnEnv):
 
 @dataclass
 class State:
-    """One rollout: the SDK's example, the messages so far, and what the last step said."""
+    """One rollout.
+
+    Attributes:
+        example: the SDK's example.
+        messages: the messages so far.
+        prompt: how many of them are the prompt.
+        turns: how many completions there were.
+        final: the text that counts as the final response.
+        metadata: what the steps reported.
+    """
 
     example: Any
     messages: list[ChatMessage]
@@ -160,18 +172,19 @@ class FlashMultiTurn(MultiTurnEnv):
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
-        """The rows."""
+        """Return the rows and the cases of the suites as tasks."""
         return self.foreign.tasks()
 
     def start(self, task: Task) -> State:
-        """The SDK's `start_episode`."""
+        """Begin a rollout with the SDK's `start_episode`."""
         foreign = self.foreign
         example = foreign.example(task)
         messages = list(foreign.env.start_episode(example, foreign.options.prompt))
         return State(example, messages, prompt=len(messages))
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """The SDK's `step_episode`; None once it is done or its turns are used up."""
+        """Return the reply of the SDK's `step_episode`; None once it is done or its turns are used
+        up."""
         env, text = self.foreign.env, completion.content
         state.messages.append(completion.to_dict())
         state.turns += 1
@@ -184,7 +197,7 @@ class FlashMultiTurn(MultiTurnEnv):
         return _messages(result.messages)
 
     def score(self, task: Task, state: State) -> Score:
-        """What `score_episode` gives for the whole transcript."""
+        """Return what `score_episode` gives for the whole transcript."""
         types = self.foreign.types
         episode = types.EnvironmentEpisode(
             messages=tuple(state.messages),
@@ -199,9 +212,9 @@ class FlashMultiTurn(MultiTurnEnv):
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
-    """The environment that the file's `load_environment(**params)` returns.
+    """Load the environment that the file's `load_environment(**params)` returns.
 
-    Raises EnvProblem ENV_INVALID where that is none of the SDK's.
+    Raises EnvProblem ENV_INVALID if that is not an environment of the SDK.
     """
     options = read_options(adapter, Options)
     base = importlib.import_module(f"{SDK}.environments")
@@ -216,7 +229,7 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
 
 
 def _suites(folder: Path, env: Any) -> Iterable[Any]:
-    """The evaluation suites of the folder; none without an evaluations.py."""
+    """Return the evaluation suites of the folder; none without an evaluations.py."""
     if not (folder / EVALUATIONS).is_file():
         return []
     make = load_name(folder, EVALUATIONS, "load_evaluations")
@@ -227,10 +240,10 @@ def _suites(folder: Path, env: Any) -> Iterable[Any]:
 
 
 def _with_id(example: Any, example_id: str) -> Any:
-    """The example with the positional id that the SDK gives it."""
+    """Return a copy of the example with this id."""
     return replace(example, id=example_id)
 
 
 def _messages(messages: Iterable[Mapping[str, Any]]) -> list[Message]:
-    """Messages of the SDK as ours."""
+    """Return messages of the SDK as `Message` objects."""
     return [Message.from_dict(message) for message in messages]

@@ -1,8 +1,8 @@
-"""Gymnasium environments that can be played in words: one task a seed, one action a completion.
+"""Gymnasium environments that can be played in words: one task per seed, one action per completion.
 
-An action is a text (a `Text` space) or one of finitely many (a `Discrete` space), by its name from
-`actions` or by its number: the last one that the completion names counts. A completion that names
-none is told so and does nothing. The reward is the sum over the steps.
+In a `Text` space the whole completion is the action. In a `Discrete` space it is the last action
+that the completion names, by its name from `actions` or by its number; if the completion names
+none, the model is told so and nothing happens. The reward is the sum over the steps.
 """
 
 import importlib
@@ -20,22 +20,22 @@ from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
 
 PACKAGE = "gymnasium"
-_SHOWN = 30  # actions that are listed for a completion that names none
+_SHOWN = 30  # how many actions are listed if a completion names none
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is played, and how it is shown.
+    """The options of [adapter] for this format.
 
     Attributes:
         env: the id of the environment, such as "FrozenLake-v1".
-        module: a file of the folder that registers it; "" for one of the package's own.
-        size: how many tasks, one for each seed from `seed` on.
-        instructions: stand before the first observation.
+        module: a file of the folder that registers the environment; "" if gymnasium has it.
+        size, seed: how many tasks there are, one for each seed from `seed` on.
+        instructions: the text before the first observation.
         actions: names of the actions of a discrete space, in their order.
-        observe: "observation" shows what `reset` and `step` return, "render" what
-            `render()` gives with `render_mode = "ansi"` in the settings.
-        success_reward: a rollout that earns so much is solved.
+        observe: what the model reads: "observation" for what `reset` and `step` return, "render"
+            for the result of `render()`, with `render_mode = "ansi"` in the settings.
+        success_reward: the reward from which a rollout counts as solved.
         settings: arguments of `gymnasium.make`.
     """
 
@@ -52,7 +52,8 @@ class Options:
 
 @dataclass
 class State:
-    """One rollout."""
+    """One rollout: its environment, the rewards so far, and how many completions named no
+    action."""
 
     env: Any
     rewards: list[float] = field(default_factory=list)
@@ -60,9 +61,10 @@ class State:
 
 
 class GymnasiumText(MultiTurnEnv):
-    """One environment under many seeds."""
+    """One gymnasium environment under many seeds."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Import gymnasium and read the names of the environment's actions."""
         self.options = options
         self.gym = importlib.import_module(PACKAGE)
         if options.module:
@@ -72,16 +74,17 @@ class GymnasiumText(MultiTurnEnv):
         self.first = int(getattr(space, "start", 0))  # the number of the first action
 
     def tasks(self) -> list[Task]:
-        """One task for each seed: the instructions and the first observation."""
+        """Return one task for each seed: the instructions and the first observation."""
         first = self.options.seed
         return [self._task(seed) for seed in range(first, first + self.options.size)]
 
     def start(self, task: Task) -> State:
-        """An environment of its own, reset with the task's seed."""
+        """Begin a rollout: an environment of its own, reset with the task's seed."""
         return State(self._begun(task.metadata["seed"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """The next observation; None at the end."""
+        """Take the action that the completion names; return the next observation, or None at the
+        end."""
         action = self._action(completion.content)
         if action is None:
             state.invalid += 1
@@ -94,13 +97,14 @@ class GymnasiumText(MultiTurnEnv):
         return [Message("user", self._shown(state.env, observation))]
 
     def score(self, task: Task, state: State) -> Score:
-        """The sum of the rewards."""
+        """Return the sum of the rewards, and close the environment."""
         state.env.close()
         reward = sum(state.rewards)
         metrics = {"steps": float(len(state.rewards)), "invalid_actions": float(state.invalid)}
         return Score(reward, success=reward >= self.options.success_reward, metrics=metrics)
 
     def _task(self, seed: int) -> Task:
+        """Make the task for a seed."""
         env, observation = self._begun(seed)
         shown = self._shown(env, observation)
         env.close()
@@ -108,18 +112,18 @@ class GymnasiumText(MultiTurnEnv):
         return Task(f"{self.options.env}-{seed}", prompt, metadata={"seed": seed})
 
     def _begun(self, seed: int) -> tuple[Any, Any]:
-        """(an environment reset with `seed`, its first observation)."""
+        """Return (an environment reset with `seed`, its first observation)."""
         env = self.gym.make(self.options.env, **self.options.settings)
         observation, _ = env.reset(seed=seed)
         return env, observation
 
     def _shown(self, env: Any, observation: Any) -> str:
-        """What the model reads of an observation."""
+        """Return the text of an observation that the model reads."""
         return str(env.render() if self.options.observe == "render" else observation).strip()
 
     def _action(self, text: str) -> Any:
-        """The action that a completion names; None for none."""
-        if not self.names:  # any text is one
+        """Return the last action that a completion names; None if it names none."""
+        if not self.names:  # in a Text space any text is an action
             return text
         words = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
         named = re.findall(rf"(?<![\w-])(?:{words})(?!\w)", text, re.IGNORECASE)
@@ -130,9 +134,10 @@ class GymnasiumText(MultiTurnEnv):
 
 
 def _action_names(space: Any, options: Options) -> Sequence[str]:
-    """The names of the actions, by which a completion chooses; () where any text is an action.
+    """Return the names of the actions, by which a completion chooses; () if any text is an action.
 
-    Raises EnvProblem ENV_INVALID for a space that has neither, or names that do not fit it.
+    Raises EnvProblem ENV_INVALID for a space other than Text and Discrete, or for names that do not
+    fit the space.
     """
     kind = type(space).__name__
     if kind == "Text":
@@ -150,7 +155,8 @@ def _action_names(space: Any, options: Options) -> Sequence[str]:
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> GymnasiumText:
-    """The environment that the options name. Raises EnvProblem ENV_INVALID for a wrong option."""
+    """Load the environment that the options name. Raises EnvProblem ENV_INVALID for a wrong
+    option."""
     options = read_options(adapter, Options)
     if options.observe not in ("observation", "render"):
         message = f"[adapter] observe is observation or render, got {options.observe!r}"

@@ -1,4 +1,4 @@
-"""A folder whose environment.toml has `[adapter]` becomes an `Env`. Runs in the env process."""
+"""Makes an `Env` of a folder whose environment.toml has `[adapter]`. Runs in the env process."""
 
 import importlib
 from pathlib import Path
@@ -10,13 +10,14 @@ from envs.json_types import JsonObject
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
-    """The environment in `folder`, read by the module of the adapter's kind.
+    """Load the environment in `folder` with the module for the adapter's kind.
 
     Args:
-        params: of environment.toml, for formats whose environments are made by a function.
+        params: the [params] of environment.toml, for formats whose environments are made by a
+            function.
 
-    Raises EnvProblem ENV_INVALID for an option that is unknown or of another type, and whatever the
-    foreign code raises; ModuleNotFoundError where its package is not installed.
+    Raises EnvProblem ENV_INVALID for an option that is unknown or has the wrong type, whatever the
+    foreign code raises, and ModuleNotFoundError if its package is not installed.
     """
     add_source(folder)
     module = importlib.import_module(f"envs.adapters.{adapter.of.module}")

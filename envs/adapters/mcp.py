@@ -1,8 +1,8 @@
-"""The tools of an MCP server as the tools of an environment: rows with answers are asked, the model
-may call the tools, and its last message is scored.
+"""Environments whose tools are those of an MCP server. The model gets a row's question, may call
+the tools, and its last message is scored against the row's answer.
 
-The server runs beside the environment, in its box, and speaks over its standard streams. Each
-rollout has a server of its own, so nothing that one leaves in it reaches another.
+The server runs in the environment's sandbox and speaks over its standard streams. Each rollout has
+a server of its own, so that no state passes from one rollout to another.
 """
 
 from dataclasses import dataclass, field
@@ -22,12 +22,12 @@ SCORERS = {"exact": rewards.exact, "number": rewards.number, "f1": rewards.f1}
 
 @dataclass(frozen=True)
 class Options:
-    """What runs and what scores.
+    """The options of [adapter] for this format.
 
     Attributes:
         server: the program of the server and its arguments, run in the folder.
-        scorer: "exact", "number" or "f1": the last message against the row's answer.
-        shared: one server for all rollouts, for servers without a state.
+        scorer: how the last message is compared with the row's answer: "exact", "number" or "f1".
+        shared: whether all rollouts use one server; for servers without a state.
         data: the file with the rows; "" for every data file.
     """
 
@@ -39,7 +39,13 @@ class Options:
 
 @dataclass
 class State:
-    """One rollout: its server, once a tool was called, its last text, and the calls so far."""
+    """One rollout.
+
+    Attributes:
+        server: its MCP server; None until a tool is called.
+        text: the text of the model's last message.
+        calls, failed: how many tools were called, and how many of these calls failed.
+    """
 
     server: McpServer | None = None
     text: str = ""
@@ -48,9 +54,10 @@ class State:
 
 
 class McpTools(MultiTurnEnv):
-    """Rows to be answered with the help of a server's tools."""
+    """Rows to be answered with the help of an MCP server's tools."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Start a server to read its tools; keep it only if all rollouts share it."""
         self.folder = folder
         self.options = options
         first = self._started()
@@ -60,24 +67,25 @@ class McpTools(MultiTurnEnv):
             first.close()
 
     def tasks(self) -> list[Task]:
-        """The rows; each needs an answer."""
+        """Return the rows as tasks; each needs an answer."""
         named = self.options.data
         files = [self.folder / named] if named else data_files(self.folder)
         return read_tasks(*files, require_answer=True)
 
     def start(self, task: Task) -> State:
-        """A rollout; its server starts with the first call of a tool."""
+        """Begin a rollout. Its server starts with the first call of a tool, unless it is shared."""
         return State(self.common)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """What the called tools return; None where the message calls none."""
+        """Return the results of the called tools; None (the rollout is over) if the message calls
+        none."""
         state.text = completion.content
         if not completion.tool_calls:
             return None
         return [self._called(state, call) for call in completion.tool_calls]
 
     def score(self, task: Task, state: State) -> Score:
-        """The scorer's number for the last message."""
+        """Score the last message, and end the rollout's own server."""
         if state.server is not None and state.server is not self.common:
             state.server.close()
         reward = SCORERS[self.options.scorer](state.text, task.answer_text)
@@ -85,6 +93,7 @@ class McpTools(MultiTurnEnv):
         return Score(reward, success=reward == 1.0, metrics=metrics)
 
     def _called(self, state: State, call: ToolCall) -> Message:
+        """Call a tool, starting the server if necessary; return its result as a tool message."""
         if state.server is None:
             state.server = self._started()
         state.calls += 1
@@ -93,11 +102,13 @@ class McpTools(MultiTurnEnv):
         return Message("tool", text, tool_call_id=call.id, name=call.name)
 
     def _started(self) -> McpServer:
+        """Start a server."""
         return McpServer(self.options.server, self.folder)
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> McpTools:
-    """The rows and the server of a folder. Raises EnvProblem ENV_INVALID for a wrong option."""
+    """Load the rows and the server of a folder. Raises EnvProblem ENV_INVALID for a wrong
+    option."""
     options = read_options(adapter, Options)
     if not options.server or options.scorer not in SCORERS:
         message = f"[adapter] needs a server, and a scorer of {', '.join(SCORERS)}"

@@ -1,9 +1,9 @@
-"""Environments behind OpenEnv's protocol: a server answers `reset` and `step` over a WebSocket, one
-session a rollout, one task a seed.
+"""Environments behind OpenEnv's protocol: a server answers `reset` and `step` over a WebSocket.
+Each rollout is one session, each task one seed.
 
-A completion becomes an action: the text in one field of it, or, with `json_action`, the JSON object
-that the completion holds. What the model reads is one field of the observation, or all of it as
-JSON. The reward is the sum over the steps.
+A completion becomes an action: an object with the text in one field or, with `json_action`, the
+JSON object in the completion. The model reads one field of the observation, or all of it as JSON.
+The reward is the sum over the steps.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
 
 CLIENT = "openenv.core.generic_client"
-START_S = 50.0  # for the server to answer /health
+START_S = 50.0  # seconds within which the server must answer /health
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which server, and how it is played in words.
+    """The options of [adapter] for this format.
 
     Attributes:
         server: the program and its arguments, run in the folder; it listens on the port in the
-            variable PORT.
-        url: where a server runs already; instead of `server`, with `network = true`.
+            environment variable PORT.
+        url: the URL of a server that runs already, instead of `server`; needs `network = true`.
         action: the field of an action that takes the completion.
-        json_action: the completion is the action itself, as JSON.
+        json_action: whether the completion is the whole action, as JSON.
         observation: the field of an observation that the model reads; "" for all, as JSON.
-        instructions: stand before the first observation.
-        size, seed: how many tasks, one for each seed from `seed` on.
-        success_reward: a rollout that earns so much is solved.
-        reset: more arguments of `reset`.
+        instructions: the text before the first observation.
+        size, seed: how many tasks there are, one for each seed from `seed` on.
+        success_reward: the reward from which a rollout counts as solved.
+        reset: further arguments of `reset`.
     """
 
     server: tuple[str, ...] = ()
@@ -57,7 +57,13 @@ class Options:
 
 @dataclass
 class State:
-    """One rollout: its session with the server."""
+    """One rollout.
+
+    Attributes:
+        client: its session with the server.
+        rewards: the rewards so far.
+        invalid: how many completions were no action.
+    """
 
     client: Any
     rewards: list[float] = field(default_factory=list)
@@ -65,9 +71,10 @@ class State:
 
 
 class OpenEnv(MultiTurnEnv):
-    """The seeds of one server."""
+    """The tasks of one OpenEnv server, one for each seed."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Start the server, if the options name a program, and wait until it answers."""
         self.options = options
         self.module = importlib.import_module(CLIENT)
         self.url = options.url.rstrip("/")
@@ -79,16 +86,16 @@ class OpenEnv(MultiTurnEnv):
             local_server.await_health(self.url, START_S, self.process)
 
     def tasks(self) -> list[Task]:
-        """One task for each seed: the instructions and the first observation."""
+        """Return one task for each seed: the instructions and the first observation."""
         first = self.options.seed
         return [self._task(seed) for seed in range(first, first + self.options.size)]
 
     def start(self, task: Task) -> State:
-        """A session of its own, reset with the task's seed."""
+        """Begin a rollout: a session of its own, reset with the task's seed."""
         return State(self._begun(task.metadata["seed"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """The next observation; None at the end."""
+        """Take the action in the completion; return the next observation, or None at the end."""
         action = self._action(completion.content)
         if action is None:
             state.invalid += 1
@@ -99,7 +106,7 @@ class OpenEnv(MultiTurnEnv):
         return None if result.done else [Message("user", self._shown(result.observation))]
 
     def score(self, task: Task, state: State) -> Score:
-        """The sum of the rewards."""
+        """Return the sum of the rewards, and close the session."""
         state.client.close()
         reward = sum(state.rewards)
         return Score(
@@ -109,6 +116,7 @@ class OpenEnv(MultiTurnEnv):
         )
 
     def _task(self, seed: int) -> Task:
+        """Make the task for a seed."""
         client, observation = self._begun(seed)
         client.close()
         shown = self._shown(observation)
@@ -116,21 +124,22 @@ class OpenEnv(MultiTurnEnv):
         return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
 
     def _begun(self, seed: int) -> tuple[Any, Any]:
-        """(a session that was reset with `seed`, its first observation)."""
+        """Return (a session that was reset with `seed`, its first observation)."""
         client = self.module.GenericEnvClient(base_url=self.url).sync()
         client.connect()
         result = client.reset(seed=seed, **self.options.reset)
         return client, result.observation
 
     def _shown(self, observation: Any) -> str:
-        """What the model reads of an observation."""
+        """Return the part of an observation that the model reads."""
         name = self.options.observation
         if name and isinstance(observation, dict):
             return str(observation.get(name, ""))
         return json.dumps(observation, ensure_ascii=False)
 
     def _action(self, text: str) -> JsonObject | None:
-        """The action that a completion stands for; None for text that holds no JSON object."""
+        """Return the action in a completion; None if `json_action` is set and the text holds no
+        JSON object."""
         if not self.options.json_action:
             return {self.options.action: text}
         value: Any = None
@@ -140,7 +149,8 @@ class OpenEnv(MultiTurnEnv):
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> OpenEnv:
-    """The server that the options name. Raises EnvProblem ENV_INVALID unless they name one."""
+    """Connect to the server that the options name. Raises EnvProblem ENV_INVALID unless they name
+    exactly one of server and url."""
     options = read_options(adapter, Options)
     if bool(options.server) == bool(options.url):
         message = "[adapter] of OpenEnv names either a server or a url"

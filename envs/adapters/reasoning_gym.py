@@ -1,7 +1,7 @@
-"""A family of reasoning-gym: its generator makes the tasks, its own code scores the answers.
+"""A task family of reasoning-gym: its generator makes the tasks, its own code scores the answers.
 
-`import reasoning_gym` loads all of its hundred families and what they plot and solve with: 0.7 s
-and 85 MB, for every process that scores. So a family's own module is loaded alone where it can be.
+`import reasoning_gym` loads a hundred families with their plotting and solving libraries: 0.7 s and
+85 MB in every process that scores. So only the family's own module is loaded, if that works.
 """
 
 import importlib
@@ -23,8 +23,15 @@ PACKAGE = "reasoning_gym"
 
 @dataclass(frozen=True)
 class Options:
-    """Which tasks: `size` of the `family`, drawn with `seed`, by the family's own `settings`.
-    `suffix` is added to every question, with a space."""
+    """The options of [adapter] for this format.
+
+    Attributes:
+        family: the name of the task family.
+        size: how many tasks are generated.
+        seed: seed of the generator.
+        suffix: a text that is added to every question, after a space.
+        settings: the family's own settings.
+    """
 
     family: str
     size: int = 500
@@ -34,7 +41,7 @@ class Options:
 
 
 class ReasoningGym(SingleTurnEnv):
-    """One family; the same options make the same tasks."""
+    """One task family; the same options make the same tasks."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -42,7 +49,7 @@ class ReasoningGym(SingleTurnEnv):
         self.grade = self.module.get_score_answer_fn(options.family)
 
     def tasks(self) -> list[Task]:
-        """The tasks, each with the package's entry, which its scorer needs."""
+        """Return the tasks, each with the package's entry, which the package's scorer needs."""
         options = self.options
         entries = self.module.create_dataset(
             options.family, size=options.size, seed=options.seed, **options.settings
@@ -58,18 +65,18 @@ class ReasoningGym(SingleTurnEnv):
         ]
 
     def score(self, task: Task, completion: str) -> Score:
-        """The grade from 0 to 1 that the package gives; solved where it is 1."""
+        """Return the grade from 0 to 1 that the package gives; a grade of 1 counts as solved."""
         grade = float(self.grade(completion.strip(), task.metadata["entry"]))
         return Score(grade, success=grade == 1.0)
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> ReasoningGym:
-    """The family that the options name."""
+    """Load the family that the options name."""
     return ReasoningGym(read_options(adapter, Options))
 
 
 def family_module(family: str) -> Any:
-    """A module with `create_dataset` and `get_score_answer_fn` for the tasks of `family`.
+    """Return a module with `create_dataset` and `get_score_answer_fn` for the tasks of `family`.
 
     Only the family's own module is loaded if that works, else the whole package. Raises
     ModuleNotFoundError if the package is not installed.
@@ -78,15 +85,16 @@ def family_module(family: str) -> Any:
         raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
     try:
         return _alone(family)
-    except Exception:  # noqa: BLE001 - whatever a release moved, the public way is still there
-        # Forget what `_alone` has put there, so that the package is imported as usual.
+    except Exception:  # noqa: BLE001 - the normal import works whatever a release has moved
+        # Remove what `_alone` has put into sys.modules, so that the package is imported as usual.
         for name in [n for n in sys.modules if n.split(".")[0] == PACKAGE]:
             del sys.modules[name]
         return importlib.import_module(PACKAGE)
 
 
 def _alone(family: str) -> Any:
-    """The package's module `factory`, after importing only the module of `family` beside it.
+    """Return the package's module `factory` after importing, besides it, only the module of
+    `family`.
 
     Raises an error of any kind if the package is not laid out as expected.
     """
@@ -106,7 +114,8 @@ def _alone(family: str) -> Any:
 
 
 def _bare(name: str, folder: Path) -> ModuleType:
-    """An empty package over `folder`: its modules can be imported, its `__init__` is not run."""
+    """Return an empty package for `folder`: its modules can be imported, but its `__init__` is not
+    run."""
     module = ModuleType(name)
     module.__path__ = [str(folder)]
     module.__spec__ = spec = ModuleSpec(name, None, is_package=True)

@@ -1,7 +1,8 @@
 """Evaluators of rLLM over rows of data: the completion is the episode's answer.
 
 An evaluator is a function or an object with `evaluate`, called with `task` and `episode`, or with
-`metadata` and `trajectory`; it returns an `EvalOutput`, a dict like one, a number, a bool, or both.
+`metadata` and `trajectory`. It returns an `EvalOutput`, a dict with its keys, a number, a bool, or
+a pair (number, bool).
 """
 
 import importlib
@@ -20,18 +21,19 @@ from envs.config.adapters import Adapter
 from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
 
-QUESTIONS = ("instruction", "question", "problem", "prompt")  # columns, the first that a row has
+# The columns that may hold the question; the first that a row has is taken.
+QUESTIONS = ("instruction", "question", "problem", "prompt")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What scores, and what is asked.
+    """The options of [adapter] for this format.
 
     Attributes:
-        evaluator: "file.py:name"; without a name `evaluate`.
-        question: the column with the question; "" for the first of QUESTIONS.
-        answer: the column with the reference answer, to be audited and learnt; "" for none.
-        system: a system message for every task.
+        evaluator: what scores: "file.py:name"; without a name, the file's `evaluate`.
+        question: the column with the question; "" for the first of QUESTIONS that a row has.
+        answer: the column with the reference answer, for the audit and for SFT; "" for none.
+        system: a system message for every task; "" for none.
         data: the file with the rows; "" for every data file.
     """
 
@@ -43,7 +45,8 @@ class Options:
 
 
 class ForeignTask(dict[Any, Any]):
-    """A row, as evaluators read it: as a dict, or by the attributes of rLLM's `Task`."""
+    """A row in the form that evaluators read: as a dict, and with the attributes of rLLM's
+    `Task`."""
 
     def __init__(self, task: Task, folder: Path) -> None:
         super().__init__(task.metadata["row"])
@@ -55,7 +58,7 @@ class ForeignTask(dict[Any, Any]):
 
 
 class Rllm(SingleTurnEnv):
-    """The rows of a folder, scored by an evaluator."""
+    """The rows of a folder as tasks, scored by an evaluator."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         rllm_names.provide()
@@ -65,14 +68,14 @@ class Rllm(SingleTurnEnv):
         self.evaluate = _evaluate_of(load_name(folder, options.evaluator, "evaluate"))
 
     def tasks(self) -> list[Task]:
-        """One task a row."""
+        """Return one task per row."""
         return [
             self._task(row.id, row.split, row.value)
             for row in data_rows(self.folder, self.options.data)
         ]
 
     def score(self, task: Task, completion: str) -> Score:
-        """What the evaluator says of an episode with this answer."""
+        """Return the evaluator's score of an episode with this answer."""
         foreign = ForeignTask(task, self.folder)
         messages = [message.to_dict() for message in task.messages]
         step = self.types.Step(
@@ -89,7 +92,8 @@ class Rllm(SingleTurnEnv):
         return _score_of(self._asked(foreign, episode, completion))
 
     def _asked(self, task: ForeignTask, episode: Any, completion: str) -> Any:
-        """Call the evaluator with the arguments it names."""
+        """Call the evaluator with the arguments that its parameters name, else with (task,
+        episode)."""
         by_name = {
             "task": task,
             "metadata": task.metadata,
@@ -102,6 +106,10 @@ class Rllm(SingleTurnEnv):
         return self.evaluate(task, episode)
 
     def _task(self, row_id: str, split: str | None, row: JsonObject) -> Task:
+        """Make the task of a row.
+
+        Raises EnvProblem DATASET_INVALID if the row has no column with a question.
+        """
         options = self.options
         column = options.question or next((name for name in QUESTIONS if name in row), "")
         if column not in row:
@@ -121,14 +129,15 @@ class Rllm(SingleTurnEnv):
 
 
 def _evaluate_of(evaluator: Any) -> Callable[..., Any]:
-    """The function that evaluates: of an object or a class its method `evaluate`."""
+    """Return the function that evaluates: for an object or a class, its method `evaluate`."""
     if inspect.isclass(evaluator):
         evaluator = evaluator()
     return evaluator.evaluate if hasattr(evaluator, "evaluate") else evaluator
 
 
 def _score_of(result: Any) -> Score:
-    """What an evaluator returned, as a score. Raises TypeError for what rLLM would not take."""
+    """Return an evaluator's result as a score. Raises TypeError for a result that rLLM would
+    refuse."""
     if isinstance(result, bool | int | float):
         return Score(float(result), success=float(result) > 0)
     if isinstance(result, tuple):
@@ -142,7 +151,7 @@ def _score_of(result: Any) -> Score:
 
 
 def _score_of_output(output: Any) -> Score:
-    """An `EvalOutput` as a score. Raises TypeError for anything else."""
+    """Return an `EvalOutput` as a score. Raises TypeError if `output` is not one."""
     if not hasattr(output, "is_correct"):
         raise TypeError(f"the evaluator returned {type(output).__name__}")
     signals = {signal.name: float(signal.value) for signal in output.signals}
@@ -150,5 +159,5 @@ def _score_of_output(output: Any) -> Score:
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Rllm:
-    """The rows and the evaluator of a folder."""
+    """Load the rows and the evaluator of a folder."""
     return Rllm(folder, read_options(adapter, Options))

@@ -1,8 +1,8 @@
-"""Environments of SkyRL-Gym over rows of their form: `prompt` (messages), `env_class`,
-`reward_spec`, and whatever else the environment reads from its row.
+"""Environments of SkyRL-Gym. Their rows have `prompt` (messages), `env_class`, `reward_spec`, and
+whatever else the environment reads.
 
 The environment's `init(prompt)` begins a rollout, `step(text)` answers each completion; the reward
-is the sum over its steps.
+is the sum over the steps.
 """
 
 import importlib
@@ -22,14 +22,14 @@ PACKAGE = "skyrl_gym"
 
 @dataclass(frozen=True)
 class Options:
-    """How the rows are played.
+    """The options of [adapter] for this format.
 
     Attributes:
         env: the id of the environment for rows without `env_class`.
         module: a file of the folder that registers environments of its own; "" for none.
         data: the file with the rows; "" for every data file of the folder.
         config: the environment's `env_config`.
-        success_reward: a rollout that earns so much is solved.
+        success_reward: the reward from which a rollout counts as solved.
     """
 
     env: str = ""
@@ -41,16 +41,17 @@ class Options:
 
 @dataclass
 class State:
-    """One rollout: the environment of its own, and what it has earned."""
+    """One rollout: its environment, and the rewards so far."""
 
     env: Any
     rewards: list[float] = field(default_factory=list)
 
 
 class SkyrlGym(MultiTurnEnv):
-    """The rows of a folder, each played by the environment it names."""
+    """The rows of a folder as tasks; the environment that a row names plays it."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Import skyrl_gym, and register the environments of the folder's own module."""
         self.folder = folder
         self.options = options
         self.gym = importlib.import_module(PACKAGE)
@@ -58,7 +59,7 @@ class SkyrlGym(MultiTurnEnv):
             load_file(folder, options.module)
 
     def tasks(self) -> list[Task]:
-        """One task a row, with the prompt that the environment's `init` makes of it."""
+        """Return one task per row, with the prompt that the environment's `init` makes of it."""
         tasks = []
         for row in data_rows(self.folder, self.options.data):
             env, prompt = self._begun(row.value)
@@ -67,11 +68,11 @@ class SkyrlGym(MultiTurnEnv):
         return tasks
 
     def start(self, task: Task) -> State:
-        """A rollout with an environment of its own."""
+        """Begin a rollout with an environment of its own."""
         return State(self._begun(task.metadata["row"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """What the environment answers; None once it is done."""
+        """Return the environment's reply to the completion; None once it is done."""
         output = state.env.step(completion.content)
         state.rewards.append(float(output["reward"]))
         if output["done"] or not output["observations"]:
@@ -79,7 +80,8 @@ class SkyrlGym(MultiTurnEnv):
         return [Message.from_dict(message) for message in output["observations"]]
 
     def score(self, task: Task, state: State) -> Score:
-        """The sum of the rewards, with the numbers among the environment's own metrics."""
+        """Return the sum of the rewards, with those of the environment's metrics that are
+        numbers."""
         reward = sum(state.rewards)
         metrics = state.env.get_metrics() if hasattr(state.env, "get_metrics") else {}
         state.env.close()
@@ -91,7 +93,7 @@ class SkyrlGym(MultiTurnEnv):
         return Score(reward, success=reward >= self.options.success_reward, metrics=numbers)
 
     def _begun(self, row: JsonObject) -> tuple[Any, list[Message]]:
-        """(an environment that has begun with the row, the prompt for the model)."""
+        """Return (an environment that has begun with the row, the prompt for the model)."""
         name = row.get("env_class") or self.options.env
         prompt = row["prompt"]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -102,10 +104,10 @@ class SkyrlGym(MultiTurnEnv):
 
 
 def _as_config(options: JsonObject) -> Any:
-    """The options as the configuration object that SkyRL's trainer hands over."""
+    """Return the options as the configuration object that SkyRL's trainer passes."""
     return importlib.import_module("omegaconf").OmegaConf.create(dict(options))
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> SkyrlGym:
-    """The rows and environments of a folder."""
+    """Load the rows and environments of a folder."""
     return SkyrlGym(folder, read_options(adapter, Options))

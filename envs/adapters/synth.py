@@ -1,8 +1,9 @@
-"""Task apps over HTTP, in any language: `/health`, `/task_info`, `/rollout`, one task a seed.
+"""Task apps: HTTP servers in any language with `/health`, `/task_info` and `/rollout`. Each task is
+one seed.
 
-The app plays each rollout itself and asks the model at the `inference_url` that it is given, which
-is the rollout's own gateway. It runs in the box of the rollout (`server`), one process a rollout,
-or elsewhere (`url`, with `network = true` under [limits]).
+The app plays each rollout itself and asks the model at the `inference_url` that it is given, the
+trainer's HTTP server for that rollout. The app runs in the sandbox of the rollout (`server`, one
+process per rollout), or elsewhere (`url`, which needs `network = true` under [limits]).
 """
 
 import json
@@ -21,23 +22,23 @@ from envs.config.adapters import SERVER_PORT, Adapter
 from envs.config.problem import EnvProblem
 from envs.json_types import JsonObject
 
-START_S = 30.0  # for the app to answer /health
-INFO_S = 10.0  # for one /task_info
-SHOWN_CHARS = 2000  # of what the app says of a task
+START_S = 30.0  # seconds within which the app must answer /health
+INFO_S = 10.0  # seconds for one /task_info
+SHOWN_CHARS = 2000  # how much a task shows of each part of the app's answer
 
 
 @dataclass(frozen=True)
 class Options:
-    """Which app, and what it is told.
+    """The options of [adapter] for this format.
 
     Attributes:
         server: the program and its arguments, run in the folder; it listens on the port in the
-            variable PORT.
-        url: where an app runs already; instead of `server`.
-        env_name, config: of the rollout's `env`.
-        policy: more of the policy's `config`.
+            environment variable PORT.
+        url: the URL of an app that runs already, instead of `server`.
+        env_name, config: the name and the config of the rollout's `env`.
+        policy: further entries for the policy's `config`.
         output_mode: "text", "tool_calls" or "structured".
-        size, seed: how many tasks, one for each seed from `seed` on.
+        size, seed: how many tasks there are, one for each seed from `seed` on.
     """
 
     server: tuple[str, ...] = ()
@@ -51,21 +52,21 @@ class Options:
 
 
 class SynthApp(SingleTurnEnv):
-    """The seeds of a task app; `programs/synth_rollout.py` plays them."""
+    """The tasks of a task app, one for each seed; `programs/synth_rollout.py` plays them."""
 
     def __init__(self, folder: Path, options: Options) -> None:
         self.folder = folder
         self.options = options
 
     def tasks(self) -> list[Task]:
-        """One task for each seed, with what the app's `/task_info` says of it."""
+        """Return one task for each seed, with what the app's `/task_info` says about it."""
         first = self.options.seed
         with self._app() as url:
             return [_task(url, seed) for seed in range(first, first + self.options.size)]
 
     @contextmanager
     def _app(self) -> Iterator[str]:
-        """A context with the URL of the app."""
+        """A context in which the app runs; yields its URL."""
         options = self.options
         if options.url:
             yield options.url.rstrip("/")
@@ -76,7 +77,7 @@ class SynthApp(SingleTurnEnv):
 
 
 def _task(url: str, seed: int) -> Task:
-    """The task of a seed. Raises ServerFault."""
+    """Make the task for a seed. Raises ServerFault if the app does not answer /task_info."""
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     query = urlencode({"seed": seed})
     headers = {"X-API-Key": key} if key else None
@@ -86,8 +87,10 @@ def _task(url: str, seed: int) -> Task:
 
 
 def _shown(info: Any, seed: int) -> str:
-    """The text that stands for a prompt, which is not known before the app asks: what the app's
-    `/task_info` (`info`) tells of the task."""
+    """Return a text to show as the task's prompt, from the app's `/task_info` (`info`).
+
+    The real prompt is unknown until the app asks the model.
+    """
     facts = info if isinstance(info, Mapping) else {}
     task = facts.get("task")
     task = task if isinstance(task, Mapping) else {}
@@ -100,7 +103,8 @@ def _shown(info: Any, seed: int) -> str:
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> SynthApp:
-    """The app that the options name. Raises EnvProblem ENV_INVALID unless they name one."""
+    """Load the app that the options name. Raises EnvProblem ENV_INVALID unless they name exactly
+    one of server and url."""
     options = read_options(adapter, Options)
     if bool(options.server) == bool(options.url):
         message = "[adapter] of a task app names either a server or a url"

@@ -1,9 +1,9 @@
 """Tasksets of verifiers 0.4: a module whose `__all__` names one subclass of `Taskset`, whose tasks
 score themselves by methods with `@vf.reward` and `@vf.metric`.
 
-A taskset without an `Env` of its own is one answer a task. One whose `Env` talks with a single
-agent (`agents.player.interaction(task)`) is played turn by turn. Tools, containers, harnesses and
-judges between agents are refused by name.
+If a taskset has no `Env` of its own, the model answers each task once. If its `Env` talks with a
+single agent (`agents.player.interaction(task)`), it is played turn by turn. Tools, containers,
+harnesses and judges between agents are refused, with an error that names them.
 """
 
 import importlib
@@ -25,14 +25,14 @@ PACKAGE = "verifiers.v1"
 
 @dataclass(frozen=True)
 class Options:
-    """Which taskset, and how its tasks are read.
+    """The options of [adapter] for this format.
 
     Attributes:
         taskset: the taskset's id: a module of the folder, or an installed package.
-        size: only its first so many tasks; 0 for all.
-        answer: the field of a task's data with the reference answer, to be audited and learnt; ""
+        size: how many of its tasks to take, from the first on; 0 for all.
+        answer: the field of a task's data with the reference answer, for the audit and for SFT; ""
             for none.
-        success_reward: a rollout that earns so much is solved.
+        success_reward: the reward from which a rollout counts as solved.
         config: the taskset's own config.
     """
 
@@ -44,7 +44,7 @@ class Options:
 
 
 class _Foreign:
-    """A taskset, its tasks and the scores of their traces."""
+    """A taskset with its tasks; also turns scored traces into scores."""
 
     def __init__(self, options: Options, plugin: Plugin) -> None:
         self.options = options
@@ -52,9 +52,11 @@ class _Foreign:
         self.loop = new_loop()
 
     def rows(self) -> Iterator[tuple[Any, str, str | None, JsonObject]]:
-        """(the foreign task, its id, its reference answer, what rebuilds it) of every task.
+        """Yield (the foreign task, its id, its reference answer, metadata to rebuild it from) of
+        every task.
 
-        Raises EnvProblem ENV_INVALID for a task that needs what is not offered here.
+        Raises EnvProblem ENV_INVALID for an endless taskset without `size`, and for a task that
+        needs what is not supported here.
         """
         options, taskset = self.options, self.plugin.taskset
         if options.size:
@@ -72,13 +74,14 @@ class _Foreign:
             yield foreign, task_id, answer, {"data": data.model_dump(mode="json")}
 
     def task_of(self, task: Task) -> Any:
-        """The foreign task that a task of ours was made of."""
+        """Rebuild the foreign task from which a task of ours was made."""
         kind = self.plugin.task_type
         data = kind.data_type().model_validate(task.metadata["data"])
         return kind(data, self.plugin.taskset.config.task)
 
     def scored(self, trace: Any) -> Score:
-        """The sum of a trace's weighted rewards, with each of them, and its metrics."""
+        """Return a scored trace as a score: the sum of its weighted rewards, each reward as a part,
+        and its metrics."""
         rewards = {name: each for name, each in trace.rewards.items() if each is not None}
         reward = float(trace.reward)
         return Score(
@@ -91,8 +94,10 @@ class _Foreign:
         )
 
     def _answer(self, data: Any) -> str:
-        """The reference answer in the field that the options name. Raises EnvProblem ENV_INVALID
-        where the data have no such field."""
+        """Return the reference answer in the field that the options name.
+
+        Raises EnvProblem ENV_INVALID if the data have no such field.
+        """
         name = self.options.answer
         if name not in dict(data):
             fields = sorted(name for name, _ in data)
@@ -104,25 +109,25 @@ class _Foreign:
 
 
 class VerifiersSingleTurn(SingleTurnEnv):
-    """A taskset whose tasks are answered once."""
+    """A taskset whose tasks are answered with one message."""
 
     def __init__(self, foreign: _Foreign) -> None:
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
-        """Its tasks, each with the system message and prompt that verifiers would send."""
+        """Return its tasks, each with the system message and prompt that verifiers would send."""
         return [
             Task(task_id, [as_message(each) for each in opening(task)], answer, metadata=metadata)
             for task, task_id, answer, metadata in self.foreign.rows()
         ]
 
     def score(self, task: Task, completion: str) -> Score:
-        """What the task's own rewards and metrics say of a trace with this one answer."""
+        """Return what the task's own rewards and metrics give for a trace with this one answer."""
         foreign = self.foreign
         return foreign.scored(run(foreign.loop, self._played(task, completion)))
 
     async def _played(self, task: Task, completion: str) -> Any:
-        """The trace of the answer, scored."""
+        """Return the scored trace of an exchange with this one answer."""
         exchange = Exchange(self.foreign.task_of(task))
         async with exchange.open():
             exchange.ask(exchange.messages_of(task.messages))
@@ -133,7 +138,7 @@ class VerifiersSingleTurn(SingleTurnEnv):
 
 @dataclass
 class State:
-    """One rollout."""
+    """One rollout of a multi-turn taskset."""
 
     play: Play
 
@@ -146,7 +151,8 @@ class VerifiersMultiTurn(MultiTurnEnv):
         run(foreign.loop, foreign.plugin.env.start())
 
     def tasks(self) -> list[Task]:
-        """Its tasks; where the `Env` opens the conversation, each is begun to see how."""
+        """Return its tasks. If the `Env` speaks first, each task is begun once to get the opening
+        messages."""
         made = []
         for task, task_id, answer, metadata in self.foreign.rows():
             shown = opening(task)
@@ -159,27 +165,33 @@ class VerifiersMultiTurn(MultiTurnEnv):
         return made
 
     def start(self, task: Task) -> State:
-        """Begin a rollout; it runs until the model is asked."""
+        """Begin a rollout; the `Env` runs until it asks the model. Raises ValueError if it ends
+        before that."""
         play = Play(self.foreign.loop, self.foreign.plugin.env, self.foreign.task_of(task))
         if play.until_asked() is None:
             raise ValueError("the Env's run() ended before it asked the model")
         return State(play)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """Hand the reply to the `Env`; what it asks next, None once it is done."""
+        """Give the reply to the `Env`; return the messages that it asks next, or None once it is
+        done."""
         state.play.reply(completion.content)
         asked = state.play.until_asked()
         return None if asked is None else [as_message(each) for each in asked]
 
     def score(self, task: Task, state: State) -> Score:
-        """What the `Env` and the task recorded on the trace."""
+        """Return what the `Env` and the task recorded on the trace."""
         return self.foreign.scored(state.play.finish())
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
-    """The taskset that the options name. Raises EnvProblem ENV_INVALID for what is not offered."""
+    """Load the taskset that the options name.
+
+    Raises EnvProblem ENV_INVALID if there is no such taskset or it needs what is not supported
+    here.
+    """
     options = read_options(adapter, Options)
-    importlib.import_module(PACKAGE)  # its absence is told as that of any package
+    importlib.import_module(PACKAGE)  # a missing package is reported like any other
     plugin = load_plugin(folder, options.taskset, options.config)
     foreign = _Foreign(options, plugin)
     return VerifiersMultiTurn(foreign) if plugin.env is not None else VerifiersSingleTurn(foreign)

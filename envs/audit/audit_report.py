@@ -1,4 +1,4 @@
-"""The result of a reward audit as the JSON object that it is: written to `audit.json` of a version.
+"""The types of the JSON object that a reward audit writes: `audit.json` of an environment version.
 
 The engine reads that file as `engine/records/audit.py`, which says what each key means.
 """
@@ -8,7 +8,7 @@ from typing import NotRequired, TypedDict
 
 
 class ProbeExample(TypedDict):
-    """An answer of a probe that was paid."""
+    """A probe's answer (wrong or degenerate) that was paid."""
 
     task: str
     completion: str
@@ -16,7 +16,7 @@ class ProbeExample(TypedDict):
 
 
 class ProbeLine(TypedDict):
-    """What the answers of one probe earned, one line of the table."""
+    """The rewards of one probe's answers: one line of the report's table."""
 
     probe: str
     what: str
@@ -32,7 +32,7 @@ class ProbeLine(TypedDict):
 
 
 class RewardChange(TypedDict):
-    """An answer of `task` that earned one reward, then another."""
+    """An answer of `task` that earned the reward `first`, then another, `second`."""
 
     task: str
     first: float
@@ -40,7 +40,8 @@ class RewardChange(TypedDict):
 
 
 class Saturation(TypedDict, total=False):
-    """How many rewards there are, and which share of the answers earns the highest."""
+    """Whether the highest reward separates right answers from wrong ones: how many different
+    rewards there are (`levels`), and which shares of the answers earn the highest."""
 
     top: float
     levels: int
@@ -49,16 +50,16 @@ class Saturation(TypedDict, total=False):
 
 
 class Rescoring(TypedDict):
-    """Answers scored again by a new process (envs/audit/rescore.py). Its keys:
+    """The result of scoring answers again with a new process (envs/audit/rescore.py). Its keys:
 
     asked, scored: how many answers there were, and how many of them were scored again.
     differing: how many got another reward.
-    failed: on how many scoring failed this time; they are not among `differing`.
-    confirmed, wavering: of the differing ones, how many a third process rewarded as the second
-        did, or otherwise; where it was not asked an answer is neither.
+    failed: on how many the scoring failed this time; these do not count in `differing`.
+    confirmed, wavering: in how many of the differing answers a third process gave the second
+        process's reward, or another one. Answers that it was not asked about are in neither.
     skipped: reason -> how many answers could not be scored again.
     examples: answers that differ or failed, confirmed ones first.
-    why: the reason why the rest of the answers was left out; "" where none was.
+    why: why the remaining answers were not scored again; "" if all were.
     """
 
     asked: int
@@ -73,8 +74,8 @@ class Rescoring(TypedDict):
 
 
 class GroupReport(TypedDict):
-    """What `score_group` paid (envs/audit/groups.py): how many `groups` were scored, and ids of
-    tasks with a fault."""
+    """The result of the audit of `score_group` (envs/audit/groups.py): the number of `groups`
+    scored, and for each kind of fault the ids of the tasks that show it."""
 
     groups: int
     not_ahead: list[str]
@@ -83,7 +84,7 @@ class GroupReport(TypedDict):
 
 
 class AuditReport(TypedDict):
-    """The whole result."""
+    """The whole report of a reward audit."""
 
     verdict: str
     headline: str

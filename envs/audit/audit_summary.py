@@ -1,4 +1,7 @@
-"""What an audit comes to, in one line: who is paid, and the cause where something is wrong."""
+"""The result of a reward audit in one line: what is paid, and the cause if something is wrong.
+
+Gold is the reference answer; a probe is a kind of wrong or degenerate answer that was tried.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,8 +9,8 @@ from typing import Any
 from envs.audit.probes import GOLD, LENGTHS, NEAR, OVERLONG
 
 PAYS_FOR_LENGTH = "pays for length"
-# How much more junk may earn for being longer, as a part of what gold earns, before that counts as
-# a weakness.
+# If longer junk earns this much more than short junk, as a share of what gold earns, the scorer
+# pays for length, which is a weakness.
 LENGTH_PAYS = 0.1
 
 Line = Mapping[str, Any]
@@ -20,7 +23,7 @@ def headline(
     failing: tuple[int, int],
     covered: str,
 ) -> str:
-    """One line about an audit: ok, warn or risk, what gold earns, and what is wrong.
+    """Return one line about an audit: ok, warn or risk, what gold earns, and what is wrong.
 
     For example "risk: gold earns 1.00, but look at: filler 0.80 (40 of 200 rows scored)".
 
@@ -29,7 +32,7 @@ def headline(
             are no risks.
         table: one line per probe, with its `probe`, `mean` and `verdict`.
         failing: how many reference answers fail, and how many there are.
-        covered: how many rows were scored, in words, such as "40 of 200 rows scored".
+        covered: how many rows were scored, in words, e.g. "40 of 200 rows scored".
     """
     means = {line["probe"]: line["mean"] for line in table}
     gold = f"gold earns {means[GOLD]:.2f}" if GOLD in means else "there is no reference answer"
@@ -41,7 +44,7 @@ def headline(
 
 
 def _best_degenerate_text(table: Sequence[Line]) -> str:
-    """The end of a sentence about the degenerate answer that earns most, such as ", the best
+    """Return the end of a sentence about the degenerate answer that earns most, e.g. ", the best
     degenerate answer (filler) 0.20"; "" if there is none. `table` has one line per probe."""
     best = best_degenerate(table)
     if best is None:
@@ -50,15 +53,15 @@ def _best_degenerate_text(table: Sequence[Line]) -> str:
 
 
 def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int, int]) -> str:
-    """Say what is wrong with a scorer.
+    """Return in words what is wrong with a scorer.
 
     Args:
-        names: the probes and other findings that are risks; or the weaknesses, if there is no risk.
+        names: the risks (probes and other findings); or the weaknesses, if there are no risks.
         means: each probe's mean reward.
         failing: how many reference answers fail, and how many there are.
     """
     causes = []
-    if GOLD in names:  # shown by how many fail, which says more than their mean reward
+    if GOLD in names:  # the number that fail says more than their mean reward
         failing_count, gold_count = failing
         causes.append(f"{failing_count} of {gold_count} reference answers fail")
     other_names = [name for name in names if name != GOLD]
@@ -68,10 +71,10 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
 
 
 def _with_means(name: str, means: Mapping[str, float]) -> str:
-    """The name of a risk or weakness, followed by the mean rewards that show it.
+    """Return the name of a risk or weakness, followed by the mean rewards that show it.
 
     For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A name
-    that is neither PAYS_FOR_LENGTH nor that of a probe stays alone. `means` maps each probe to its
+    that is neither PAYS_FOR_LENGTH nor a probe is returned alone. `means` maps each probe to its
     mean reward.
     """
     if name == PAYS_FOR_LENGTH:
@@ -83,9 +86,10 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
 
 
 def best_degenerate(table: Sequence[Line]) -> Line | None:
-    """The line of `table` about the degenerate probe that earned most; None if there is none.
+    """Return the line of `table` about the degenerate probe that earned most; None if there is
+    none.
 
-    A probe is degenerate unless it is shown for information only or is a near miss (NEAR).
+    Degenerate are all probes except those shown for information only and near misses (NEAR).
     """
     degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(degenerate, key=lambda line: line["mean"], default=None)
@@ -100,7 +104,7 @@ def pays_for_length(table: Sequence[Line]) -> bool:
     if _pays_for_junk(means):
         return True
     least_increase = _least_increase(means)
-    # 0: gold earns nothing and all means are equal.
+    # least_increase is 0 if gold earns nothing and all means are equal.
     if least_increase <= 0 or not all(name in means for name in LENGTHS):
         return False
     by_length = [means[name] for name in LENGTHS]
@@ -109,24 +113,24 @@ def pays_for_length(table: Sequence[Line]) -> bool:
 
 
 def _pays_for_junk(means: Mapping[str, float]) -> bool:
-    """Whether the right answer earns clearly more when junk follows it; False if one of the two was
+    """Whether the right answer earns clearly more with junk behind it; False if one of the two was
     not scored.
 
     `means` maps each probe to its mean reward.
     """
     least_increase = _least_increase(means)
-    # 0: gold earns nothing and all means are equal.
+    # least_increase is 0 if gold earns nothing and all means are equal.
     if least_increase <= 0 or OVERLONG not in means or GOLD not in means:
         return False
     return means[OVERLONG] - means[GOLD] >= least_increase
 
 
 def _least_increase(means: Mapping[str, float]) -> float:
-    """The smallest increase of a mean reward that counts as paying for length.
+    """Return the smallest increase of a mean reward that counts as paying for length.
 
-    It is the share LENGTH_PAYS of what gold (the reference answer) earns. If there is no gold or
-    gold earns nothing, it is that share of the distance between the highest and the lowest mean in
-    `means` (probe -> mean).
+    It is the share LENGTH_PAYS of what gold (the reference answer) earns. If there is no gold, or
+    gold earns 0 or less, it is that share of the distance between the highest and the lowest mean
+    in `means` (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

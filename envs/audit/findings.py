@@ -1,4 +1,4 @@
-"""What a reward audit has measured so far: a tally per probe, and the answers with two rewards."""
+"""The measurements of a reward audit: a tally per probe, and the answers that got two rewards."""
 
 import math
 from collections import deque
@@ -11,23 +11,24 @@ from envs.audit.groups import GroupFindings
 from envs.audit.rescore import Scored
 from envs.json_types import JsonObject
 
-PAID = 0.5  # an answer counts as paid if it earns this share of what gold earns, or more
-FRESH = 12  # a new process scores so many of the last answers, and as many earlier ones
+PAID = 0.5  # an answer counts as paid if it earns at least this share of what gold earns
+FRESH = 12  # a new process scores this many of the last answers, and as many earlier ones
 ERROR_CHARS = 200
 EXAMPLE_CHARS = 160
 
 
 @dataclass
 class Tally:
-    """What one probe earned so far.
+    """What one probe (a kind of answer that is tried) earned so far.
 
     Attributes:
-        rewards: of each row.
-        golds: what gold (the reference answer) earned on the same rows, where there is one.
-        successes, errors, paid: on how many rows it counted as solved, failed to score, was paid.
+        rewards: the reward on each row.
+        golds: what gold (the reference answer) earned on the same rows, if it exists.
+        successes, errors, paid: on how many rows the probe counted as solved, failed to score, was
+            paid.
         below: on how many rows gold earned more; a tie counts half.
-        example: the first answer that was paid; None where none was.
-        error: the first error; "" where scoring never failed.
+        example: the first answer that was paid; None if none was.
+        error: the first error; "" if scoring never failed.
     """
 
     rewards: list[float] = field(default_factory=list)
@@ -72,7 +73,7 @@ class Tally:
             self.example = {"task": task_id, "completion": shortened(answer), "reward": reward}
 
     def add(self, other: "Tally") -> None:
-        """Add what another tally of the same probe counted, on other rows."""
+        """Add the counts of another tally, of the same probe on other rows."""
         self.rewards += other.rewards
         self.golds += other.golds
         self.successes += other.successes
@@ -83,9 +84,8 @@ class Tally:
         self.error = self.error or other.error
 
     def _compare_with_gold(self, reward: float, gold_reward: float) -> None:
-        """Note what gold (the reference answer) earned on a row, and whether the probe earned less;
-        equal rewards count half. `reward` is what the probe earned on the same row.
-        """
+        """Record what gold (the reference answer) earned on a row, and whether the probe earned
+        less (equal rewards count half). `reward` is what the probe earned on the same row."""
         self.golds.append(gold_reward)
         if gold_reward > reward:
             self.below += 1.0
@@ -97,8 +97,8 @@ def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
     """Whether the reward that an answer got on a row counts as paid.
 
     `gold_reward` is what the row's reference answer earned: the answer needs the share PAID of it,
-    and nothing is paid where that is 0 or less. If it is None (no reference answer), the answer
-    needs success, or a reward of PAID itself.
+    and nothing is paid if it is 0 or less. If it is None (no reference answer), the answer needs
+    success, or a reward of at least PAID.
     """
     if gold_reward is None:
         return result["success"] is True or result["reward"] >= PAID
@@ -107,21 +107,23 @@ def _is_paid(result: Mapping[str, Any], gold_reward: float | None) -> bool:
 
 @dataclass
 class Findings:
-    """Everything that was measured.
+    """All measurements of an audit.
 
     Attributes:
-        tallies: by the probe's name.
-        gold_failing: ids of tasks whose reference answer fails, of `gold_rows` tasks with one.
-        unstable: answers that earned two rewards twice in a row, of `repeated` ones.
-        drifted: answers that earned another reward after others were scored, of `revisited` ones.
+        tallies: name of the probe -> its tally.
+        gold_failing: ids of tasks whose reference answer fails; `gold_rows` tasks have one.
+        unstable: answers that earned different rewards twice in a row; `repeated` answers were
+            tried.
+        drifted: answers that earned another reward after others had been scored; `revisited` were
+            tried.
         latest: the answers scored last, the newest at the end.
-        samples: of each row the reference answer and one other.
-        rescoring: how a new process scored some of `latest` and `samples` again; None where none
-            was asked.
-        of_groups: what `score_group` paid; None where there is none.
-        seconds: what each score took.
-        rows: rows scored.
-        stopped_in_row: whether the time was up in the middle of a row.
+        samples: the reference answer and one other answer of each row.
+        rescoring: how a new process scored some of `latest` and `samples`; None if none was
+            started.
+        of_groups: the audit of `score_group`; None if there is none.
+        seconds: how long each call of score took.
+        rows: how many rows were scored.
+        stopped_in_row: whether the time ran out in the middle of a row.
     """
 
     tallies: dict[str, Tally] = field(default_factory=dict)
@@ -140,7 +142,7 @@ class Findings:
     stopped_in_row: bool = False
 
     def to_json(self) -> JsonObject:
-        """What was counted, as a JSON object; the answers to be scored again are left out."""
+        """Return the counts as a JSON object; the answers to be scored again are left out."""
         return {
             "tallies": {name: asdict(tally) for name, tally in self.tallies.items()},
             **{name: getattr(self, name) for name in _COUNTED},
@@ -161,7 +163,7 @@ class Findings:
             self.drifted.append(change)
 
 
-# What findings add up by; beside the tallies.
+# The fields besides the tallies that are stored, and added up when findings are merged.
 _COUNTED = (
     "gold_failing",
     "gold_rows",
@@ -175,13 +177,14 @@ _COUNTED = (
 
 
 def findings_from_json(data: JsonObject) -> Findings:
-    """The findings that `Findings.to_json` wrote. Raises LookupError or TypeError for others."""
+    """Read the findings that `Findings.to_json` wrote. Raises LookupError or TypeError if `data`
+    has another form."""
     tallies = {name: Tally(**tally) for name, tally in data["tallies"].items()}
     return Findings(tallies=tallies, **{name: data[name] for name in _COUNTED})
 
 
 def merged(parts: Sequence[Findings]) -> Findings:
-    """The findings of several parts of the rows as those of all of them."""
+    """Add the findings of several parts of the rows up to the findings of all of them."""
     whole = Findings()
     for part in parts:
         for name, tally in part.tallies.items():
@@ -192,7 +195,7 @@ def merged(parts: Sequence[Findings]) -> Findings:
 
 
 def shortened(answer: Any) -> str:
-    """The first EXAMPLE_CHARS of an answer: of its text, or of its messages joined by slashes."""
+    """Return the first EXAMPLE_CHARS characters of an answer; messages are joined by slashes."""
     if isinstance(answer, str):
         return answer[:EXAMPLE_CHARS]
     return " / ".join(message["content"] for message in answer)[:EXAMPLE_CHARS]

@@ -1,8 +1,8 @@
-"""The reward audit of every row: each row's findings are a line of a file, so that an audit which
-was killed goes on where it was.
+"""The reward audit of every row. Each row's findings become a line of a file, so that an audit that
+was killed resumes where it stopped.
 
-Rows are scored in their order by several processes at once. The random choices of a row follow from
-its number alone, so an audit in two goes finds what one in one go does.
+Rows are scored in their order by several processes at once. The random choices for a row depend on
+its number alone, so an interrupted audit finds the same as an uninterrupted one.
 """
 
 import json
@@ -27,14 +27,14 @@ POOL = 200  # rows whose reference answers may serve as wrong answers to other r
 
 @dataclass(frozen=True)
 class FullAudit:
-    """An audit of all rows.
+    """The audit of all rows of an environment.
 
     Args:
         rows: stored task rows.
-        kind: the environment's: single or multi.
-        file: keeps the findings of each row, one JSON line each; deleted by nobody.
-        seed: of the random choices.
-        on_row: called with the number of rows that are done, after each.
+        kind: the kind of the environment: single or multi.
+        file: where the findings of each row are kept, one JSON line each; never deleted here.
+        seed: seed of the random choices.
+        on_row: called after each row with the number of rows that are done.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -49,12 +49,13 @@ class FullAudit:
         fresh: Callable[[], Scorer],
         seconds: Callable[[], float],
     ) -> AuditReport:
-        """Score every row that the file does not hold yet, and report on all of them.
+        """Score every row that the file does not hold yet, and report on all rows.
 
         Args:
             scorers: env processes; each scores one row at a time.
-            fresh: starts one that has scored nothing; may raise EnvProblem. See `audit`.
-            seconds: how long the audit took so far, earlier goes left out.
+            fresh: starts an env process that has scored nothing; may raise EnvProblem.
+            seconds: returns how long the audit took so far, including earlier runs that were
+                interrupted.
         """
         done = self.done()
         free: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
@@ -71,14 +72,17 @@ class FullAudit:
                     file.write(future.result() + "\n")
                     file.flush()
                     self.on_row(number)
-            except BaseException:  # Ctrl-C too: what waits is not scored any more
+            except BaseException:  # also Ctrl-C: rows that still wait are not scored
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
         return self._report(scorers[0], fresh, seconds)
 
     def _line_of_row(self, index: int, free: "queue.SimpleQueue[Scorer]") -> str:
-        """Score the row with the number `index` by one of the `free` scorers, as soon as there is
-        one; returns the line of the file that holds its findings."""
+        """Score row number `index` with the next free scorer; return the line for the file (its
+        findings as JSON).
+
+        `free` is the queue of idle scorers; the scorer returns to it afterwards.
+        """
         scorer = free.get()
         try:
             findings = score_row(scorer, self._probed(index), index)
@@ -87,7 +91,8 @@ class FullAudit:
         return json.dumps({"row": index, "findings": findings.to_json()})
 
     def done(self) -> dict[int, Findings]:
-        """The findings of the rows that the file holds, by number. A torn last line is dropped."""
+        """Return the findings of the rows that the file holds, by row number. A torn last line is
+        dropped."""
         by_row: dict[int, Findings] = {}
         for line in self._lines():
             try:
@@ -98,7 +103,7 @@ class FullAudit:
         return {index: findings for index, findings in by_row.items() if index < len(self.rows)}
 
     def _lines(self) -> Iterator[str]:
-        """The lines of the file; it is cut behind its last whole one."""
+        """Yield the complete lines of the file; an incomplete last line is cut off the file."""
         if not self.file.exists():
             return
         data = self.file.read_bytes()
@@ -110,8 +115,11 @@ class FullAudit:
     def _report(
         self, scorer: Scorer, fresh: Callable[[], Scorer], seconds: Callable[[], float]
     ) -> AuditReport:
-        """The report on all rows, with groups scored where the environment compares them, and a
-        sample of answers scored again by a new process."""
+        """Return the report on all rows.
+
+        Some answers are scored again by a new process, and if the environment scores groups, some
+        groups are audited too.
+        """
         by_row = self.done()
         findings = merged([by_row[index] for index in sorted(by_row)])
         answers = [self._again(index, by_row[index]) for index in self._sample(sorted(by_row))]
@@ -126,13 +134,13 @@ class FullAudit:
         return verdict.report(findings, len(self.rows), self.seed, seconds())
 
     def _sample(self, rows: Sequence[int]) -> list[int]:
-        """The rows, spread evenly, of which an answer is scored again."""
+        """Return up to 2 * FRESH of the row numbers, spread evenly."""
         count = min(2 * FRESH, len(rows))
         return [rows[index * len(rows) // count] for index in range(count)]
 
     def _again(self, index: int, findings: Findings) -> Scored | None:
-        """One answer of a row with the reward it got, each row the next of its probes; None where
-        scoring it failed."""
+        """Return one answer of row `index`, with the reward it earned, to be scored again; None if
+        scoring that answer failed. Different rows take different probes."""
         probed = self._probed(index)
         names = [name for name in probed.answers if name in findings.tallies]
         name = names[index % len(names)]
@@ -140,7 +148,8 @@ class FullAudit:
         return None if tally.errors else probed.scored(name, tally.rewards[0])
 
     def _probed(self, index: int) -> Any:
-        """The row with the answers it is probed with."""
+        """Return row `index` with its probes. The random choices depend on the seed and the row
+        number alone."""
         rng = random.Random(f"{self.seed} {index}")
         size = len(self.rows)
         others = rng.sample(range(size), min(POOL, size))

@@ -1,7 +1,7 @@
-"""What `score_group` pays where the reference answer and the probes of a row are one group.
+"""The audit of `score_group`: a row's reference answer (gold) and probes are scored as one group.
 
-It is what GRPO climbs, so the reference answer has to be ahead of what is no answer, and where a
-completion stands in the list may not matter: each group is scored in two orders.
+GRPO maximises these rewards, so the reference answer must earn more than degenerate answers, and
+the order of the completions must not matter: each group is scored in two orders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +13,20 @@ from envs.audit.probes import GOLD, INFORMATIVE, NEAR
 from envs.json_types import ScoreReply
 
 MOST_GROUPS = 20
-SHOWN = 5  # ids of tasks in the report
+SHOWN = 5  # how many ids of tasks a report names per fault
 GroupScorer = Callable[[Mapping[str, Any], Sequence[str]], list[ScoreReply]]
 
 
 @dataclass
 class GroupFindings:
-    """What was measured on groups.
+    """The measurements on groups.
 
     Attributes:
-        groups: how many were scored.
-        not_ahead: tasks on which a degenerate answer earned as much as the reference answer.
+        groups: how many groups were scored.
+        not_ahead: tasks on which a degenerate answer earned at least as much as the reference
+            answer.
         moved: tasks on which another order changed a reward.
-        failed: tasks on which scoring failed; `error` is the first.
+        failed: tasks on which scoring failed; `error` is the first error.
     """
 
     groups: int = 0
@@ -36,7 +37,7 @@ class GroupFindings:
 
     @property
     def risks(self) -> list[str]:
-        """What makes the scorer of groups a risk, in the words of a report."""
+        """The names of the faults that occur on more than a tenth of the groups."""
         tasks_by_fault = {
             "group order": self.moved,
             "group without the reference ahead": self.not_ahead,
@@ -46,7 +47,7 @@ class GroupFindings:
 
     @property
     def problems(self) -> list[str]:
-        """A sentence for each kind of fault that was seen."""
+        """One sentence for each kind of fault that occurred."""
         sentences = {
             "score_group gives other rewards in another order": self.moved,
             "score_group pays what is no answer as much as the reference": self.not_ahead,
@@ -59,6 +60,7 @@ class GroupFindings:
         ]
 
     def to_report(self) -> GroupReport:
+        """Return the findings as they are stored; each list of tasks is shortened."""
         return {
             "groups": self.groups,
             "not_ahead": self.not_ahead[:SHOWN],
@@ -73,9 +75,9 @@ def audit_group(
     row: Mapping[str, Any],
     answers: Mapping[str, str],
 ) -> None:
-    """Score the answers of one row as a group, in two orders, and add what came of it.
+    """Score the answers of one row as a group, in two orders, and add the result to `findings`.
 
-    `answers` maps names of probes to their texts.
+    `answers` maps names of probes (and GOLD) to their texts.
     """
     names, texts = list(answers), list(answers.values())
     forward = score_group(row, texts)

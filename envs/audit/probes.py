@@ -1,7 +1,7 @@
-"""Answers that should not be paid, made from a task and its reference answer.
+"""The probes: answers that a scorer should not pay, made from a task and its reference (gold).
 
-Each tries one way in which a careless scorer pays for something that is no answer. Which of them
-count against a scorer stands in `PROBES`; the others are shown for information.
+Each probe tries one way in which a careless scorer pays for something that is no answer. The probes
+in INFORMATIVE do not count against a scorer; they are shown for information.
 """
 
 import json
@@ -37,13 +37,13 @@ PROBES: dict[str, str] = {
     "exception trigger": "an answer made to break a scorer: odd numbers, signs, brackets, calls",
 }
 OVERLONG = "gold then junk"
-LENGTHS = ("short junk", "junk", "long junk")  # the same nothing, longer and longer
-# A model that corrects itself, gets there at once or does not stop may well be paid, unless it is
-# paid more for it; a trigger is there to see whether a score raises, whatever it pays.
+LENGTHS = ("short junk", "junk", "long junk")  # meaningless answers of increasing length
+# These may be paid: a model that corrects itself, skips steps or does not stop still has the right
+# answer. The exception trigger only tests whether scoring raises, whatever it pays.
 INFORMATIVE = frozenset(
     {GOLD, "wrong then gold", OVERLONG, "last message only", "exception trigger"}
 )
-# Nearly right: how far below gold they earn says how well the scorer separates.
+# Nearly right answers: how far they earn below gold shows how well the scorer separates.
 NEAR = frozenset({"truncated gold", "off by one", "other gold"})
 # In a multi-turn environment: probes of one message, and probes that change the last message of
 # the reference answer.
@@ -84,10 +84,11 @@ FILLER = (
     "say that the answer follows from the question, as one would expect. In conclusion, this is "
     "what we have found, and it is hoped that it helps. "
 )
-ENDLESS = 300  # words of junk: about 2,000 characters, more than most limits on tokens allow
-LONG_WORDS = 6  # a longer core is prose: one letter more or less does not make it wrong
+ENDLESS = 300  # words of junk: about 2,000 characters, more than most token limits allow
+LONG_WORDS = 6  # a core of more words is prose: changing one letter does not make it wrong
 MANY = 12  # values in an answer that lists many
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+# An answer in a final tag or behind a final marker: head, core (what must be right), tail.
 TAGGED = re.compile(r"(?P<head>.*<(?P<tag>\w+)>)(?P<core>.*?)(?P<tail></(?P=tag)>\s*)", re.DOTALL)
 MARKED = re.compile(
     r"(?P<head>.*(?:####|\\boxed\{|[Aa]nswer(?: is)?\s*[:=]|[Aa]nswer is)\s*)"
@@ -98,7 +99,7 @@ MARKED = re.compile(
 
 @dataclass(frozen=True)
 class Core:
-    """A reference answer taken apart: `head` + `text` + `tail`; `text` is what has to be right."""
+    """A reference answer in three parts: `head` + `text` + `tail`, where `text` has to be right."""
 
     head: str
     text: str
@@ -111,18 +112,18 @@ class Core:
         return not self.is_json and len(self.text.split()) > LONG_WORDS
 
     def with_text(self, text: str) -> str:
-        """The reference answer with another text in the place of the right one."""
+        """Return the reference answer with `text` in the place of the right one."""
         return self.head + text + self.tail
 
 
 def take_apart(gold: str) -> Core:
-    """Split a reference answer into the part that has to be right and what stands around it.
+    """Split a reference answer into the part that has to be right and the text around it.
 
     The part that has to be right is the first of these that exists:
 
     1. the whole answer, if it is a JSON object or list
-    2. what stands in a final tag or behind a final marker, such as `<answer>...</answer>`, `####`
-       or `Answer:`
+    2. the content of a final tag or the text behind a final marker, such as `<answer>...</answer>`,
+       `####` or `Answer:`
     3. the last number of the last line, if that line is short
     4. the last line
     """
@@ -147,10 +148,10 @@ def _is_json_container(text: str) -> bool:
 
 
 def _last_line_apart(gold: str) -> Core:
-    """Split a reference answer into what has to be right and the text before and after that.
+    """Split a reference answer into what has to be right and the text before and after it.
 
-    If the last line has a number and at most LONG_WORDS words, its last number has to be right;
-    else the whole line.
+    If the last line contains a number and at most LONG_WORDS words, its last number has to be
+    right, else the whole line.
     """
     stripped = gold.rstrip()
     line_start = stripped.rfind("\n") + 1  # of the last line
@@ -172,9 +173,9 @@ def text_probes(
 
     Args:
         prompt: the text of the task's prompt.
-        gold: its reference answer. None if it has none; then only probes that need none are made.
+        gold: its reference answer. If None, only probes that need no reference answer are made.
         other_golds: reference answers of other rows.
-        rng: where random choices come from.
+        rng: the source of random choices.
     """
     probes = _probes_without_gold(prompt, rng)
     if gold is None:
@@ -194,8 +195,10 @@ def text_probes(
 
 
 def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
-    """The probes that need no reference answer, as name -> completion. `prompt` is the text of the
-    task's prompt."""
+    """Make the probes that need no reference answer, as name -> completion.
+
+    `prompt` is the text of the task's prompt.
+    """
     junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip()
     junk = junk or "qx"  # if only spaces were drawn
     endless = _endless(junk)
@@ -212,7 +215,7 @@ def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
 
 
 def _endless(seed: str) -> str:
-    """Junk of ENDLESS words of random letters, always the same for the same `seed`."""
+    """Return ENDLESS words of random letters, always the same for the same `seed`."""
     # A generator of its own: drawing from that of the audit would change the other probes.
     rng = random.Random(seed)
     return " ".join(
@@ -245,10 +248,10 @@ def _core_probes(core: Core, other_golds: Sequence[str], rng: random.Random) -> 
 
 
 def _wrong_answer(core: Core, other_golds: Sequence[str], rng: random.Random) -> str:
-    """Return a wrong answer; "" if there is none.
+    """Return a wrong answer; "" if none can be made.
 
-    It is the right value with one small change, or for prose one of `other_golds`, the reference
-    answers of other rows. Prose is not changed, because a sentence with one changed letter may
+    It is the right value with one small change, or for prose one of `other_golds` (reference
+    answers of other rows). Prose is not changed, because a sentence with one changed letter may
     still be right.
     """
     if not core.is_prose:
@@ -257,9 +260,9 @@ def _wrong_answer(core: Core, other_golds: Sequence[str], rng: random.Random) ->
 
 
 def _contentless(core: Core) -> str:
-    """The form of a reference answer without its content.
+    """Return the form of a reference answer without its content.
 
-    With a head or a tail that is these around a "?"; otherwise the answer with an x for each letter
+    If the answer has a head or a tail, these stay around a "?"; otherwise an x replaces each letter
     and digit.
     """
     has_frame = bool(core.head + core.tail)
@@ -269,8 +272,8 @@ def _contentless(core: Core) -> str:
 def _json_probes(core: Core, other_golds: Sequence[str]) -> dict[str, str]:
     """Make the probes from a reference answer that is a JSON object or list, as name -> completion.
 
-    `other_golds` are reference answers of other rows. Probes that equal the right value, because it
-    has nothing to change or to empty, are left out.
+    `other_golds` are reference answers of other rows. A probe that equals the right value, because
+    there is nothing to change or to empty, is left out.
     """
     value = json.loads(core.text)
     wrong = json.dumps(_with_changed_leaf(value))
@@ -287,11 +290,11 @@ def _json_probes(core: Core, other_golds: Sequence[str]) -> dict[str, str]:
 
 
 def _json_values(right_value: Any, other_golds: Sequence[str]) -> list[Any]:
-    """Return a list of JSON values: the right one in the middle, others around it.
+    """Return a list of JSON values: the right one in the middle, wrong ones around it.
 
-    In the middle, so that a scorer that reads only the first or the last value misses it. The
-    others are those of up to MANY of `other_golds`, reference answers of other rows; those that are
-    not JSON are left out.
+    The right one is in the middle so that a scorer that reads only the first or the last value
+    misses it. The wrong ones are up to MANY of `other_golds` (reference answers of other rows) that
+    are JSON.
     """
     values = [right_value]
     for other_gold in other_golds[:MANY]:
@@ -308,10 +311,9 @@ def _enumerated(core: Core, other_golds: Sequence[str], rng: random.Random) -> s
     """Make one answer that lists several values separated by commas, the right one in the middle.
 
     The wrong values come from `other_golds`, reference answers of other rows. If these give fewer
-    than three, more are made: each by changing the last wrong value, or the right one if there is
-    none.
+    than three, more are made by changing the last wrong value (or the right one, if there is none).
     """
-    # Start from more than MANY, because equal values are dropped; not from all, to stay fast.
+    # Take more than MANY, because equal values are dropped; not all of them, to stay fast.
     other_texts = [take_apart(other_gold).text for other_gold in other_golds[: 4 * MANY]]
     values = list(dict.fromkeys(other_texts))
     values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
@@ -325,7 +327,7 @@ def _enumerated(core: Core, other_golds: Sequence[str], rng: random.Random) -> s
 def changed(text: str, rng: random.Random) -> str:
     """Return `text` with one small change that makes it wrong.
 
-    1 is added to or taken from a number; in any other text one letter or digit changes.
+    A number becomes 1 larger or smaller; in any other text one letter or digit changes.
     """
     if NUMBER.fullmatch(text):
         plain = text.replace(",", "")
@@ -337,21 +339,19 @@ def changed(text: str, rng: random.Random) -> str:
 def _with_changed_letter(text: str) -> str:
     """Return `text` with its last ASCII letter or digit replaced by the next one.
 
-    z, Z and 9 are replaced by the one before. If the text has no letter or digit, " x" is added to
-    it.
+    z, Z and 9 are replaced by the one before. If the text has no letter or digit, " x" is appended.
     """
     positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
     if not positions:
         return text + " x"
     last = positions[-1]
-    step = -1 if text[last] in "zZ9" else 1  # these three have no next one
+    step = -1 if text[last] in "zZ9" else 1  # after these comes no letter or digit
     return text[:last] + chr(ord(text[last]) + step) + text[last + 1 :]
 
 
 def _with_changed_leaf(value: Any) -> Any:
-    """A copy of a JSON value whose first leaf (a value that is no object or list) is wrong. If an
-    empty object or list comes first, it gets a new member instead.
-    """
+    """Return a copy of a JSON value in which the first leaf (a value that is no object or list) is
+    wrong. An empty object or list that comes first gets a new member instead."""
     if isinstance(value, dict):
         if not value:
             return {"x": 0}
@@ -366,13 +366,13 @@ def _with_changed_leaf(value: Any) -> Any:
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, str):
-        # With a seed of its own, so that it draws nothing from the random choices of the audit.
+        # A generator of its own: drawing from that of the audit would change the other probes.
         return changed(value, random.Random(0)) if value else "x"
-    return 0  # in place of null
+    return 0  # the leaf is null
 
 
 def _emptied(value: Any) -> Any:
-    """A JSON value of the same form, but empty: {"a": "yes"} becomes {"a": ""}.
+    """Return a JSON value of the same form, but empty: {"a": "yes"} becomes {"a": ""}.
 
     Objects keep their keys; lists become [], strings "", bools False, numbers 0; null stays null.
     """
@@ -388,7 +388,7 @@ def _emptied(value: Any) -> Any:
 
 
 def _plain(text: str) -> str:
-    """`text` in lower case and with single spaces, to compare texts by their words."""
+    """Return `text` in lower case and with single spaces, to compare texts by their words."""
     return " ".join(text.split()).casefold()
 
 
@@ -400,7 +400,7 @@ def message_probes(
 ) -> dict[str, list[ChatMessage]]:
     """Make the probes of a multi-turn task: name -> assistant messages to be played in order.
 
-    Most are made of the probes that `text_probes` makes for the last message of `gold`: those named
+    Most come from the probes that `text_probes` makes for the last message of `gold`: those named
     in `PLAYED_ALONE` are played as a single message, those in `PLAYED_LAST` after the earlier
     messages of `gold`.
 
@@ -408,11 +408,11 @@ def message_probes(
         prompt: the text of the task's prompt.
         gold: the assistant messages of its reference answer; empty if it has none.
         other_golds: the assistant messages of other rows' reference answers.
-        rng: where random choices come from.
+        rng: the source of random choices.
     """
     last_text = _text_of_last(gold)
     other_texts = [_text_of_last(other_gold) for other_gold in other_golds if other_gold]
-    # None: without a text at the end of `gold` only the probes that need none are made.
+    # If `gold` does not end with a text, None makes only the probes that need no reference answer.
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
     alone_probes = _alone_probes(last_message_probes, rng)
     if not gold:
@@ -425,16 +425,16 @@ def _alone_probes(
 ) -> dict[str, list[ChatMessage]]:
     """Make the probes of a multi-turn task that are played as a single message.
 
-    `last_message_probes` are the probes for the last message of the reference answer, as name ->
-    text.
+    `last_message_probes` are the text probes for the last message of the reference answer, as name
+    -> text.
     """
     probes = {
         name: [_assistant(last_message_probes[name])]
         for name in PLAYED_ALONE
         if name in last_message_probes
     }
-    # About half of the rows try a broken tool call in place of an odd text.
-    # None: a row has no odd text if that equals its reference answer.
+    # About half of the rows try a broken tool call instead of an odd text. The odd text is missing
+    # if it equals the reference answer.
     odd_text = last_message_probes.get("exception trigger")
     if rng.random() < 0.5 or odd_text is None:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
@@ -456,7 +456,7 @@ def _gold_probes(
         gold: the assistant messages of the task's reference answer, at least one.
         other_golds: the assistant messages of other rows' reference answers.
         last_message_probes: the probes for the last message of `gold`, as name -> text.
-        rng: where random choices come from.
+        rng: the source of random choices.
     """
     probes: dict[str, list[ChatMessage]] = {GOLD: list(gold)}
     probes |= _changed_last_message(gold, last_message_probes)
@@ -474,11 +474,11 @@ def _changed_last_message(
 ) -> dict[str, list[ChatMessage]]:
     """Make the probes that change only the last message of a reference answer: name -> messages.
 
-    They are those of `last_message_probes` that are named in `PLAYED_LAST`.
+    Only the probes named in `PLAYED_LAST` are made.
 
     Args:
         gold: the assistant messages of the reference answer.
-        last_message_probes: name of a probe -> the text of the last message in it.
+        last_message_probes: name of a probe -> the text of its last message.
     """
     earlier = gold[:-1]
     return {
@@ -489,17 +489,18 @@ def _changed_last_message(
 
 
 def _text_of_last(messages: Sequence[ChatMessage]) -> str:
-    """The text of the last message; "" if that has none or there are no messages."""
+    """Return the text of the last message; "" if it has none or there are no messages."""
     return str(messages[-1].get("content") or "") if messages else ""
 
 
 def _assistant(text: str) -> ChatMessage:
-    """A message of the assistant with this text."""
+    """Return an assistant message with this text."""
     return {"role": "assistant", "content": text}
 
 
 def _bad_call(rng: random.Random) -> ChatMessage:
-    """A faulty tool call as a model might make it: an unknown or empty name, or bad arguments."""
+    """Return a faulty tool call as a model might make it: an unknown or empty name, or bad
+    arguments."""
     names_and_arguments = (("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{"))
     name, arguments = rng.choice(names_and_arguments)
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

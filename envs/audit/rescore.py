@@ -1,10 +1,9 @@
-"""Answers scored once more by an env process that has scored nothing else.
+"""Scores answers once more with an env process that has scored nothing else.
 
-An environment that counts its calls, remembers answers or has patched what it scores with may give
-one answer two rewards: one late in the life of its process, another when it is asked first. Answers
-with two rewards are scored by a third process, several times: where it gives the second reward
-again and again the difference is confirmed (the reward depends on the process's past); where it
-does not, the scorer is random.
+An environment that counts its calls, remembers answers or patches its own scoring may give one
+answer two rewards: one late in the life of its process, another in a new process. Answers with two
+rewards are scored several times by a third process. If that gives the second reward every time, the
+difference is confirmed (the reward depends on the process's past); if not, the scorer is random.
 """
 
 import time
@@ -17,9 +16,9 @@ from envs.config.problem import EnvProblem
 from envs.json_types import ScoreReply
 
 SHOWN = 5  # examples in the result
-THIRD_S = 5.0  # seconds of the third process once it runs; a call under way is still waited for
-TIMES = 3  # a third process must repeat the second's reward so often: once may be chance
-TASK_CHARS = 80  # of a task's id in a sentence
+THIRD_S = 5.0  # seconds after which the third process gets no further answers
+TIMES = 3  # how often the third process must repeat the second's reward: once may be chance
+TASK_CHARS = 80  # how much of a task's id a sentence shows
 ERROR_CHARS = 200
 
 
@@ -28,10 +27,10 @@ class Scored:
     """An answer with the reward it got, and how to score it again.
 
     Attributes:
-        identity: the keys of an example that say which answer it is (`task`, `completion`, ...).
-        reward: the one it got first.
-        score: scores it with the process that it is called with, as `EnvProcess.score` does. A text
-            instead of a score is the reason why it cannot be scored.
+        identity: the part of an example that says which answer it is (`task`, `completion`, ...).
+        reward: the reward it got first.
+        score: scores the answer with the process passed to it, like `EnvProcess.score`. If it
+            returns a text instead of a score, that is the reason why the answer cannot be scored.
     """
 
     identity: Mapping[str, Any]
@@ -55,8 +54,8 @@ def score_again(
         answers: answers with the rewards they got first.
         start_process: starts a process that has scored nothing yet; called a second time if rewards
             differ. It may raise EnvProblem, which becomes the `why` of the result.
-        time_is_up: tells whether the remaining answers are to be left out.
-        clock: gives the time in seconds; the third process has `THIRD_S` seconds of it, even after
+        time_is_up: returns True once no further answers should be scored.
+        clock: returns the time in seconds; the third process may use `THIRD_S` seconds, even after
             `time_is_up`.
     """
     progress = _Progress()
@@ -75,7 +74,7 @@ def score_again(
 
 
 def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Rescoring:
-    """Sum up what came of scoring answers again.
+    """Return the result of scoring answers again.
 
     Args:
         answer_count: how many answers were to be scored.
@@ -84,7 +83,7 @@ def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Re
     """
     changed = progress.changed
     failed = sum(item.failed for item in changed)
-    # Confirmed ones first: their `not item.confirmed` is False, which sorts before True.
+    # Confirmed answers come first, because False sorts before True.
     first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
     return {
         "asked": answer_count,
@@ -100,7 +99,7 @@ def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Re
 
 
 def differing(rescoring: Mapping[str, Any]) -> int:
-    """How many answers got another reward or failed to score when they were scored again.
+    """Return how many answers got another reward or failed when they were scored again.
 
     `rescoring` is a `Rescoring` as it was stored; {} gives 0.
     """
@@ -108,7 +107,7 @@ def differing(rescoring: Mapping[str, Any]) -> int:
 
 
 def sentence(rescoring: Mapping[str, Any]) -> str:
-    """A sentence about a rescoring in which something differs, with its first example.
+    """Return a sentence about a rescoring in which something differs, with its first example.
 
     For example "3 of 24 answers got another reward in a new env process (task a-1: 1, and there 0):
     what it pays depends on what its process has done before". The environment's error messages are
@@ -132,19 +131,20 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
 
 
 def _short(task_id: Any) -> str:
-    """A task's id on one line, cut to `TASK_CHARS` characters."""
+    """Return a task's id on one line, cut to `TASK_CHARS` characters."""
     one_line = " ".join(str(task_id).split())
     return one_line if len(one_line) <= TASK_CHARS else one_line[: TASK_CHARS - 1] + "…"
 
 
 @dataclass
 class _Changed:
-    """An answer that a fresh process rewarded otherwise.
+    """An answer that a fresh process rewarded differently than the audit did.
 
     Attributes:
+        answer: the answer with its first reward.
         second: the score of the fresh process.
         confirmed: whether a third process gave the reward of `second` every time.
-        wavering: whether a third process gave another one. Like `confirmed` False where no third
+        wavering: whether a third process gave yet another reward. Both are False if no third
             process was asked.
     """
 
@@ -159,7 +159,7 @@ class _Changed:
         return bool(self.second["error"])
 
     def example(self) -> dict[str, object]:
-        """What a report shows of the answer.
+        """Return what a report shows of the answer.
 
         The keys are those of `answer.identity`, then `first` (the reward it got in the audit),
         `second` (its reward in a fresh process) and, if scoring failed there, `error`.
@@ -181,8 +181,9 @@ class _Progress:
     Attributes:
         scored: how many answers were scored again.
         skipped: reason -> how many answers could not be scored again.
-        changed: those that got another reward.
-        cold_start_forgiven: whether one reward that differed and then came back was let pass.
+        changed: the answers that got another reward.
+        cold_start_forgiven: whether the one tolerated difference has occurred: a reward that
+            differed at first and then came back.
     """
 
     scored: int = 0
@@ -193,9 +194,9 @@ class _Progress:
     def score(self, answer: Scored, process: Any, time_is_up: Callable[[], bool]) -> bool:
         """Score an answer again with `process`.
 
-        Returns True if the answer was dealt with (scored, or skipped as it cannot be scored), and
-        False if its reward differs and no time is left to score it once more; it does not count
-        then.
+        Returns True if the answer was dealt with (scored, or skipped because it cannot be scored).
+        Returns False if its reward differs and no time is left to score it once more; it then does
+        not count.
         """
         second = answer.score(process)
         if isinstance(second, str):  # the reason why it cannot be scored
@@ -209,12 +210,13 @@ class _Progress:
         return True
 
     def _judge_difference(self, answer: Scored, second: ScoreReply, process: Any) -> None:
-        """Decide whether an answer has changed whose score `second`, by the new process, differs
-        from its first reward. The answer is scored once more.
+        """Decide whether an answer counts as changed whose new score, `second`, differs from its
+        first reward.
 
-        If the reward differs again, the answer is added to `changed`. If its first reward comes
-        back, it is let pass after a `second` that failed; after another reward only the first such
-        answer is let pass, and the later ones are added.
+        The answer is scored once more by the same process. If that differs from the first reward
+        too, the answer is added to `changed`. If the first reward comes back, a `second` that was a
+        failure is forgiven; of those with another reward only the first is forgiven, and later ones
+        are added.
         """
         differing_score = _differing_again(answer, second, process)
         if differing_score is not None:
@@ -222,7 +224,7 @@ class _Progress:
             return
         if second["error"]:
             return
-        # One such answer is let pass, because the first call of a new process may be slow, and
+        # One such answer is forgiven, because the first call of a new process may be slow, and
         # score() may have a time limit of its own.
         if self.cold_start_forgiven:
             self.changed.append(_Changed(answer, second))
@@ -251,7 +253,7 @@ def _ask_third_process(
     - wavering: it gave another reward before that
     - neither: scoring failed or the time was up before that, or the second score had failed
     """
-    # An answer whose second score failed is not scored: failing once more would confirm nothing.
+    # Answers whose second score failed are left out: another failure would confirm nothing.
     scored = [item for item in changed if not item.failed]
     if not scored:
         return

@@ -1,10 +1,10 @@
-"""The reward audit: what does a scorer pay for answers that are none?
+"""The reward audit: what does a scorer pay for answers that deserve nothing?
 
-Rows are scored in a seeded random order until the time is up; the share covered is part of the
-result. Of each row the reference answer (gold) and a set of wrong and degenerate answers (the
-probes) are scored. One answer of a row is scored twice in a row and again after the others; at the
-end some rows are scored once more in another order, and some answers by a new process: a scorer
-must give one answer one reward. What follows from the numbers: `verdict.py`.
+Rows are scored in a seeded random order until the time is up; the result says which share was
+covered. For each row the reference answer (gold) and a set of wrong and degenerate answers (the
+probes) are scored. A scorer must give one answer one reward. So one answer of each row is scored
+twice in a row and again after the others; at the end some answers are scored once more in another
+order, and some by a new process. `verdict.py` judges the numbers.
 """
 
 import math
@@ -23,14 +23,14 @@ from envs.audit.rescore import Scored
 from envs.base import Task
 from envs.json_types import ChatMessage, ScoreReply
 
-LEAST_ROWS = 3  # scored even if that takes longer than the budget...
-OVERRUN = 3.0  # ...up to so many times the budget
+LEAST_ROWS = 3  # this many rows are scored even if that takes longer than the budget...
+OVERRUN = 3.0  # ...up to this many times the budget
 POOL = 200  # rows whose reference answers may serve as wrong answers to other rows
-AGAIN = 12  # rows of which an answer is scored once more at the end, the last first
+AGAIN = 12  # how many rows have an answer scored once more at the end
 
 
 class Scorer(Protocol):
-    """What the audit needs of an env process."""
+    """The methods of an env process that the audit calls."""
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply: ...
 
@@ -39,9 +39,10 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class ProbedRow:
-    """A task with the answers that it is probed with.
+    """A task with its probes: the answers that are tried on the scorer.
 
     Attributes:
+        task_id: the id of the task.
         answers: name of the probe -> its answer: a text, or messages in a multi-turn environment.
         score: (scorer, answer) -> the score of one answer.
     """
@@ -51,7 +52,8 @@ class ProbedRow:
     score: Callable[[Any, Any], ScoreReply]
 
     def scored(self, name: str, reward: float) -> Scored:
-        """The answer of the probe `name` with the reward it earned, to be scored again later."""
+        """Return the answer of the probe `name` with the reward it earned, to be scored again
+        later."""
         answer = self.answers[name]
         return Scored(
             identity={"task": self.task_id, "probe": name, "completion": shortened(answer)},
@@ -72,18 +74,19 @@ def audit(
 ) -> AuditReport:
     """Score the probes of as many rows as fit into the time, and report what they were paid.
 
+    The `verdict` of the report is ok, warn or risk.
+
     Args:
         scorer: an env process.
         rows: stored task rows; taken in a random order given by `seed`.
-        kind: the environment's kind: single, multi (multi-turn), command, which earns its rewards
-            by itself, or sft, which has no scorer; of the last two nothing is scored.
+        kind: the environment's kind: single, multi (multi-turn), command (a program earns the
+            rewards) or sft (no scorer). For the last two nothing is scored.
+        seed: seed of the random choices.
         budget_s: seconds for the audit. `LEAST_ROWS` rows are scored even if that takes longer, up
             to `OVERRUN` times as long.
-        clock: gives the time in seconds.
-        fresh: starts a scorer that has scored nothing yet; it scores a sample of the answers again.
+        clock: returns the time in seconds.
+        fresh: starts a scorer that has scored nothing yet, to score a sample of the answers again.
             It may be called twice, and may raise EnvProblem. None leaves this check out.
-
-    The `verdict` of the report is ok, warn or risk.
     """
     if kind == "command":
         return verdict.of_command(len(rows), seed)
@@ -102,11 +105,11 @@ def audit(
 
 
 class _Budget:
-    """The time that an audit may take; it begins when this is made.
+    """The time that an audit may take, counted from the creation of this object.
 
     Args:
-        seconds: how long; `OVERRUN` times as long is the utmost.
-        clock: the time in seconds.
+        seconds: the time limit; the hard limit is `OVERRUN` times as long.
+        clock: returns the time in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
@@ -115,15 +118,15 @@ class _Budget:
         self._began = clock()
 
     def seconds_used(self) -> float:
-        """How long the audit has taken so far."""
+        """Return how long the audit has taken so far."""
         return self._clock() - self._began
 
     def is_over(self) -> bool:
-        """Whether the time is used up."""
+        """Whether the time limit is exceeded."""
         return self.seconds_used() > self._seconds
 
     def is_overrun(self) -> bool:
-        """Whether even the utmost time is used up."""
+        """Whether the hard limit is exceeded too."""
         return self.seconds_used() > OVERRUN * self._seconds
 
     def allows_row(self, rows_scored: int) -> bool:
@@ -135,7 +138,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class _Session:
-    """An audit under way: its scorer, its time, and what it has found so far."""
+    """A running audit: its scorer, its time, and what it has measured so far."""
 
     scorer: Scorer
     budget: _Budget
@@ -144,7 +147,7 @@ class _Session:
 
 @dataclass(frozen=True)
 class _FirstScore:
-    """What an answer earned when it was first scored, to be compared with what it earns later.
+    """The first reward of an answer, to be compared with later ones.
 
     `score_again` scores the same answer once more.
     """
@@ -183,15 +186,23 @@ def _score_rows(
 def probed_row(
     row: Mapping[str, Any], kind: str, pool: Sequence[Task], rng: random.Random
 ) -> ProbedRow:
-    """A row with its probes. `kind` is that of the environment, single or multi; `pool` holds tasks
-    whose reference answers serve as wrong answers to it; `rng` makes random choices."""
+    """Return a row with its probes.
+
+    Args:
+        row: a stored task row.
+        kind: the kind of the environment, single or multi.
+        pool: tasks whose reference answers serve as wrong answers to this row.
+        rng: the source of random choices.
+    """
     make_row = _row_with_messages if kind == "multi" else _row_with_texts
     return make_row(row, pool, rng)
 
 
 def score_row(scorer: Scorer, row: ProbedRow, number: int) -> Findings:
-    """The findings of one row, whatever time it takes; `number` is its place among all rows."""
-    findings = Findings(rows=number)  # by which the order of the probes alternates
+    """Score one row, without a time limit, and return its findings; `number` is its index among all
+    rows."""
+    # `_score_probes` reverses the order of the probes for every second value of `rows`.
+    findings = Findings(rows=number)
     _score_probes(_Session(scorer, _Budget(math.inf, time.monotonic), findings), row)
     findings.rows = 1
     return findings
@@ -209,14 +220,15 @@ def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
 
 
 def compares_groups(scorer: Any, kind: str) -> bool:
-    """Whether a scorer is an env process whose environment, of that kind, scores groups."""
+    """Whether the environment, of that kind, has `score_group`. `scorer` may be any scorer; only an
+    env process can have it."""
     return kind == "single" and getattr(scorer, "compares_groups", False)
 
 
 def _score_groups(
     session: _Session, rows: Sequence[Mapping[str, Any]], rng: random.Random
 ) -> GroupFindings:
-    """What `score_group` pays on the first rows of the audit's order, until the time is up."""
+    """Audit `score_group` on the first rows of the audit's random order, until the time is up."""
     order = rng.sample(range(len(rows)), len(rows))
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = GroupFindings()
@@ -230,10 +242,10 @@ def _score_groups(
 
 
 def _sample(findings: Findings) -> list[Scored]:
-    """The answers that a new process is to score again.
+    """Return the answers that a new process is to score again.
 
-    First those scored last, the newest first, because a process that keeps a state differs most at
-    its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
+    First come the answers scored last, the newest first, because a process that keeps a state
+    differs most at its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
     """
     newest_first = list(findings.latest)[::-1]
     # Compared as objects: an answer may be in both lists.
@@ -247,8 +259,8 @@ def _sample(findings: Findings) -> list[Scored]:
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> ProbedRow:
     """Make the probes of a single-turn row.
 
-    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
-    among them; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row; the row itself
+    may be among them. `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
@@ -263,8 +275,8 @@ def _row_with_messages(
 ) -> ProbedRow:
     """Make the probes of a multi-turn row.
 
-    `pool` holds tasks whose reference answers serve as wrong answers to this row, which may be
-    among them; `rng` makes random choices.
+    `pool` holds tasks whose reference answers serve as wrong answers to this row; the row itself
+    may be among them. `rng` makes random choices.
     """
     task = Task.from_row(row)
     other_tasks = [other for other in pool if other.id != task.id and other.answer]
@@ -274,7 +286,7 @@ def _row_with_messages(
 
 
 def _assistant(task: Task) -> list[ChatMessage]:
-    """The assistant messages of a task's reference answer; [] if it has none."""
+    """Return the assistant messages of a task's reference answer; [] if it has none."""
     return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
 
 
@@ -283,9 +295,9 @@ def play(
 ) -> ScoreReply:
     """Play a rollout in which the model says `messages`, one per turn, and return its score.
 
-    The environment may end the rollout before the last message. If the rollout fails, the result is
-    a score of 0 with the reason as its `error`; nothing is raised. `seconds` of the score is how
-    long the rollout took.
+    The environment may end the rollout before the last message. A rollout that fails raises
+    nothing: its score is 0, with the reason as `error`. The score's `seconds` is how long the
+    rollout took.
     """
     began = time.monotonic()
     try:
@@ -306,15 +318,15 @@ def play(
 
 
 def _failed(error: Exception) -> ScoreReply:
-    """The score of a rollout that raised `error`: reward 0, with the error's text."""
+    """Return the score of a rollout that raised `error`: reward 0, with the error's text."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
 def _score_probes(session: _Session, row: ProbedRow) -> _FirstScore | None:
     """Score all probes of a row and add the results to the session's findings.
 
-    One answer (gold, the reference answer, or without gold the first one) is scored twice in a row
-    and once more after all others, which shows a scorer that is random or keeps a state. Returns
+    To find a scorer that is random or keeps a state, one answer (gold, the reference answer; the
+    first one if there is no gold) is scored twice in a row and once more after all others. Returns
     the first score of that answer; None if the time was up before all probes were scored.
     """
     findings = session.findings
@@ -339,17 +351,17 @@ def _score_probes(session: _Session, row: ProbedRow) -> _FirstScore | None:
 def _score_in_order(
     session: _Session, row: ProbedRow, order: Sequence[str], repeated_name: str
 ) -> dict[str, ScoreReply]:
-    """Score the probes named in `order`, the one named `repeated_name` twice in a row.
+    """Score the probes named in `order`; the one named `repeated_name` is scored twice in a row.
 
-    Returns name -> score of the probes that were scored before the time was up; if it was up before
-    the last one, `stopped_in_row` of the findings is set.
+    Returns name -> score of the probes that were scored before the time was up. If not all were,
+    `stopped_in_row` of the findings is set.
     """
     findings = session.findings
     results: dict[str, ScoreReply] = {}
     for name in order:
         is_first_of_audit = not findings.tallies and not results and not findings.rows
-        # The very first answer is scored whatever the time: a report needs one. Before every other
-        # answer the time is checked, because one answer may take the time limit of a whole call.
+        # The very first answer is always scored, because a report needs one. The time is checked
+        # before every other answer, because one answer may take the time limit of a whole call.
         if not is_first_of_audit and session.budget.is_overrun():
             findings.stopped_in_row = True
             break
@@ -367,17 +379,19 @@ def _score_twice(
     """Score an answer again at once, and count in the findings whether both rewards are equal.
 
     Args:
+        session: the running audit.
+        row: the row with the answer.
         name: the probe whose answer it is.
         first: its first score.
         is_first_of_audit: whether that was the first call of the whole audit.
 
-    Returns the score that counts, which is `first` in general.
+    Returns the score that counts: `first`, except for an unreliable very first call.
     """
     answer = row.answers[name]
     second = row.score(session.scorer, answer)
     if is_first_of_audit and second["reward"] != first["reward"]:
-        # The first call of all may have been too slow for a time limit inside score(). So the
-        # second counts as the first, and a third as the second.
+        # The very first call may have been too slow for a time limit inside score(). So the second
+        # call counts as the first, and a third call as the second.
         first, second = second, row.score(session.scorer, answer)
     session.findings.count_repeated(row.task_id, first["reward"], second["reward"])
     return first
@@ -388,7 +402,7 @@ def _add_results(
 ) -> None:
     """Add the scores of a row's probes (name of the probe -> score) to `findings`.
 
-    Gold, the reference answer, is one of the probes; the others are compared with its reward.
+    The rewards of the other probes are compared with that of gold, the reference answer.
     """
     gold = results.get(GOLD)
     gold_reward = None
@@ -409,7 +423,7 @@ def _keep_for_rescoring(
     """Keep a row's answers in `findings`, so that a new process can score them again.
 
     All of them go to `findings.latest`, which keeps only the newest of all rows. Gold (the
-    reference answer) and one other go to `findings.samples`, which drops none. Answers on which
+    reference answer) and one other go to `findings.samples`, which keeps all. Answers on which
     scoring failed are left out, because a call that was too slow once may be fast the next time.
     """
     scored = {
@@ -419,7 +433,7 @@ def _keep_for_rescoring(
     }
     findings.latest.extend(scored.values())
     other_names = [name for name in scored if name != GOLD]
-    second_name = GOLD  # without others gold counts twice
+    second_name = GOLD  # gold counts twice if there are no others
     if other_names:
         # Each row takes the next of the other probes, so that all of them are in the sample.
         second_name = other_names[findings.rows % len(other_names)]

@@ -1,9 +1,9 @@
-"""What the measurements of a reward audit come to: the report, and the verdict in it.
+"""Turns the measurements of a reward audit into its report and verdict.
 
-A scorer is a risk when a degenerate answer earns at least half of what the reference answer earns,
-when everything earns the same, when many reference answers fail, or when one answer earns two
+A scorer is a risk if a degenerate answer earns at least half of what the reference answer (gold)
+earns, if everything earns the same, if many reference answers fail, or if one answer earns two
 rewards. Near misses that are paid, rewards that rise with length alone and answers on which scoring
-raises are weaknesses: named in the report, and no risk.
+raises are weaknesses: the report names them, but they are no risk.
 """
 
 import math
@@ -15,19 +15,22 @@ from envs.audit.audit_summary import PAYS_FOR_LENGTH, headline, pays_for_length
 from envs.audit.findings import PAID, Findings, Tally
 from envs.audit.probes import GOLD, INFORMATIVE, NEAR, PROBES
 
-GOLD_FAILURES = 0.1  # above this share of reference answers that fail the scorer is a risk
-UNSTABLE = 0.02  # above this share of repeated answers with two rewards the scorer is a risk
-RAISING = 0.05  # above this share of a probe's answers on which scoring fails it is a weakness
+# A scorer is a risk if a larger share of the reference answers fails, or if a larger share of the
+# answers that were scored repeatedly got two rewards.
+GOLD_FAILURES = 0.1
+UNSTABLE = 0.02
+# It has a weakness if scoring fails on a larger share of one probe's answers.
+RAISING = 0.05
 SHOWN = 5  # examples of each kind in a report
 GOLD_SHOWN = 20  # failing reference answers in a report
 
 
 def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditReport:
-    """The report of an audit, with its verdict.
+    """Return the report of an audit, with its verdict.
 
     Args:
-        findings: what was measured, on one row at least.
-        rows: how many rows the environment has, of which only a part may have been scored.
+        findings: what was measured, on at least one row.
+        rows: how many rows the environment has; possibly only some were scored.
         seed: the seed of the audit's random choices.
         seconds: how long the audit took.
     """
@@ -65,7 +68,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
 
 
 def _probe_lines(findings: Findings) -> list[ProbeLine]:
-    """Make the report's lines about the probes that were scored, in the order of PROBES."""
+    """Return the report's lines about the probes that were scored, in the order of PROBES."""
     lowest_mean = min(tally.mean for tally in findings.tallies.values())
     return [
         _probe_line(name, findings.tallies[name], lowest_mean)
@@ -75,23 +78,23 @@ def _probe_lines(findings: Findings) -> list[ProbeLine]:
 
 
 def _verdict(risks: Sequence[str], weaknesses: Sequence[str]) -> str:
-    """The verdict on a scorer: risk, warn (it has weaknesses and no risk) or ok."""
+    """Return the verdict on a scorer: "risk", "warn" (weaknesses, but no risk) or "ok"."""
     if risks:
         return "risk"
     return "warn" if weaknesses else "ok"
 
 
 def _percentile_95(values: Sequence[float]) -> float:
-    """The value that 95 % of the values do not exceed; there must be at least one."""
+    """Return the 95th percentile of the values; there must be at least one."""
     ordered = sorted(values)
     return ordered[round(0.95 * (len(ordered) - 1))]
 
 
 def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
-    """The names of the probes and other findings that make the scorer a risk; [] for none."""
+    """Return the names of the probes and other findings that make the scorer a risk."""
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_rewards_equal(findings):
-        risks = ["all alike"]  # that some probes are paid as well says no more
+        risks = ["all alike"]  # then single probes that are paid add no information
     if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
         risks.insert(0, GOLD)
     of_groups = findings.of_groups.risks if findings.of_groups else []
@@ -99,11 +102,12 @@ def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
 
 
 def _stability_risks(findings: Findings) -> list[str]:
-    """The names of the risks of a scorer that gives one answer two rewards; [] for none.
+    """Return the names of the risks of a scorer that gives one answer two rewards.
 
     - "unstable": more than the share UNSTABLE of the answers scored twice in a row differ, or
-      `_is_wavering`; then it is the only one
-    - "order dependent": more than the share UNSTABLE of those scored again after others differ
+      `_is_wavering`; this risk excludes the others
+    - "order dependent": more than the share UNSTABLE of the answers scored again after others
+      differ
     - "fresh process": more answers than `_tolerated` differ in a new process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
@@ -118,10 +122,10 @@ def _stability_risks(findings: Findings) -> list[str]:
 
 
 def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
-    """The names of the findings that are weaknesses, which are less grave than risks; [] for none.
+    """Return the names of the findings that are weaknesses, which are less grave than risks.
 
-    They are the probes of verdict "warn", PAYS_FOR_LENGTH if the scorer does that, and "raises" if
-    scoring failed on more than the share RAISING of any probe's rows.
+    These are the probes with the verdict "warn", PAYS_FOR_LENGTH if the scorer does that, and
+    "raises" if scoring failed on more than the share RAISING of any probe's rows.
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
@@ -132,15 +136,18 @@ def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
 
 
 def _is_wavering(findings: Findings) -> bool:
-    """Whether a third process contradicted the new one on more answers than are tolerated."""
+    """Whether the third process disagreed with the second on more answers than are tolerated.
+
+    The second process scored the answers of the audit again, the third those that had changed.
+    """
     rescoring = findings.rescoring
     return rescoring is not None and rescoring["wavering"] > _tolerated(findings)
 
 
 def _tolerated(findings: Findings) -> float:
-    """How many answers may get another reward in a new process without counting as a risk.
+    """Return how many answers may get another reward in a new process without counting as a risk.
 
-    UNSTABLE times the number of answers that were scored again, but at least 1.
+    This is UNSTABLE times the number of answers that were scored again, but at least 1.
     """
     if findings.rescoring is None:
         return 1.0
@@ -148,19 +155,20 @@ def _tolerated(findings: Findings) -> float:
 
 
 def _differing(findings: Findings) -> int:
-    """How many answers a new process rewarded otherwise or failed on; 0 if none was asked."""
+    """Return how many answers a new process rewarded differently or failed on; 0 if none was
+    started."""
     return rescore.differing(findings.rescoring) if findings.rescoring else 0
 
 
 def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
-    """Sentences about everything that is wrong; [] if nothing is.
+    """Return a sentence about everything that is wrong; [] if nothing is.
 
     `table` holds the report's lines, one per probe.
     """
     problems = [*_reference_problems(findings), *_stability_problems(findings)]
     problems += findings.of_groups.problems if findings.of_groups else []
     for line in table:
-        # That gold fails is among the problems already.
+        # Failures of gold are in `_reference_problems` already.
         if line["errors"] and line["probe"] != GOLD:
             count = f"{line['errors']} of {line['rows']}"
             problems.append(f"score fails on {line['probe']} ({count}): {line.get('error', '')}")
@@ -173,8 +181,8 @@ def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
 
 
 def _reference_problems(findings: Findings) -> list[str]:
-    """Sentences about rewards that do not tell the reference answers (gold) from other answers; []
-    for none."""
+    """Return sentences about rewards that do not separate the reference answers from other
+    answers."""
     problems = []
     if _all_rewards_equal(findings):
         problems.append("every answer, right or wrong, earns the same reward")
@@ -187,12 +195,12 @@ def _reference_problems(findings: Findings) -> list[str]:
 
 
 def _stability_problems(findings: Findings) -> list[str]:
-    """List sentences about answers that got two different rewards; [] for none."""
+    """Return sentences about answers that got two different rewards."""
     problems = []
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
         problems.append(f"{share} answers scored twice in a row got two rewards")
-    elif findings.drifted:  # not of a random scorer, which drifts without keeping a state
+    elif findings.drifted:  # elif: a random scorer drifts too, without keeping a state
         share = f"{len(findings.drifted)} of {findings.revisited}"
         problems.append(
             f"{share} answers got another reward once others had been scored: it keeps a state"
@@ -203,7 +211,7 @@ def _stability_problems(findings: Findings) -> list[str]:
 
 
 def _saturation(findings: Findings) -> Saturation:
-    """Whether rewards tell right answers from wrong ones, as numbers:
+    """Return numbers that show whether rewards separate right answers from wrong ones:
 
     - top: the highest reward
     - levels: how many different rewards there are
@@ -231,19 +239,19 @@ def _saturation(findings: Findings) -> Saturation:
 
 
 def _share_equal(rewards: Sequence[float], top: float) -> float | None:
-    """The share of `rewards` that are equal to `top`; None where there are no rewards."""
+    """Return the share of `rewards` that equal `top`; None if there are no rewards."""
     if not rewards:
         return None
     return round(sum(reward == top for reward in rewards) / len(rewards), 4)
 
 
 def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
-    """The report's line about the probe `name`.
+    """Return the report's line about the probe `name`.
 
     These keys are optional:
 
-    - separated: the share of rows on which the reference answer earned more, where equal rewards
-      count half; only for the probes in NEAR
+    - separated: the share of rows on which the reference answer earned more (equal rewards count
+      half); only for the probes in NEAR
     - error: the first error, if scoring failed on one of the answers
     - example: an answer that was paid, if this probe is a risk or a weakness
 
@@ -269,12 +277,12 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 
 
 def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
-    """The verdict on one probe: ok, warn, risk or info.
+    """Return the verdict on one probe: ok, warn, risk or info.
 
     - info: the probe is shown for information only
     - ok: it is not paid (`_is_paid`)
     - warn: it is paid and is a near miss (NEAR: nearly the right answer)
-    - risk: it is paid and is no near miss
+    - risk: it is paid and is not a near miss
 
     `lowest_mean` is the lowest mean reward of all probes.
     """
@@ -286,17 +294,18 @@ def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
 
 
 def _is_paid(tally: Tally, lowest_mean: float) -> bool:
-    """Whether a probe earns at least the share PAID of what gold earns on the same rows.
+    """Whether a probe earns at least the share PAID of what gold (the reference answer) earns on
+    the same rows.
 
-    Gold is the reference answer. If no row has one: whether at least the share PAID of the probe's
-    answers counted as paid. `lowest_mean` is the lowest mean reward of all probes.
+    If no row has a reference answer: whether at least the share PAID of the probe's answers counted
+    as paid. `lowest_mean` is the lowest mean reward of all probes.
     """
     if not tally.golds:
         return tally.paid >= PAID * len(tally.rewards)
     gold_mean = math.fsum(tally.golds) / len(tally.golds)
     if gold_mean > 0:
         return tally.mean >= PAID * gold_mean
-    # Gold earns 0 or less, as where all rewards are costs: take shares of the distance from the
+    # Gold earns 0 or less, e.g. if all rewards are costs: take the share of the distance from the
     # worst probe instead.
     return tally.mean - lowest_mean >= PAID * (gold_mean - lowest_mean)
 
@@ -309,7 +318,8 @@ def _all_rewards_equal(findings: Findings) -> bool:
 
 
 def unscored(rows: int, seed: int) -> AuditReport:
-    """The report for an environment without a scorer, or without rows: ok, and nothing measured."""
+    """Return the report for an environment without a scorer, or without rows: "ok", nothing
+    measured."""
     return {
         "verdict": "ok",
         "headline": "no scorer: there is nothing to audit",
@@ -334,8 +344,11 @@ def unscored(rows: int, seed: int) -> AuditReport:
 
 
 def of_command(rows: int, seed: int) -> AuditReport:
-    """The report for an environment whose command earns its rewards: a warning, and nothing
-    measured, because no answer can be given to it without playing the whole rollout."""
+    """Return the report for an environment whose command earns the rewards: "warn", nothing
+    measured.
+
+    Such an environment cannot score a given answer without playing the whole rollout.
+    """
     return {
         **unscored(rows, seed),
         "verdict": "warn",

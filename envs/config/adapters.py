@@ -1,7 +1,8 @@
-"""`[adapter]` of environment.toml: which format of others the folder is written in.
+"""The table `[adapter]` of environment.toml: which foreign format the folder is written in.
 
-The kinds and the packages that each brings along stand here, so that an installation can be
-prepared without running anything; what reads a format is in `envs/adapters/`.
+A foreign format is that of another project, such as verifiers. Its kind and the packages it needs
+are listed here, so that an installation can be prepared without running anything. The modules that
+read the formats are in `envs/adapters/`.
 """
 
 from collections.abc import Mapping
@@ -10,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAMS = Path(__file__).resolve().parents[1] / "adapters" / "programs"
-SERVER_PORT = "PORT"  # the variable with the port that a server of the folder listens on
+SERVER_PORT = "PORT"  # the environment variable that tells a server of the folder its port
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A format of others.
+    """A foreign format.
 
     Attributes:
-        module: what reads it, in `envs/adapters/`.
-        requirements: packages that are installed for it, where requirements.txt names no other
-            version of them.
+        module: the module in `envs/adapters/` that reads the format.
+        requirements: packages to install for it; a version named in requirements.txt takes
+            precedence.
         program: the program in `envs/adapters/programs/` that plays one rollout and asks the model
-            over HTTP; "" where the environment answers and scores in its own process.
-        serves: whether the option `server` names a program that listens on a port.
+            over HTTP; "" if the environment answers and scores in its own process.
+        serves: whether the option `server` may name a program that listens on a port.
     """
 
     module: str
@@ -47,11 +48,11 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """The table `[adapter]`.
+    """The table `[adapter]` of an environment.toml.
 
     Attributes:
         kind: one of `KINDS`.
-        options: everything else in the table; what reads the format checks them.
+        options: everything else in the table; the module that reads the format checks them.
     """
 
     kind: str
@@ -64,10 +65,10 @@ class Adapter:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What plays a rollout, for kinds with a program."""
+        """The program that plays a rollout and its arguments; only for kinds with a `program`."""
         return ("python3", str(_PROGRAMS / self.of.program))
 
     @property
     def serves(self) -> bool:
-        """Whether a server of the folder runs beside the environment, on a port of its own."""
+        """Whether a server from the folder runs beside the environment, on a port of its own."""
         return self.of.serves and bool(self.options.get("server"))

@@ -1,4 +1,4 @@
-"""What is wrong with an environment, in words an author can act on."""
+"""The error that tells an author what is wrong with an environment and what to do."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,17 +22,15 @@ class EnvProblem(Exception):
         code: one of `CODES`.
         message: what happened, with the offending value.
         hint: the next edit to make.
-        file: the file at fault, relative to the environment's folder; "" where there is none.
-        line: its line, 0 where unknown.
+        file: the file at fault, relative to the environment's folder; "" if there is none.
+        line: the line at fault, 0 if unknown.
     """
 
     def __init__(
         self, code: str, message: str, hint: str = "", file: str = "", line: int = 0
     ) -> None:
-        """Describe the problem: its error code, what happened, what to do, and the place.
-
-        `file` and `line` are the place in the author's code; "" and 0 where none is known.
-        """
+        """Store the parts of the problem (see the class); the message is also the exception's
+        text."""
         super().__init__(message)
         self.code = code
         self.message = message
@@ -41,7 +39,7 @@ class EnvProblem(Exception):
         self.line = line
 
     def __str__(self) -> str:
-        """The message, with `file:line: ` or `file: ` before it where these are known."""
+        """Return the message, prefixed by `file:line: ` or `file: ` if these are known."""
         if self.line:
             return f"{self.file}:{self.line}: {self.message}"
         if self.file:
@@ -49,7 +47,8 @@ class EnvProblem(Exception):
         return self.message
 
     def to_dict(self) -> dict[str, str | int]:
-        """The problem as a JSON object; in this form the env process sends it to its client."""
+        """Return the problem as a JSON object, the form in which the env process sends it to its
+        client."""
         return {
             "code": self.code,
             "message": self.message,
@@ -60,10 +59,11 @@ class EnvProblem(Exception):
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> "EnvProblem":
-        """Read the problem that a reply of the env process describes (the opposite of `to_dict`).
+        """Read a problem from the JSON object in a reply of the env process (the opposite of
+        `to_dict`).
 
         User code can write into that reply, so any value may be missing or wrong. An unknown code
-        becomes ENV_INVALID, a missing message a general one, other missing fields "" or 0.
+        becomes ENV_INVALID, a missing message a general one, and any other missing value "" or 0.
         """
         code, line = data.get("code"), data.get("line")
         if not isinstance(code, str) or code not in CODES:

@@ -1,4 +1,4 @@
-"""Templates to start an environment from: each loads and passes its audit as it is."""
+"""Templates to start an environment from. Each loads and passes its audit without changes."""
 
 import difflib
 import shutil
@@ -35,7 +35,7 @@ def copy_template(name: str, target: Path) -> list[Path]:
 
 
 def _copy_files(source: Path, target: Path) -> list[Path]:
-    """Copy all files of the folder `source`, without compiled ones, into `target`.
+    """Copy all files of the folder `source` into `target`, except those in `__pycache__` folders.
 
     Returns the files written, sorted by path.
     """
@@ -50,11 +50,11 @@ def _copy_files(source: Path, target: Path) -> list[Path]:
 
 
 def _unknown_template(name: str, template: str) -> EnvProblem:
-    """Make the problem of a template that does not exist; it names those that do.
+    """Return the problem for a template that does not exist; its hint lists those that do.
 
     Args:
         name: the template's name as the user gave it.
-        template: the same with underscores for hyphens, as in the names of templates.
+        template: the same name with hyphens replaced by underscores, as templates are named.
     """
     close_names = difflib.get_close_matches(template, TEMPLATES, n=1)
     suggestion = f"; did you mean {close_names[0]}?" if close_names else ""

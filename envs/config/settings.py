@@ -1,5 +1,5 @@
-"""`environment.toml`: parameters, secrets by name, limits, the program that plays the rollouts, the
-format of others it is written in. Params come from nowhere else."""
+"""Read `environment.toml`: parameters, names of secrets, limits, the program that plays the
+rollouts, the foreign format of the folder. Parameters come from nowhere else."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from envs.config.adapters import KINDS, Adapter
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
-MOST_DEV_SHARE = 0.5  # of the rows; the training side keeps some
+MOST_DEV_SHARE = 0.5  # share of the rows; training keeps at least the other half
 SECRET_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 # Names that would change how the env process itself runs.
 RESERVED_SECRETS = ("PATH", "HOME", "TMPDIR", "LANG")
@@ -22,16 +22,16 @@ RESERVED_PREFIXES = ("PYTHON", "LD_", "HONESMITH_")
 
 @dataclass(frozen=True)
 class Limits:
-    """What an environment's process may use.
+    """The resources that an environment's process may use.
 
     Args:
         start_seconds: time to import the environment and call its `tasks()`.
         call_seconds: time for one call of `score`, `start` or `step`.
         memory_mb: address space in MiB.
-        processes: processes and threads it may hold at once.
+        processes: processes and threads it may have at once.
         file_mb: the largest file it may write, in MiB.
         open_files: files open at once.
-        network: whether it may reach the network.
+        network: whether it may use the network.
     """
 
     start_seconds: float = 60.0
@@ -44,7 +44,7 @@ class Limits:
 
 
 REWARDS = ("exit", "stdout", "file")
-SCORERS = ("exact", "number", "json", "contains")  # envs/scored_rows.py says what each pays
+SCORERS = ("exact", "number", "json", "contains")  # implemented in envs/scored_rows.py
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Rollout:
 
     Args:
         command: the program and its arguments, run in a private copy of the environment's folder.
-        reward: where its reward is read: `exit` (status 0 succeeded, 1 failed), `stdout` (its last
-            line, JSON) or `file`.
-        reward_file: with `file`, the path of that file in the private copy.
-        seconds: time for one rollout.
-        at_once: rollouts under way at the same time, at most.
+        reward: where the reward is read from: `exit` (the exit status: 0 succeeded, 1 failed),
+            `stdout` (the last line, as JSON) or `file`.
+        reward_file: if `reward` is `file`, the path of that file in the private copy.
+        seconds: time limit for one rollout.
+        at_once: the most rollouts that run at the same time.
     """
 
     command: tuple[str, ...]
@@ -80,14 +80,21 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class EnvSettings:
-    """The contents of `environment.toml`; all of it is optional.
+    """The contents of `environment.toml`; every part is optional.
 
-    `dev_share` is the share of the rows that a push takes from the training rows for the split dev,
-    where no row names that split. `drop_leaks`: a push leaves out training rows that teach a
-    held-out or dev task, and copies of a question among those. `rollout`: the program that plays
-    the tasks; None where the environment's own code scores or answers. `scorer`: how rows of data
-    files are scored by their answers, one of `SCORERS`; "" for not at all. `adapter`:
-    the format of others in which the folder is written; None for our own.
+    Attributes:
+        params: the parameters of the environment.
+        secrets: the names of the secrets it receives as environment variables.
+        limits: the resources it may use.
+        dev_share: the share of the training rows that a push moves to the split dev, if no row
+            names that split.
+        drop_leaks: whether a push leaves out training rows that teach a held-out or dev task, and
+            repeated questions among those tasks.
+        rollout: the program that plays the tasks; None if the environment's own code scores or
+            answers.
+        scorer: how rows of data files are scored by their answers, one of `SCORERS`; "" for not at
+            all.
+        adapter: the foreign format in which the folder is written; None for our own.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -101,11 +108,11 @@ class EnvSettings:
 
 
 def read_settings(folder: Path) -> EnvSettings:
-    """Read and check `environment.toml` in `folder`; without that file all settings are defaults.
+    """Read and check `environment.toml` in `folder`. Without that file all settings are defaults.
 
     Raises:
         EnvProblem: ENV_INVALID if the file cannot be read, is not valid TOML, or holds an unknown
-            name or a value out of bounds. It has the number of the line, if that is known.
+            name or a value out of bounds. The problem names the line if it is known.
     """
     path = folder / FILE
     try:
@@ -139,9 +146,9 @@ def _parse_toml(text: str) -> Mapping[str, Any]:
     """Parse the text of a TOML file. Raises EnvProblem ENV_INVALID if it is not valid TOML."""
     try:
         return tomllib.loads(text)
-    # ValueError: a number too long for int(); RecursionError: nested too deep.
+    # ValueError: a number with too many digits for int(); RecursionError: nested too deep.
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it in its text only
+        line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it only in the message
         raise EnvProblem(
             "ENV_INVALID",
             f"{FILE} is not valid TOML: {error}",
@@ -152,14 +159,14 @@ def _parse_toml(text: str) -> Mapping[str, Any]:
 
 
 def _secrets(value: Any, text: str) -> tuple[str, ...]:
-    """The names of secrets that the file lists, each once and in the order of the file.
+    """Return the names of secrets that the file lists, each once, in the order of the file.
 
     Args:
-        value: the file's `secrets`: a list of names, or a table that has the list as `names`.
+        value: the file's `secrets`: a list of names, or a table with that list as `names`.
         text: the whole file, to find the line of an error.
 
-    Raises EnvProblem ENV_INVALID for anything else, for a malformed name, and for a name that would
-    change how the env process runs, such as PATH.
+    Raises EnvProblem ENV_INVALID for a value of another form, for a malformed name, and for a name
+    that would change how the env process runs, such as PATH.
     """
     names = value.get("names") if isinstance(value, dict) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -179,10 +186,10 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
-    """The limits that the table [limits] sets, with defaults for those it does not set.
+    """Return the limits: those that the table [limits] sets, and defaults for the others.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for an unknown name, a wrong type or a value outside `BOUNDS`.
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for an unknown name, a wrong type or a value outside `BOUNDS`.
     """
     table = data.get("limits", {})
     if not isinstance(table, dict):
@@ -198,11 +205,11 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
 
 
 def _split_table(data: Mapping[str, Any], text: str) -> Mapping[str, Any]:
-    """The table [split], checked: `dev` is the share of the rows for that split, a number from 0 to
-    0.5, `drop_leaks` true or false.
+    """Return the checked table [split]: `dev` is the share of the rows for that split, a number
+    from 0 to 0.5; `drop_leaks` is true or false.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for an unknown name or another value.
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for an unknown name or another value.
     """
     table = data.get("split", {})
     if not isinstance(table, dict):
@@ -220,10 +227,11 @@ def _split_table(data: Mapping[str, Any], text: str) -> Mapping[str, Any]:
 
 
 def _scorer(data: Mapping[str, Any], text: str) -> str:
-    """The name of the scorer of data files, "" for none.
+    """Return the name of the scorer for data files; "" if the file names none.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for another name, and beside a command, which earns the rewards.
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for an unknown name, or if there is also a `command`, which earns the rewards
+    itself.
     """
     scorer = data.get("scorer", "")
     if not scorer:
@@ -236,18 +244,19 @@ def _scorer(data: Mapping[str, Any], text: str) -> str:
 
 
 def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
-    """The program that `command` names, with what the table [rollout] says of it; None without one.
+    """Return the program that `command` names, with its settings from [rollout]; None if the file
+    names no command and its adapter has no program.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for a command that is no list of texts, a table [rollout] without a
-    command, an unknown name in it, or another value.
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID if the command is not a list of texts, if there is a table [rollout] without a
+    command, or for an unknown name or wrong value in that table.
     """
     command, table = data.get("command"), data.get("rollout", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "rollout", "rollout is a table: [rollout]")
     if command is None:
         return _adapter_rollout(data, table, text)
-    _adapter(data, text)  # refuses one beside a command
+    _adapter(data, text)  # raises if the file has an adapter as well as a command
     if not _is_argv(command):
         raise _problem_at(
             text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
@@ -265,11 +274,11 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
 def _adapter_rollout(
     data: Mapping[str, Any], table: Mapping[str, Any], text: str
 ) -> Rollout | None:
-    """The program that an adapter brings along, in a file that names no command; None where there
-    is no such adapter.
+    """Return the program of the file's adapter, if that has one, else None. The file names no
+    command.
 
-    `table` is [rollout] in `data`, {} where it is missing. Raises EnvProblem ENV_INVALID for a
-    wrong value in it, and for any such table where nothing brings a program.
+    `table` is [rollout] in `data`, {} if missing. Raises EnvProblem ENV_INVALID for a wrong value
+    in it, or if there is such a table but no program.
     """
     adapter = _adapter(data, text)
     if adapter is not None and adapter.of.program:
@@ -282,7 +291,8 @@ def _adapter_rollout(
 
 
 def _is_argv(command: object) -> bool:
-    """Whether this is a list of a program and its arguments, as the kernel takes them."""
+    """Whether `command` is a program and its arguments in a form that the kernel accepts: a list of
+    texts without NUL, the first not empty."""
     if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
         return False
     program_is_named = bool(command) and command[0] != ""
@@ -290,18 +300,21 @@ def _is_argv(command: object) -> bool:
 
 
 def _check_rollout_numbers(table: Mapping[str, Any], text: str) -> None:
-    """Raise EnvProblem ENV_INVALID for a number in [rollout] out of bounds."""
+    """Raise EnvProblem ENV_INVALID if a number in [rollout] (seconds, at_once) is out of bounds.
+
+    `table` is that table, `text` the text of the whole file, to find the line.
+    """
     for name in table.keys() & _ROLLOUT_BOUNDS.keys():
         default = getattr(Rollout(()), name)
         _check_number(f"rollout.{name}", table[name], text, _ROLLOUT_BOUNDS[name], default)
 
 
 def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
-    """The format of others that the table [adapter] names by its `kind`; None without that table.
-    Its options are checked by what reads the format.
+    """Return the adapter that the table [adapter] describes; None without that table.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for an unknown kind, and for an adapter beside a command.
+    The adapter's options are not checked here, but by the module that reads its format. `data` is
+    the parsed file, `text` its text, to find the line of an error. Raises EnvProblem ENV_INVALID
+    for an unknown kind, or if the file also has a `command` or a `scorer`.
     """
     table = data.get("adapter")
     if table is None:
@@ -321,8 +334,8 @@ def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
 
 
 def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
-    """Raise EnvProblem ENV_INVALID unless `reward_file`, if [rollout] names it, is a path inside
-    the environment's folder and the reward is read from a file."""
+    """Raise EnvProblem ENV_INVALID if [rollout] names a `reward_file` that is not a path inside the
+    environment's folder, or names one although the reward is not read from a file."""
     if "reward_file" not in table:
         return
     path = table["reward_file"]
@@ -338,9 +351,11 @@ def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
 def _check_number(
     name: str, value: Any, text: str, bounds: tuple[float, float], default: float
 ) -> None:
-    """Raise EnvProblem ENV_INVALID unless `value` is a number within `bounds`, and a whole one
-    where the `default` is an int. `name` is that of the table and of the setting, `text` the whole
-    file, to give the error its line."""
+    """Raise EnvProblem ENV_INVALID unless `value` is a number within `bounds`.
+
+    It must be a whole number if `default` is an int. `name` is "table.setting", e.g.
+    "limits.memory_mb"; `text` is the whole file, to find the line.
+    """
     low, high = bounds
     is_integer = isinstance(default, int)
     accepted_types = int if is_integer else int | float
@@ -361,9 +376,9 @@ def _refuse_unknown(
 
     Args:
         table: the whole file or one of its tables, as a dict.
-        allowed: the names that may stand in it.
+        allowed: the names that may occur in it.
         text: the whole file, to find the line of an error.
-        kind: what the names are, for the message: "table" or "limit".
+        kind: what the names are, for the message, e.g. "table" or "limit".
     """
     for name in table:
         if name not in allowed:
@@ -375,13 +390,13 @@ def _refuse_unknown(
 
 
 def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
-    """Make an EnvProblem ENV_INVALID for the first line of `text` that defines `key`.
+    """Return an EnvProblem ENV_INVALID that points to the first line of `text` that defines `key`.
 
     Args:
         text: the whole file. If no line of it defines `key`, the error has no line.
         key: the name of a table or a setting.
         message: what is wrong.
-        allowed: the names that may stand there, for the hint; "" for a general hint.
+        allowed: the allowed names, for the hint; "" for a general hint.
     """
     # A table header such as [key] or [key.sub], or an assignment such as key = or key.sub =.
     definition = re.compile(rf"^\s*(\[{re.escape(key)}[\].]|\"?{re.escape(key)}\"?\s*[=.])")

@@ -1,16 +1,16 @@
-"""An environment in a process of its own: loaded, asked over a pipe, ended. The engine's door is
-`process.py`; `sandbox_parent.py` and `child.py` run inside that process.
+"""Runs an environment in a process of its own and talks to it over a pipe. The engine uses
+`process.py`; `sandbox_parent.py` and `child.py` run on the other side of the pipe.
 
     child.py           what runs in the env process
-    command.py         the client of a command, which plays one task by itself
-    installer.py       pip in the box, for one environment's packages
-    judge_budget.py    what the judge calls of a run may take together
-    launch.py          what the parent of user code is told when it starts
-    loader.py          a folder to an Env; what is wrong, with file and line
+    command.py         the client of a command, a program that plays one task by itself
+    installer.py       pip in the sandbox, for one environment's packages
+    judge_budget.py    how many judge calls, and how much money for them, a run may use
+    launch.py          the settings with which the parent of user code starts
+    loader.py          makes an Env of a folder; errors have file and line
     pipe.py            lines over the pipe to an env process
     process.py         the client of an env process
-    program.py         what surrounds a command in its box: its gateway, its folder, its reward
-    replies.py         what an env process replies, checked
-    redact.py          secrets taken out of text; the engine's home/sanitize.py uses it too
-    sandbox_parent.py  the parent of user code: limits before, nothing left after
+    program.py         the sandbox side of a command: its gateway, its folder, its reward file
+    replies.py         checks the replies of an env process
+    redact.py          replaces secrets in text; the engine's home/sanitize.py uses it too
+    sandbox_parent.py  the parent of user code: confines it, and kills all of it at the end
 """

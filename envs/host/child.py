@@ -1,7 +1,7 @@
-"""What runs in the env process: it loads the environment and answers requests, one at a time.
+"""The loop of the env process: it loads the environment and answers requests, one at a time.
 
-Requests and replies are JSON lines on descriptors of their own; whatever the user's code prints
-goes to the log. Standard library only: this runs inside the environment's own virtual environment.
+Requests and replies are JSON lines on separate descriptors; whatever the user's code prints goes to
+the log. Standard library only: this runs inside the environment's own virtual environment.
 """
 
 import functools
@@ -32,13 +32,13 @@ from envs.metering.judge_calls import METER
 if TYPE_CHECKING:
     import asyncio
 
-# Open episodes at once: a client that never closes one must not fill the memory.
+# The most open episodes (rollouts): a client that never closes any must not fill the memory.
 MAX_EPISODES = 10_000
-ERROR_CHARS = 2000  # of Score.error, so that one reply stays small
+ERROR_CHARS = 2000  # how much of Score.error is sent, so that a reply stays small
 
 
 class BadReturn(Exception):
-    """The environment returned something its contract does not allow."""
+    """The environment returned something that its contract does not allow."""
 
 
 def serve(requests: int, replies: int, source: Path) -> None:
@@ -75,7 +75,7 @@ class _Host:
     """
 
     def __init__(self, env: Env, folder: Path, send_reply: Callable[[Reply], None]) -> None:
-        """Take the environment, its folder, and the function that sends a reply to the parent."""
+        """Store the arguments of the class; no episode is open yet."""
         self.env = env
         self.folder = folder
         self.send_reply = send_reply
@@ -93,7 +93,8 @@ class _Host:
         }
 
     def handle(self, request: Request) -> None:
-        """Answer one request with one reply; the operation `tasks` sends each row before the reply.
+        """Answer one request with one reply. The operations `tasks` and `scores` send rows before
+        it.
 
         Whatever the environment's code raises becomes a reply with `ok` False and the error as
         text.
@@ -111,18 +112,18 @@ class _Host:
             reply = {"id": request_id, "ok": True, "value": value}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             reply = {"id": request_id, "ok": False, **self._error_fields(error, request["op"])}
-        if os.getpid() != self.pid:  # a fork that user code let run on must not answer too
+        if os.getpid() != self.pid:  # user code has forked: only the original process may answer
             os._exit(0)
         if use := METER.take():
             reply["judge"] = use.to_json()
         self.send_reply(reply)
 
     def _error_fields(self, error: BaseException, operation: str) -> Reply:
-        """The fields of the reply about an error that `operation` raised: `error`, its text, and
-        for an EnvProblem also `problem`."""
+        """Return the fields of the reply about an error that `operation` raised: `error`, its text,
+        and for an EnvProblem also `problem`."""
         if isinstance(error, EnvProblem):
             return {"problem": error.to_dict(), "error": str(error)}
-        # BadReturn is raised in this module, so there is no file and line of user code to name.
+        # BadReturn is raised in this module, so it has no file and line of user code.
         if isinstance(error, BadReturn):
             return {"error": str(error)}
         file, line = where(error, self.folder)
@@ -133,14 +134,14 @@ class _Host:
         return {"error": f"{operation}() {action}{place}"}
 
     def tasks(self, request_id: int) -> int:
-        """Send every task as a line of its own; returns how many there are."""
+        """Send every task as a row of its own; return how many there are."""
         rows = read_task_rows(self.env, self.folder)
         for row in rows:
             self.send_reply({"id": request_id, "row": row})
         return len(rows)
 
     def score(self, request: Request) -> ScoreReply:
-        """The score of `request["completion"]`, an answer to the task `request["task"]`.
+        """Return the score of `request["completion"]`, an answer to the task `request["task"]`.
 
         Raises BadReturn if the environment is multi-turn, or if its score() returned neither a
         Score nor a number.
@@ -152,8 +153,11 @@ class _Host:
         return _score_reply(self._awaited(returned))
 
     def score_group(self, request: Request) -> list[ScoreReply]:
-        """The scores of `request["completions"]`, answers to the task `request["task"]`, scored
-        together. Raises BadReturn if score_group() returned no list of so many scores."""
+        """Return the scores of `request["completions"]`, answers to the task `request["task"]`,
+        scored together.
+
+        Raises BadReturn unless score_group() returned a list with one score per completion.
+        """
         task, completions = Task.from_row(request["task"]), list(request["completions"])
         scores = self._awaited(self.env.score_group(task, completions))  # type: ignore[attr-defined]
         if not isinstance(scores, list | tuple) or len(scores) != len(completions):
@@ -165,8 +169,11 @@ class _Host:
 
     async def _scores(self, request: Request) -> int:
         """Await the scores of `request["items"]`, pairs of task and completion, all at once, each
-        for at most `request["seconds"]`. Each is sent as a row once it is known: `index` with
-        `value`, or with `error` and, where the time was up, `timed_out`. Returns how many."""
+        for at most `request["seconds"]`; return how many there are.
+
+        Each score is sent as a row once it is known: `index` with `value`, or with `error` (and
+        `timed_out` if the time was up).
+        """
         items = request["items"]
         import asyncio  # noqa: PLC0415 - an environment without async starts sooner without it
 
@@ -175,7 +182,13 @@ class _Host:
         return len(items)
 
     async def _send_score(self, request: Request, index: int, task: TaskRow, text: str) -> None:
-        """Await one score of a request of several, and send it; see `_scores`."""
+        """Await the score of one item of `_scores`, and send it as a row.
+
+        Args:
+            request: the request with all items.
+            index: the place of the item.
+            task, text: the item: a task row and a completion.
+        """
         import asyncio  # noqa: PLC0415 - see _scores
 
         row: Reply = {"index": index}
@@ -187,26 +200,30 @@ class _Host:
             row |= {"error": message, "timed_out": True}
         except BaseException as error:  # noqa: BLE001 - user code may raise anything
             row |= self._error_fields(error, "score")
-        if os.getpid() == self.pid:  # a fork must not answer too
+        if os.getpid() == self.pid:  # user code may have forked: only the original may answer
             self.send_reply({"id": request["id"], "row": row})
 
     @functools.cached_property
     def _loop(self) -> "asyncio.AbstractEventLoop":
-        """One loop for the whole life of the process: what an author opens in it stays open."""
+        """The event loop for the whole life of the process, so that what an author opens in it
+        stays open."""
         import asyncio  # noqa: PLC0415 - see _scores
 
         return asyncio.new_event_loop()
 
     def _awaited(self, returned: Any) -> Any:
-        """What a function of the author returned, awaited if it is async."""
+        """Return the result of the author's function: `returned` itself, or awaited if it is
+        awaitable."""
         if not inspect.isawaitable(returned):
             return returned
         return self._loop.run_until_complete(_result_of(returned))
 
     def perturb(self, request: Request) -> TaskRow | None:
-        """The task `request["task"]` in other words of `request["kind"]` by `request["seed"]`; None
-        where the environment leaves it to the rules. Raises BadReturn if perturb() returned
-        anything else than a Task or None."""
+        """Return the task `request["task"]` reworded in the way `request["kind"]` with
+        `request["seed"]`; None if the environment leaves it to the built-in rules.
+
+        Raises BadReturn if perturb() returned neither a Task nor None.
+        """
         task = Task.from_row(request["task"])
         returned = self.env.perturb(task, request["kind"], request["seed"])
         if returned is None:
@@ -227,32 +244,33 @@ class _Host:
         self.episodes[request["episode"]] = (task, state)
 
     def step(self, request: Request) -> list[ChatMessage] | None:
-        """The environment's reply to `request["message"]`, an assistant message.
+        """Return the environment's reply to `request["message"]`, an assistant message; None if the
+        episode is over.
 
-        None if the episode is over. Raises BadReturn if step() returned no list of messages.
+        Raises BadReturn if step() did not return a list of messages.
         """
         _, state = self.episodes[request["episode"]]
         messages = self._multi_turn_env().step(state, Message.from_dict(request["message"]))
         return None if messages is None else _checked_messages(messages)
 
     def finish(self, request: Request) -> ScoreReply:
-        """The score of the episode `request["episode"]` in its present state."""
+        """Return the score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
         return _score_reply(self._awaited(self._multi_turn_env().score(task, state)))
 
     def drop(self, request: Request) -> None:
-        """Forget the episode `request["episode"]`; does nothing if it is not open."""
+        """Forget the episode `request["episode"]`; do nothing if it is not open."""
         self.episodes.pop(request["episode"], None)
 
     def _multi_turn_env(self) -> MultiTurnEnv:
-        """The environment as a multi-turn one. Raises BadReturn if it is single-turn."""
+        """Return the environment as a multi-turn one. Raises BadReturn if it is single-turn."""
         if not isinstance(self.env, MultiTurnEnv):
             raise BadReturn("a single-turn environment has no episodes")
         return self.env
 
 
 def _describe(env: Env) -> EnvDescription:
-    """Describe the environment: its kind, whether it scores, its tools, whether it can reword."""
+    """Return the description of the environment that its client receives (see EnvDescription)."""
     description: EnvDescription = {
         "kind": kind_of(env),
         "scored": is_scored(env),
@@ -268,14 +286,14 @@ def _describe(env: Env) -> EnvDescription:
 
 
 async def _result_of(awaitable: Awaitable[Any]) -> Any:
-    """The result of anything that can be awaited."""
+    """Await `awaitable` and return its result; this makes a coroutine of any awaitable."""
     return await awaitable
 
 
 def _score_reply(returned: Any) -> ScoreReply:
-    """What the environment's score() returned, a Score or a bare number, as a dict.
+    """Return what the environment's score() returned, a Score or a bare number, as a dict.
 
-    Raises BadReturn if `returned` is neither, or a field of the Score has a wrong type. Infinite
+    Raises BadReturn if `returned` is neither, or if a field of the Score has a wrong type. Infinite
     numbers pass here; the client refuses them.
     """
     score = returned
@@ -299,7 +317,8 @@ def _score_reply(returned: Any) -> ScoreReply:
 
 
 def _parts(parts: Any) -> dict[str, list[float]]:
-    """The parts of a score, name -> [weight, value]. Raises BadReturn if they have another form."""
+    """Return the parts of a score as name -> [weight, value]. Raises BadReturn if they have another
+    form."""
     if not isinstance(parts, Mapping):
         raise BadReturn(f"Score.parts is a dict of (weight, value), got {type(parts).__name__}")
     for name, pair in parts.items():
@@ -322,11 +341,11 @@ def _success(value: Any) -> bool | None:
 def _number(value: Any, message_start: str) -> float:
     """Return `value` as a float. Raises BadReturn unless it is a number.
 
-    The message begins with `message_start`, such as "score() returned", and goes on with what
-    `value` is, such as " None; a number is needed".
+    `message_start` begins the error message, e.g. "score() returned" for "score() returned None; a
+    number is needed".
     """
-    # __float__ and not a type, for numbers of numpy and torch. A text is refused even if float()
-    # could read it.
+    # Checking for __float__ accepts numbers of numpy and torch. A text is refused even if float()
+    # could parse it.
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         raise BadReturn(f"{message_start} {kind}; a number is needed")
@@ -334,7 +353,7 @@ def _number(value: Any, message_start: str) -> float:
 
 
 def _checked_messages(messages: Any) -> list[ChatMessage]:
-    """The messages that step() returned, as a list of dicts.
+    """Return the messages that step() returned, as a list of dicts.
 
     Raises BadReturn if `messages` is not a list of messages, is empty, or holds an assistant
     message.
@@ -356,9 +375,9 @@ def _writer(fd: int) -> Callable[[Reply], None]:
     """Return a function that writes one reply as a JSON line to the file descriptor `fd`."""
 
     def write(message: Reply) -> None:
-        """Write the whole message, however many system calls that takes."""
+        """Write the whole message; one system call may write only a part of it."""
         unwritten = memoryview((json.dumps(message) + "\n").encode())
-        while unwritten:  # one call may write only a part
+        while unwritten:
             unwritten = unwritten[os.write(fd, unwritten) :]
 
     return write

@@ -1,7 +1,7 @@
-"""The client of a command: one program plays one task, in a box of its own, under a time limit.
+"""The client of a command: a program that plays one task in a sandbox, under a time limit.
 
-Everything that the program started is dead before its reward is read. Whatever it does costs its
-own rollout alone: the score then says what happened as its `error`.
+Everything that the program started is dead before its reward is read. A program that fails costs
+only its own rollout: the score then says what happened as its `error`.
 """
 
 import contextlib
@@ -24,23 +24,23 @@ from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Sandbox
 from envs.json_types import JsonObject, ScoreReply, TaskRow
 
-SUCCEEDED, FAILED = 0, 1  # exit statuses; any other says that the program did not work
-KEPT_BYTES = 1 << 20  # of the end of its output
-END_SECONDS = 10.0  # for the parent to end everything once the time is up
-START_SECONDS = 30.0  # for the box to be ready; a busy machine takes long
-SHOWN_CHARS = 300  # of its last output, in a message
+SUCCEEDED, FAILED = 0, 1  # exit statuses; any other means that the program did not work
+KEPT_BYTES = 1 << 20  # how much of the end of the program's output is kept
+END_SECONDS = 10.0  # for the parent to kill everything once the time is up
+START_SECONDS = 30.0  # for the sandbox to be ready; a busy machine takes long
+SHOWN_CHARS = 300  # how much of the last output a message shows
 
 
 @dataclass(frozen=True)
 class Commands:
-    """The command of one environment, to be run once for each rollout.
+    """The command of one environment, which is run once for each rollout.
 
     Args:
         source: the environment's folder.
-        rollout: what environment.toml says of the command.
-        python: the interpreter that comes first on its PATH, with the environment's packages.
-        limits: what each run may use.
-        secrets: names and values that only the command gets to see.
+        rollout: the settings of the command in environment.toml.
+        python: an interpreter with the environment's packages; its folder comes first on PATH.
+        limits: the resources each run may use.
+        secrets: names and values of environment variables that only the command gets.
         log: the file to which its standard error is appended.
         sandbox: the isolation that must hold.
     """
@@ -54,24 +54,25 @@ class Commands:
     sandbox: Sandbox
 
     def start(self) -> "CommandRun":
-        """A box for one run; the program starts with `begin`.
+        """Prepare the sandbox for one run; the program itself starts with `CommandRun.begin`.
 
-        Raises EnvProblem or Fault if the box cannot be made.
+        Raises EnvProblem or Fault if the sandbox cannot be made.
         """
         return CommandRun(self)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended.
+    """How a run of a command ended.
 
     Attributes:
-        code: exit status of the program.
-        signal: what killed it, 0 for none.
+        code: the exit status of the program.
+        signal: the signal that killed it, 0 for none.
         output: the end of its standard output.
-        reward_file: {"text"} or {"fault"} where its reward is read from a file.
+        reward_file: if the reward is read from a file, its {"text"}, or a {"fault"}; else None.
         tail: the end of its standard error.
-        fault: why it says nothing about the task: it was not started, or something of it may live.
+        fault: why this run says nothing about the task: the program was not started, or some of its
+            processes may still live. "" if there is no such reason.
         timed_out: whether its time was up.
     """
 
@@ -85,14 +86,14 @@ class Ending:
 
 
 class CommandRun(Pipe):
-    """One box with one program. `close` must be called, whatever happened.
+    """One sandbox with one program. `close` must be called in any case.
 
     Attributes:
-        listener: a listening socket which the program alone can reach, by `base_url`.
+        listener: a listening socket that only the program can reach, at `base_url`.
     """
 
     def __init__(self, commands: Commands) -> None:
-        """Start the box; see `Commands.start`."""
+        """Start the sandbox. Raises EnvProblem or Fault if that fails."""
         self.commands = commands
         rollout = commands.rollout
         self._seal = secrets.token_hex(16)
@@ -118,11 +119,11 @@ class CommandRun(Pipe):
 
     @property
     def base_url(self) -> str:
-        """Where the program reaches `listener`."""
+        """The URL at which the program reaches `listener`."""
         return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
     def begin(self, task: TaskRow, variables: Mapping[str, str]) -> None:
-        """Let the program start: it gets the task as a file and the variables."""
+        """Let the program start. It gets the task as a file, and these environment variables."""
         order = json.dumps({"task": task, "variables": dict(variables)}) + "\n"
         os.set_blocking(self.requests, True)
         with contextlib.suppress(BrokenPipeError):  # `wait` then says how the box ended
@@ -131,8 +132,10 @@ class CommandRun(Pipe):
                 unwritten = unwritten[os.write(self.requests, unwritten) :]
 
     def wait(self) -> Ending:
-        """Wait for the program to end, at most as long as it may run; then everything that it
-        started is dead, and its output and its reward file are read."""
+        """Wait for the program to end, at most for its time limit, and return how it ended.
+
+        At that point everything that it started is dead, and its output and reward file are read.
+        """
         seconds = self.commands.rollout.seconds
         output, at_end = self._read_until(time.monotonic() + seconds, b"")
         timed_out = not at_end
@@ -144,7 +147,8 @@ class CommandRun(Pipe):
         return self._ending(output, at_end)
 
     def _receive_listener(self, gateway: socket.socket) -> socket.socket:
-        """The listening socket that the parent hands over. Raises Fault if none comes."""
+        """Return the listening socket that the parent hands over. Raises Fault if none comes in
+        time."""
         gateway.settimeout(START_SECONDS)
         descriptors: list[int] = []
         with contextlib.suppress(OSError):  # closed, or nothing in time
@@ -156,8 +160,10 @@ class CommandRun(Pipe):
         return socket.socket(fileno=descriptors[0])
 
     def _read_until(self, deadline: float, output: bytes) -> tuple[bytes, bool]:
-        """Append to `output` what comes until the end or the deadline, and keep its last
-        KEPT_BYTES. Returns it, and whether the end was reached."""
+        """Append to `output` what the program prints until it ends or the deadline passes.
+
+        Returns the last KEPT_BYTES of the output, and whether the end was reached.
+        """
         poller = select.poll()
         poller.register(self.replies, select.POLLIN)
         while True:
@@ -171,7 +177,11 @@ class CommandRun(Pipe):
                 output = (output + data)[-KEPT_BYTES:]
 
     def _ending(self, output: bytes, at_end: bool) -> Ending:
-        """What the output of the box says of the end; its last line is the parent's."""
+        """Return how the run ended, from what came out of the sandbox; the last line is the
+        parent's.
+
+        `at_end` is whether the output is complete.
+        """
         printed, _, last = output.rstrip(b"\n").rpartition(b"\n")
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -179,7 +189,7 @@ class CommandRun(Pipe):
         ending = message.get("exit") if isinstance(message, dict) else None
         if not at_end or not isinstance(ending, dict) or ending.get("seal") != self._seal:
             return Ending(fault=self._lost_message("the command"))
-        # The first line of the output is the parent's too, about the isolation.
+        # The first line of the output is from the parent too: its message about the isolation.
         text = printed.partition(b"\n")[2].decode("utf-8", "replace")
         tail = self.secrets.in_text(str(ending.get("tail") or ""))
         fault = ""
@@ -197,15 +207,17 @@ class CommandRun(Pipe):
         )
 
     def close(self) -> None:
-        """End everything in the box and remove its folder."""
-        with contextlib.suppress(AttributeError):  # closed before it came
+        """End everything in the sandbox and remove its folder."""
+        with contextlib.suppress(AttributeError):  # there is no listener yet
             self.listener.close()
         super().close()
 
 
 def score_of(rollout: Rollout, ending: Ending) -> ScoreReply:
-    """The score of a rollout from how its command ended; a failed score with the reason where it
-    says nothing about the task."""
+    """Return the score of a rollout, given how its command ended.
+
+    If the ending says nothing about the task, the result is a failed score with the reason.
+    """
     if ending.fault:
         return failed_score(ending.fault, timed_out=ending.timed_out)
     if ending.signal:
@@ -226,7 +238,8 @@ def score_of(rollout: Rollout, ending: Ending) -> ScoreReply:
 
 
 def _score_of_status(ending: Ending) -> ScoreReply:
-    """The score that an exit status stands for: 1 for success, 0 for failure."""
+    """Return the score for an exit status: 1 for success, 0 for failure, a failed score for
+    others."""
     if ending.code not in (SUCCEEDED, FAILED):
         text = f"the command left with exit status {ending.code}; 0 is success and 1 failure"
         return failed_score(_with_tail(text, ending))
@@ -235,8 +248,11 @@ def _score_of_status(ending: Ending) -> ScoreReply:
 
 
 def _score_of_text(text: str, place: str) -> ScoreReply:
-    """The score that a command wrote as JSON: a number, or an object with `reward`, and `success`
-    and `metrics` where it likes. `place` says where it stood, for messages."""
+    """Return the score that a command wrote as JSON: a number, or an object with `reward` and,
+    optionally, `success`, `metrics` and `error`.
+
+    Text of another form gives a failed score; `place` says in its message where the text came from.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -253,6 +269,6 @@ def _score_of_text(text: str, place: str) -> ScoreReply:
 
 
 def _with_tail(text: str, ending: Ending) -> str:
-    """The text, followed by the last output of the command where there is any."""
+    """Return `text`, followed by the last output of the command if there is any."""
     last = (ending.tail or ending.output).strip()[-SHOWN_CHARS:]
     return f"{text}; its last output: {last}" if last else text

@@ -1,8 +1,8 @@
-"""What runs in the box that builds an environment's packages: pip, in this very process.
+"""Installs an environment's packages inside the sandbox, with pip in this very process.
 
-Wheels alone are taken unless the owner of the home agreed to more, and then no program is started:
-nothing that a package brings along runs. With the owner's consent a source distribution is built,
-in the same box. Standard library only; pip comes as a folder or as a wheel.
+By default only wheels are installed and no program may be started, so no code of a package runs. If
+the owner of the home has agreed, source distributions are built too, in the same sandbox. Standard
+library only; pip comes as a folder or as a wheel.
 """
 
 import compileall
@@ -27,7 +27,7 @@ WHEELS_ONLY = (
     "let the owner of this home set allow_source_builds = true in config.toml: what the package "
     "runs to build itself then runs in the box of the environment."
 )
-# The audit events of Python that begin another program.
+# The audit events that Python raises before another program starts.
 _STARTS = (
     "subprocess.Popen",
     "os.exec",
@@ -38,19 +38,19 @@ _STARTS = (
     "os.system",
     "pty.spawn",
 )
-_SHOWN = 5  # packages named in a message
-_REASON_CHARS = 600  # of an unforeseen error, in the reply
+_SHOWN = 5  # how many packages a message names
+_REASON_CHARS = 600  # how much of an unforeseen error the reply shows
 
 
 def serve(replies: int, order: InstallOrder) -> None:
     """Install the packages and write one JSON line to the descriptor `replies`.
 
-    The line is {"ready": ...}, or {"problem": ...} for anything that the installation raised. An
-    env process sends such a line when it starts, so the client (`Pipe.greet`) can read both.
+    The line is {"ready": ...}, or {"problem": ...} with whatever the installation raised. An env
+    process sends such a line when it starts, so the client (`Pipe.greet`) can read both.
     """
     try:
         install(order)
-        # The shape of an environment's description; the client ignores its values.
+        # The client expects an environment's description and ignores its values.
         reply: Reply = {"ready": {"kind": "sft", "scored": False, "tools": []}}
     except EnvProblem as problem:
         reply = {"problem": problem.to_dict()}
@@ -63,7 +63,7 @@ def serve(replies: int, order: InstallOrder) -> None:
 
 
 def install(order: InstallOrder) -> None:
-    """Build the virtual environment `order.target` with pip.
+    """Make the virtual environment `order.target` and install the packages into it with pip.
 
     Raises EnvProblem ENV_DEPS if pip fails, if a source distribution would have to be built without
     the owner's consent, or if a package came from a direct address or needs a path file.
@@ -88,15 +88,17 @@ def install(order: InstallOrder) -> None:
 def _raise_for_failure(
     status: int, refused_commands: Sequence[str], allows_source_builds: bool
 ) -> None:
-    """Raise EnvProblem ENV_DEPS if pip would have had to build a source distribution, or failed.
+    """Raise EnvProblem ENV_DEPS if pip failed, or tried to build a source distribution without
+    consent.
 
     Args:
         status: pip's exit status.
         refused_commands: the programs that pip was not allowed to start.
-        allows_source_builds: whether pip could build them; if not, the hint says so.
+        allows_source_builds: whether pip could build source distributions; if not, the hint says
+            so.
     """
-    # Only a build of a source distribution starts Python. pip also tries other programs, and does
-    # its work without them.
+    # Only a build of a source distribution starts Python. pip tries other programs too, but works
+    # without them.
     if any("python" in command for command in refused_commands):
         raise EnvProblem(
             "ENV_DEPS",
@@ -109,10 +111,10 @@ def _raise_for_failure(
 
 
 def refuse_unusable(folders: list[Path]) -> None:
-    """Refuse packages that came from a direct address or that work only through a path file.
+    """Raise EnvProblem ENV_DEPS if packages came from a direct address or need a path file
+    (`.pth`).
 
-    `folders` are where packages were installed. Raises EnvProblem ENV_DEPS, which names up to five
-    of them.
+    `folders` are where packages were installed. The message names up to five packages.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
     from_address = sorted(
@@ -142,8 +144,8 @@ def _enter_venv(target: Path) -> list[Path]:
     """Make this process look as if it ran in the virtual environment in `target`, because pip
     installs into the environment it runs in.
 
-    Returns the folders that pip will put packages into: one, or two where the platform keeps
-    compiled packages apart.
+    Returns the folders into which pip will put packages: one, or two if the platform separates
+    compiled packages.
     """
     scheme_variables = {"base": str(target), "platbase": str(target)}
     paths = [sysconfig.get_path(kind, "venv", scheme_variables) for kind in ("purelib", "platlib")]
@@ -162,13 +164,14 @@ def _enter_venv(target: Path) -> list[Path]:
 
 
 def _forbid_programs(refused_commands: list[str]) -> None:
-    """Keep this process from starting any program, for good: an audit hook cannot be removed.
+    """Prevent this process from starting any program, for good: an audit hook cannot be removed.
 
     Each attempt raises PermissionError and is appended to `refused_commands`. Code of a package
     could get around the hook, but none runs here: pip runs such code only in another program.
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        """Refuse the audit events that start a program."""
         if event in _STARTS:
             refused_commands.append(str(arguments[:2]))
             raise PermissionError(f"{event} is refused while packages are installed")
@@ -177,7 +180,7 @@ def _forbid_programs(refused_commands: list[str]) -> None:
 
 
 def _pip(order: InstallOrder) -> int:
-    """Run `pip install` for `order` in this process; returns its exit status, 0 for success."""
+    """Run `pip install` for `order` in this process; return its exit status, 0 for success."""
     sys.argv = _pip_command(order)
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:
@@ -187,7 +190,7 @@ def _pip(order: InstallOrder) -> int:
             sys.path.insert(0, order.pip)
             runpy.run_module("pip", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
-        # As Python takes the argument of sys.exit: a number is the status, None 0, all else 1.
+        # sys.exit works like this: a number is the status, None means 0, anything else 1.
         if isinstance(ended.code, int):
             return ended.code
         return 0 if ended.code is None else 1
@@ -195,7 +198,7 @@ def _pip(order: InstallOrder) -> int:
 
 
 def _pip_command(order: InstallOrder) -> list[str]:
-    """The command line of pip for `order`: "pip", then its arguments."""
+    """Return the command line of pip for `order`: "pip", then its arguments."""
     command = ["pip", "install", "--no-compile", "--no-warn-script-location", "--no-cache-dir"]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
     if not order.source_builds:
@@ -204,10 +207,10 @@ def _pip_command(order: InstallOrder) -> list[str]:
 
 
 def _compile(folder: Path) -> None:
-    """Delete all compiled files below `folder` and compile the sources.
+    """Delete all compiled files below `folder` and compile the sources again.
 
-    Compiled files that a package brings along are not kept, because they may do something else than
-    its sources.
+    Compiled files in a package are not trusted, because they may do something else than its
+    sources.
     """
     for path in sorted(folder.rglob("__pycache__")):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""What the judge calls of a run took in all its env processes, and what it may still spend.
+"""The budget of a run for calls to a judge (a model that grades), shared by all its env processes.
 
-Each call of an env process borrows a share of what is left and gives back what it did not use. So
-the processes together never make more calls than allowed; of money they can overrun it by what the
-calls under way cost, as no price is known before its reply.
+Each call of an env process borrows a share of what is left and returns what it did not use. So the
+processes together never make more calls than allowed. They can exceed the money by the cost of the
+calls under way, because a call's price is known only from its reply.
 """
 
 import threading
@@ -14,22 +14,24 @@ from envs.metering.judge_calls import JudgeUse
 
 @dataclass
 class JudgeBudget:
-    """Attributes:
-    max_calls, max_cost: the most requests and money; None: no limit.
-    borrowers: how many env processes may borrow at once.
-    used: so far.
+    """How many judge calls a run may make and how much money they may cost.
+
+    Attributes:
+        max_calls, max_cost: the most requests and money; None for no limit.
+        borrowers: how many env processes may borrow at once.
+        used: what was used so far.
     """
 
     max_calls: float | None = None
     max_cost: float | None = None
     borrowers: int = 1
     used: JudgeUse = field(default_factory=JudgeUse)
-    _lent: float = 0  # calls
+    _lent: float = 0  # calls that are borrowed and not yet settled
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def spent(self) -> str:
-        """Which limit is used up, with its value; "" while there is something left."""
+        """The limit that is used up, e.g. "max_judge_calls = 100"; "" if none is."""
         with self._lock:
             if self.max_calls is not None and self.used.calls >= self.max_calls:
                 return f"max_judge_calls = {self.max_calls:g}"
@@ -38,8 +40,11 @@ class JudgeBudget:
             return ""
 
     def borrow(self) -> JsonObject:
-        """What one call of an env process may use: `calls` and `cost`, None for no limit. To be
-        given back by `settle`."""
+        """Return what one call of an env process may use: {"calls", "cost"}, each None for no
+        limit.
+
+        The caller must return the rest with `settle`.
+        """
         with self._lock:
             calls: float | None = None
             if self.max_calls is not None:
@@ -50,7 +55,7 @@ class JudgeBudget:
             return {"calls": calls, "cost": cost}
 
     def settle(self, borrowed: JsonObject, use: JudgeUse) -> None:
-        """Count what a call used of what it had borrowed."""
+        """Count what a call used, and return the calls that it had borrowed."""
         with self._lock:
             self._lent -= borrowed["calls"] or 0
             self.used = self.used + use

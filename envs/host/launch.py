@@ -1,5 +1,7 @@
-"""The settings that the parent of user code starts with, as JSON on its command line. Standard
-library only."""
+"""The settings with which the parent of user code starts, as JSON on its command line.
+
+Standard library only.
+"""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -10,20 +12,22 @@ from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 from envs.json_types import JsonObject
 
-FILES = 4  # the folder of user code has room for so many files of the largest allowed size
-INSTALLER_MB = 256  # room of that folder while packages are installed; they go elsewhere
+FILES = 4  # the working folder of user code has room for this many files of the largest size
+INSTALLER_MB = 256  # room of that folder during an installation, whose packages go elsewhere
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that plays one task and asks the model through a gateway (envs/host/program.py).
+    """A program that plays one task and asks the model over HTTP (envs/host/program.py).
 
     Attributes:
         command: the program and its arguments.
-        reward_file: the file that is read once it has ended, relative to its copy of the
+        reward_file: the file that is read once the program has ended, relative to its copy of the
             environment's folder; "" for none.
-        gateway: the socket by which the parent hands over where it listens for the program.
-        seal: what the parent repeats at the end, so that no output of the program can pass for it.
+        gateway: descriptor of the socket through which the parent hands the client the listening
+            socket that the program can reach.
+        seal: a secret that the parent repeats at the end, so that no output of the program can
+            imitate the parent's last message.
     """
 
     command: tuple[str, ...]
@@ -34,19 +38,22 @@ class Program:
 
 @dataclass(frozen=True)
 class Launch:
-    """One env process, or with `install` one installation of packages, or with `program` one
+    """One env process. With `install` it is an installation of packages instead, with `program` one
     rollout of a command.
 
     Attributes:
         source: the environment's folder, which is copied into `box`.
         box: a private folder, removed at the end.
         requests, replies: file descriptors of the two pipes to the client.
+        limits: the resources user code may use.
+        packages: where the environment's packages are.
+        sandbox: the isolation that must hold.
+        reach: what the child may reach besides the system's files and its packages.
         log: the file that output is appended to, up to `log_cap` bytes; "" for none.
-        secrets: names of environment variables; their values are taken out of the log.
+        secrets: names of environment variables whose values are replaced in the log.
         install: the packages to install; None to serve the environment.
         program: the program to run; None to serve the environment.
         spaces: "bubblewrap" if the parent already runs inside bubblewrap, else "".
-        reach: what the child may reach beside the system's files and its packages.
     """
 
     source: str
@@ -70,7 +77,7 @@ class Launch:
         return INSTALLER_MB if self.install else FILES * self.limits.file_mb
 
     def to_json(self) -> str:
-        """The launch as one line of JSON, without the variables of `install`.
+        """Return the launch as one line of JSON, without the variables of `install`.
 
         The JSON goes onto a command line, which every user of the machine can read. The variables
         may hold passwords, so they are set in the environment of the process instead.
@@ -80,10 +87,12 @@ class Launch:
 
     @staticmethod
     def from_json(text: str) -> "Launch":
-        """The launch that `to_json` wrote, of which `install` has no variables. Raises KeyError or
-        TypeError for any other JSON."""
+        """Read a launch that `to_json` wrote; its `install` has no variables.
+
+        Raises KeyError or TypeError if the JSON has another form.
+        """
         fields = json.loads(text)
-        reach = fields["reach"]  # JSON turned its tuples into lists
+        reach = fields["reach"]  # JSON has turned its tuples into lists
         records = {
             "limits": Limits(**fields["limits"]),
             "packages": Packages(**fields["packages"]),
@@ -96,10 +105,10 @@ class Launch:
 
 
 def _as_tuple(value: Any) -> Any:
-    """A list as a tuple; anything else as it is."""
+    """Return a list as a tuple; return any other value unchanged."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def _program(fields: JsonObject) -> Program:
-    """The program with these fields, as JSON has them."""
+    """Return the program with these fields, in which JSON has turned tuples into lists."""
     return Program(**{name: _as_tuple(value) for name, value in fields.items()})

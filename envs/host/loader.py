@@ -1,4 +1,4 @@
-"""Loads an `Env` from its folder. What is wrong is reported in words, with file and line.
+"""Loads an `Env` from its folder. Errors say in words what is wrong, with file and line.
 
 This runs inside the env process: user code is imported nowhere else.
 """
@@ -47,16 +47,16 @@ __all__ = [
 
 ENTRY = "environment.py"
 MAY_BE_ASYNC = ("score", "score_group")
-MAX_TASKS = 200_000  # of one environment
-ERROR_CHARS = 500  # of an exception, in the message
+MAX_TASKS = 200_000  # the most tasks of one environment
+ERROR_CHARS = 500  # how much of an exception's text a message shows
 
 
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """Load the environment in `folder` and check it against the contract.
 
-    A folder with data files and no environment.py is an SFT dataset, to which `params` do nothing;
-    where environment.toml names a scorer, it is an environment of single answers.
-    One whose environment.toml names an adapter is read by that.
+    A folder whose environment.toml names an adapter (a foreign format) is read by that adapter. A
+    folder with data files and no environment.py is an SFT dataset, or a single-turn environment if
+    environment.toml names a scorer; `params` are ignored there.
 
     Args:
         folder: the environment's folder.
@@ -90,8 +90,10 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
-    """Call load_environment(**params) of environment.py and check what it returns against the
-    contract. Raises EnvProblem as `load_folder` does."""
+    """Call load_environment(**params) of environment.py and check its result against the contract.
+
+    Raises EnvProblem ENV_INVALID, ENV_IMPORT, ENV_DEPS or ENV_PARAM (see `load_folder`).
+    """
     if settings.scorer and not (folder / ENTRY).is_file():
         raise EnvProblem(
             "ENV_INVALID",
@@ -125,14 +127,16 @@ def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
 
 
 def _dataset(files: Sequence[Path], settings: EnvSettings) -> DatasetEnv:
-    """The rows of data files: played by a command, scored by a named scorer, or neither."""
+    """Return the rows of data files as an environment: played by a command, scored by a named
+    scorer, or neither."""
     if settings.rollout:
         return CommandDataset(*files)
     return ScoredRows(settings.scorer, *files) if settings.scorer else DatasetEnv(*files)
 
 
 def _load_adapter(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
-    """Load a folder in the format of others. Raises EnvProblem as `load_folder` does."""
+    """Load a folder in a foreign format with its adapter. Raises EnvProblem as `load_folder`
+    says."""
     adapter = settings.adapter
     assert adapter is not None  # the caller has checked
     env = _call_user_code(
@@ -148,14 +152,14 @@ def _load_adapter(folder: Path, settings: EnvSettings, params: JsonObject) -> En
 
 
 class CommandDataset(DatasetEnv):
-    """Rows of data files that a command plays, so that they need no answers."""
+    """Rows of data files that a command plays; therefore they need no answers."""
 
     rows_need_answers = False
 
 
 def _check_scores_nothing(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID where an environment whose tasks a command plays would score or
-    answer them too: one of the two would never be used."""
+    """Raise EnvProblem ENV_INVALID if an environment whose tasks a command plays also scores or
+    answers them itself, because that code would never be used."""
     if not defines_score(env) and not isinstance(env, MultiTurnEnv):
         return
     raise _problem_at(
@@ -168,7 +172,7 @@ def _check_scores_nothing(env: Env, folder: Path) -> None:
 
 
 def _no_environment(returned: Any) -> tuple[str, str]:
-    """Explain what load_environment() returned in place of an environment, as (message, hint)."""
+    """Return (message, hint) about what load_environment() returned instead of an environment."""
     if inspect.isclass(returned) and issubclass(returned, Env):
         name = returned.__name__
         return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
@@ -181,8 +185,8 @@ def _no_environment(returned: Any) -> tuple[str, str]:
 def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     """Call `env.tasks()` and return every task as a row of plain JSON values.
 
-    Raises EnvProblem ENV_INVALID if tasks() raised, returned no list of tasks, or returned a bad
-    task (the message names the first one), with the place in the code of `folder`.
+    Raises EnvProblem ENV_INVALID, with the place in the code of `folder`, if tasks() raises, does
+    not return a list of tasks, or returns a bad task (the message names the first one).
     """
     source = type(env).tasks  # errors name the line of this function
     tasks = _call_tasks(env, folder)
@@ -200,7 +204,7 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
 
 
 def _call_tasks(env: Env, folder: Path) -> list[Any]:
-    """Call `env.tasks()`; returns a list of 1 to MAX_TASKS items, which may be of any type.
+    """Call `env.tasks()`; return its 1 to MAX_TASKS items, which may be of any type.
 
     Raises EnvProblem ENV_INVALID if it raises or returns anything else; `folder` is used to give
     the place in the code.
@@ -212,7 +216,7 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
         raise _problem_at(
             source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
         )
-    # A generator runs the author's code only now, while its items are taken.
+    # If tasks() is a generator, the author's code runs only here, while its items are taken.
     tasks = _call_user_code(lambda: list(returned), folder, call_name="tasks()", code="ENV_INVALID")
     if not tasks:
         raise _problem_at(source, folder, "tasks() returned no task", "Return at least one Task.")
@@ -225,10 +229,11 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
 
 
 def where(error: BaseException, folder: Path) -> tuple[str, int]:
-    """Where in the code of `folder` an exception was raised: (file relative to `folder`, line).
+    """Return where in the code of `folder` an exception was raised: (file relative to `folder`,
+    line).
 
     That is the place of a SyntaxError in one of its files, or else the deepest frame of the
-    traceback that is inside `folder`. ("", 0) if there is none.
+    traceback that is inside `folder`. Returns ("", 0) if there is none.
     """
     if isinstance(error, SyntaxError) and error.filename:
         inside = _relative(error.filename, folder)
@@ -243,10 +248,10 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
 
 
 def explain(error: BaseException) -> str:
-    """An exception in one line of at most ERROR_CHARS, such as "ValueError: no such row"."""
+    """Return an exception as one line of at most ERROR_CHARS, e.g. "ValueError: no such row"."""
     text = str(error).strip().replace("\n", " ")
     if isinstance(error, SyntaxError):
-        text = error.msg or text  # str() adds file and line, which the caller gives apart
+        text = error.msg or text  # str() adds file and line, which the caller reports separately
     name = type(error).__name__
     return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
@@ -271,9 +276,9 @@ def _import(folder: Path) -> ModuleType:
 
 
 def _no_entry_file(folder: Path) -> EnvProblem:
-    """The problem ENV_INVALID of a folder without environment.py."""
+    """Return the problem ENV_INVALID for a folder without environment.py."""
     hint = f"Create {ENTRY} there."
-    # The author may have named the folder above the environment's own.
+    # The author may have pushed the folder above the environment's own.
     subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
     if subfolders:
         hint = f"Push the folder {subfolders[0]!r} instead."
@@ -282,7 +287,7 @@ def _no_entry_file(folder: Path) -> EnvProblem:
 
 
 def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
-    """The function `load_environment` of the module.
+    """Return the function `load_environment` of the module.
 
     Raises EnvProblem ENV_INVALID if it is missing (the hint names a function with a similar name)
     or is async.
@@ -306,7 +311,7 @@ def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
 
 
 def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -> None:
-    """Raises EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`."""
+    """Raise EnvProblem ENV_PARAM unless load_environment (`entry`) can be called with `params`."""
     signature = inspect.signature(entry)
     try:
         signature.bind(**params)
@@ -321,10 +326,10 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
 
 
 def _params_hint(params: JsonObject, accepted_names: list[str]) -> str:
-    """Say what to do about params that are not accepted.
+    """Return what to do about params that are not accepted.
 
-    `params` are the [params] of environment.toml, `accepted_names` the names of those that are
-    accepted.
+    `params` are the [params] of environment.toml, `accepted_names` the parameters of
+    load_environment().
     """
     unknown = [name for name in params if name not in accepted_names]
     similar = difflib.get_close_matches(unknown[0], accepted_names, n=1) if unknown else []
@@ -336,13 +341,13 @@ def _params_hint(params: JsonObject, accepted_names: list[str]) -> str:
 def _check_methods(env: Env, folder: Path) -> None:
     """Raise EnvProblem ENV_INVALID for the first method that is missing or breaks the contract.
 
-    Which methods are needed depends on the kind of the environment; `folder` is the author's, for
-    the place of the fault.
+    The kind of the environment decides which methods are needed. `folder` is the author's, to give
+    the place of the error.
     """
     # Each method that this kind of environment needs -> the arguments that it is called with.
     needed: dict[str, tuple[str, ...]] = {"tasks": ()}
     if env.command:
-        pass  # the command does the rest
+        pass  # the command needs no further methods
     elif is_scored(env) and isinstance(env, MultiTurnEnv):
         needed["start"] = ("task",)
         needed["step"] = ("state", "completion")
@@ -359,8 +364,8 @@ def _check_methods(env: Env, folder: Path) -> None:
 
 
 def _check_also_scores_one(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID where an environment defines `score_group` and its answers
-    cannot be measured one by one, or it has several turns."""
+    """Raise EnvProblem ENV_INVALID if an environment with `score_group` has several turns, or has
+    no `score` for single answers."""
     definition = type(env).score_group  # type: ignore[attr-defined]
     if not isinstance(env, SingleTurnEnv):
         message = "score_group is for an environment of one turn"
@@ -377,9 +382,8 @@ def _check_also_scores_one(env: Env, folder: Path) -> None:
 def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path) -> None:
     """Raise EnvProblem ENV_INVALID unless the method `name` can be called with `arguments` (names).
 
-    A method is refused that is missing, not callable, async where it may not be, or takes another
-    number of arguments.
-    The error has the line of the class or the method.
+    It is refused if it is missing, not callable, async without being allowed to, or takes other
+    arguments. The error has the line of the class or the method.
     """
     method = _defined_method(env, name, folder)
     definition = getattr(type(env), name, None)  # unbound, to find its line for an error
@@ -393,15 +397,15 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
 
 
 def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
-    """The method `name` of an environment.
+    """Return the method `name` of an environment.
 
-    Raises EnvProblem ENV_INVALID, with the line of the author's class, unless that class defines it
-    and it can be called.
+    Raises EnvProblem ENV_INVALID, with the line of the author's class, unless that class defines
+    the method and it can be called.
     """
     class_name = type(env).__name__
     method = getattr(env, name, None)
-    # These methods of the base classes only raise NotImplementedError. `score` is not among them:
-    # an environment that does not define it is an SFT dataset, which needs none.
+    # These methods of the base classes only raise NotImplementedError. `score` is not listed,
+    # because an environment that does not define it is a valid SFT dataset.
     if getattr(type(env), name, None) in (Env.tasks, MultiTurnEnv.start, MultiTurnEnv.step):
         message = f"{class_name} does not define {name}()"
         raise _problem_at(type(env), folder, message, f"Define {name}; see envs/base.py.")
@@ -424,9 +428,9 @@ def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
 def task_problem(
     task: Any, index: int, index_of_id: dict[str, int], needs_answer: bool
 ) -> tuple[str, str] | None:
-    """What is wrong with one task, as (message, hint); None if nothing is wrong.
+    """Return what is wrong with one task, as (message, hint); None if nothing is.
 
-    The hint is "" where the message says enough.
+    The hint is "" if the message says enough.
 
     Args:
         task: the item that tasks() returned at `index`; it may be of any type.
@@ -452,7 +456,7 @@ def _tools_problem(task: Task) -> tuple[str, str] | None:
 
 
 def _answer_problem(task: Task, needs_answer: bool) -> tuple[str, str] | None:
-    """What is wrong with the answer of a task, as (message, hint); None if nothing is wrong.
+    """Return what is wrong with the answer of a task, as (message, hint); None if nothing is.
 
     `needs_answer`: whether the task must have something to learn from: an answer, or a preference
     (a better and a worse answer).
@@ -486,14 +490,14 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
 
 
 def _call_user_code(call: Callable[[], Any], folder: Path, call_name: str, code: str) -> Any:
-    """Return `call()`; whatever user code raises in it becomes an EnvProblem with file and line.
+    """Return `call()`; turn whatever user code raises in it into an EnvProblem with file and line.
 
     Args:
         call: runs code of the author.
         folder: the environment's folder, to find the place of an error in it.
-        call_name: names the call in the message, such as "tasks()".
-        code: the error code of whatever `call` raises; but an EnvProblem keeps its own code, and a
-            missing package is always ENV_DEPS.
+        call_name: names the call in the message, e.g. "tasks()".
+        code: the error code for exceptions; but an EnvProblem keeps its own code, and a missing
+            package is always ENV_DEPS.
     """
     try:
         return call()
@@ -510,8 +514,10 @@ def _call_user_code(call: Callable[[], Any], folder: Path, call_name: str, code:
 
 
 def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
-    """The problem ENV_DEPS for an import of a package that is not installed. It names file and line
-    of the import if the import stands in `folder`, the environment's folder."""
+    """Return the problem ENV_DEPS for an import of a package that is not installed.
+
+    It has the file and line of the import if that is in `folder`, the environment's folder.
+    """
     file, line = where(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(
@@ -525,7 +531,7 @@ def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
 
 
 def _failure_in_words(error: BaseException) -> str:
-    """What user code did when `error` was raised, such as "raised ValueError: no such row"."""
+    """Return what user code did when `error` was raised, e.g. "raised ValueError: no such row"."""
     if isinstance(error, SystemExit):
         return f"left the process with sys.exit({error.code!r})"
     if isinstance(error, SyntaxError):
@@ -534,8 +540,8 @@ def _failure_in_words(error: BaseException) -> str:
 
 
 def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProblem:
-    """Make an EnvProblem ENV_INVALID with the file and line where `source`, a function or class, is
-    defined.
+    """Return an EnvProblem ENV_INVALID that points to the definition of `source`, a function or
+    class.
 
     If it is built in or defined outside `folder`, the error has no file and line.
     """
@@ -548,7 +554,7 @@ def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProble
 
 
 def _line(source: Any) -> int:
-    """The line where a function or class is defined; 0 if that is unknown."""
+    """Return the line where a function or class is defined; 0 if unknown."""
     code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
     if code is not None:
         return code.co_firstlineno
@@ -560,7 +566,7 @@ def _line(source: Any) -> int:
 
 
 def _relative(filename: str, folder: Path) -> str:
-    """Return `filename` relative to `folder`; "" if it lies outside or cannot be resolved."""
+    """Return `filename` relative to `folder`; "" if it is outside or cannot be resolved."""
     try:
         return Path(filename).resolve().relative_to(folder.resolve()).as_posix()
     except (ValueError, OSError):
@@ -568,5 +574,5 @@ def _relative(filename: str, folder: Path) -> str:
 
 
 def _type_of(value: Any) -> str:
-    """The type of a value for a message: "None", or for example "a value of type int"."""
+    """Return the type of a value for a message: "None", or e.g. "a value of type int"."""
     return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""The pipe to one env process: its start, requests and replies under deadlines, its end."""
+"""The pipe to one env process: starts the process, exchanges messages under deadlines, ends it."""
 
 import contextlib
 import fcntl
@@ -28,26 +28,28 @@ from envs.isolation.sandbox import Confinement, Reach, Sandbox
 from envs.json_types import Reply, Request
 from envs.metering.judge_calls import JudgeUse
 
-REPLY_BYTES = 1 << 20  # of one score or one env message
-ROW_BYTES = 16 << 20  # of one task
-TASKS_BYTES = 256 << 20  # of all tasks together
-LOG_BYTES = 1 << 20  # of output in the log file
-CLOSE_SECONDS = 8.0  # to wait for the parent, which gives its own descendants five
-BOX = "honesmith-env-"  # begins the names of private folders
-STALE_SECONDS = 60.0  # a private folder may stand unlocked for so long
-ERROR_CHARS = 2000  # of an error that the environment reports
-TAIL_CHARS = 300  # of the last output, in the message
-CAUSE_CHARS = 300  # of why the env process was lost, in the message
+# The most bytes of one score or one env message, of one task, of all tasks, of the log file.
+REPLY_BYTES = 1 << 20
+ROW_BYTES = 16 << 20
+TASKS_BYTES = 256 << 20
+LOG_BYTES = 1 << 20
+CLOSE_SECONDS = 8.0  # to wait for the parent, which takes up to five to kill its descendants
+BOX = "honesmith-env-"  # the names of private folders begin with this
+STALE_SECONDS = 60.0  # a younger private folder may belong to a process that has yet to lock it
+ERROR_CHARS = 2000  # how much is kept of an error that the environment reports
+# How much a message shows of the last output, and of why the env process was lost.
+TAIL_CHARS = 300
+CAUSE_CHARS = 300
 PARENT = Path(__file__).resolve().parent / "sandbox_parent.py"
 
 
 class Fault(Exception):
-    """One call failed; the text says how.
+    """A call of the env process failed; the text says how.
 
     Attributes:
         alive: whether the process is still usable. If not, it has to be closed.
-        problem: the environment's own problem, where that is the cause.
-        timed_out: whether the call took longer than it may.
+        problem: the problem that the environment itself reported, if that is the cause.
+        timed_out: whether the call took too long.
     """
 
     def __init__(
@@ -57,14 +59,7 @@ class Fault(Exception):
         problem: EnvProblem | None = None,
         timed_out: bool = False,
     ) -> None:
-        """Describe a call of the process that failed.
-
-        Args:
-            text: what happened.
-            alive: whether the process still runs.
-            problem: what the environment itself reported, if it did.
-            timed_out: whether the call took too long.
-        """
+        """Store the text and the attributes of the class."""
         super().__init__(text)
         self.alive = alive
         self.problem = problem
@@ -73,10 +68,10 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class _TimeLimit:
-    """How long the env process may take for something.
+    """The time limit for one action of the env process.
 
     Attributes:
-        doing: what it does, for messages, such as "score()".
+        doing: the action, for messages, e.g. "score()".
         deadline: when to give up, on the monotonic clock.
         seconds: the time allowed, for messages.
     """
@@ -87,17 +82,17 @@ class _TimeLimit:
 
 
 class Pipe:
-    """A running parent of user code (sandbox_parent.py) and the descriptors to its child.
+    """A running parent of user code (sandbox_parent.py) and the pipes to its child.
 
     Args:
         source: the environment's folder.
-        packages: where the environment's packages lie.
-        limits: what user code may use.
-        secrets: values by name of variable, for user code alone.
-        log: the file that output is appended to; None drops it.
+        packages: where the environment's packages are.
+        limits: the resources user code may use.
+        secrets: name of an environment variable -> value, for user code alone.
+        log: the file that output is appended to; None drops the output.
         sandbox: the isolation that must hold.
         order: packages to install, or a program to run; None serves the environment.
-        reach: what the child may reach beside its own files; None: nothing more.
+        reach: what the child may reach besides its own files; None for nothing more.
     """
 
     def __init__(
@@ -122,10 +117,10 @@ class Pipe:
         self.judge_use = JudgeUse()  # of all calls so far
         self.buffer = bytearray()  # received, but not parsed yet
         self.received = 0  # bytes of replies, over the whole life of the process
-        # Of each pipe one end stays here, the other goes to the env process.
+        # One end of each pipe stays in this process, the other goes to the env process.
         child_requests, self.requests = os.pipe()
         self.replies, child_replies = os.pipe()
-        # Nothing is ever written to the lifeline: when our end closes, the parent ends all.
+        # Nothing is ever written to the lifeline: when our end closes, the parent kills everything.
         child_lifeline, self.lifeline = os.pipe()
         launch = Launch(
             source=str(source),
@@ -144,15 +139,15 @@ class Pipe:
         )
         variables = _variables(packages, secrets, launch.install)
         self.parent = self._start(launch, child_lifeline, variables)
-        # Reads and writes must not wait: `_wait` does that, until a deadline.
+        # Reads and writes must not block: `_wait` does the waiting, with a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
     def _start(
         self, launch: Launch, child_lifeline: int, variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the parent process, which runs user code in a child of its own, and close the ends
-        of the pipes that it has inherited.
+        """Start the parent process, which runs user code in a child, and close the pipe ends it
+        inherits.
 
         Raises EnvProblem ENV_IMPORT if the interpreter does not start; then the ends that stay in
         this process are closed too.
@@ -169,7 +164,8 @@ class Pipe:
                 os.close(fd)
 
     def _close_without_parent(self) -> None:
-        """Close our ends of the pipes and remove the private folder; no parent was started."""
+        """Close our ends of the pipes and remove the private folder, after the parent failed to
+        start."""
         for fd in (self.requests, self.replies, self.lifeline):
             os.close(fd)
         shutil.rmtree(self.private_folder, ignore_errors=True)
@@ -186,7 +182,7 @@ class Pipe:
 
         Raises:
             EnvProblem: the env process reported what is wrong with the environment.
-            Fault: the env process ended, took too long or sent anything else.
+            Fault: the env process ended, took too long or sent an unexpected message.
         """
         limit = _TimeLimit("importing the environment", time.monotonic() + seconds, seconds)
         confinement: Confinement | None = None
@@ -216,9 +212,9 @@ class Pipe:
             op: score, scores, score_group, start, step, finish, drop, perturb or tasks.
             body: the fields of the request other than `id` and `op`.
             deadline: when to give up, on the monotonic clock.
-            seconds: the time that the deadline leaves; only shown in the error message.
-            rows: the rows that come before the reply are added to it, as tasks and scores send
-                them; None where none may come.
+            seconds: the time until the deadline, for error messages.
+            rows: a list to which the rows are appended that come before the reply, as `tasks` and
+                `scores` send them; None if no rows may come.
 
         Raises:
             Fault: the call failed. `alive` is True if the environment itself reported an error;
@@ -226,7 +222,7 @@ class Pipe:
         """
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
-        # The name of the author's function, for messages: `finish` ends an episode by score().
+        # Messages name the author's function: the operations finish and scores call score().
         doing = "score()" if op in ("finish", "scores") else f"{op}()"
         limit = _TimeLimit(doing, deadline, seconds)
         request = {"id": request_id, "op": op} | body
@@ -234,16 +230,17 @@ class Pipe:
         if rows is not None:
             return self._read_rows(request_id, limit, rows)
         reply = self._read_reply(request_id, REPLY_BYTES, limit)
-        if "row" in reply:  # from a call that sends no rows even one is too many
+        if "row" in reply:  # this operation sends no rows, so even one is too many
             raise _too_large(doing)
         if reply.get("ok") is not True:
             raise _reported_fault(reply)
         return reply.get("value")
 
     def _read_rows(self, request_id: int, limit: _TimeLimit, rows: list[Any]) -> Any:
-        """Add the rows, one per message, that come before the reply to `rows`; returns its value.
+        """Append the rows that come before the reply, one per message, to `rows`; return the
+        reply's value.
 
-        Raises Fault if they take more than TASKS_BYTES, or the reply reports an error.
+        Raises Fault if they take more than TASKS_BYTES, or if the reply reports an error.
         """
         received_before = self.received
         reply = self._read_reply(request_id, ROW_BYTES, limit)
@@ -257,7 +254,7 @@ class Pipe:
         return reply.get("value")
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """The next message. Raises Fault unless it answers the request `request_id`."""
+        """Return the next message. Raises Fault unless it answers the request `request_id`."""
         reply = self._read(max_bytes, limit)
         if reply.get("id") != request_id:
             raise Fault(f"{limit.doing} answered out of turn")
@@ -265,20 +262,19 @@ class Pipe:
         return reply
 
     def close_lifeline(self) -> None:
-        """Close the lifeline alone, from any thread: the parent then kills its child and exits.
+        """Close only the lifeline, from any thread: the parent then kills its child and exits.
 
-        A call under way in another thread finds the process gone. `close` must still be called.
+        A call that is under way in another thread fails. `close` must still be called.
         """
         lifeline, self.lifeline = self.lifeline, -1  # -1: closed, so a second call does nothing
         if lifeline >= 0:
             os.close(lifeline)
 
     def close(self) -> None:
-        """End the process at the other end and everything it started; remove the private folder.
+        """End the parent process and everything it started; remove the private folder.
 
-        That process is `self.parent`, which has started the sandboxed ones. When the lifeline
-        closes, it kills these and exits. If it has not exited after CLOSE_SECONDS, its process
-        group is killed.
+        When the lifeline closes, the parent kills the sandboxed processes and exits. If it has not
+        exited after CLOSE_SECONDS, its process group is killed.
         """
         self.close_lifeline()
         for fd in (self.requests, self.replies):
@@ -306,13 +302,13 @@ class Pipe:
                 return  # the process has ended; the `_read` that follows reports why
 
     def _read(self, max_bytes: int, limit: _TimeLimit) -> Reply:
-        """The next message of the env process, with the values of secrets replaced.
+        """Return the next message of the env process, with the values of secrets replaced.
 
         Raises Fault if no message comes in time, if a line is longer than `max_bytes` or is not a
         JSON object, or if the process has ended.
         """
         line = b""
-        while not line.strip():  # blank lines say nothing
+        while not line.strip():  # blank lines are no messages
             line = self._read_line(max_bytes, limit)
         message = self._parse(line, limit.doing)
         if isinstance(message.get("exit"), dict):  # the last message: how the process ended
@@ -320,7 +316,11 @@ class Pipe:
         return message
 
     def _read_line(self, max_bytes: int, limit: _TimeLimit) -> bytes:
-        """The next line of the env process, without its line end. Raises Fault as `_read` does."""
+        """Return the next line of the env process, without its line end.
+
+        Raises Fault if no line comes in time, if it is longer than `max_bytes`, or if the process
+        has ended.
+        """
         scanned = 0  # bytes at the start of the buffer that are known to hold no line end
         while True:
             end = self.buffer.find(b"\n", scanned)
@@ -334,7 +334,7 @@ class Pipe:
             self._receive(limit)
 
     def _receive(self, limit: _TimeLimit) -> None:
-        """Wait for what the env process sends next, and append it to the buffer.
+        """Wait for the next bytes from the env process, and append them to the buffer.
 
         Raises Fault if nothing comes in time or the process has ended.
         """
@@ -371,15 +371,15 @@ class Pipe:
             raise Fault(message, timed_out=True)
 
     def _lost_message(self, doing: str) -> str:
-        """The message of the error for an env process that ended without a last message.
+        """Return the error message for an env process that ended without a last message.
 
-        The message has the last line that `self.parent` wrote to standard error, where a broken
-        interpreter says what is wrong; or its exit status if it wrote nothing.
-        For example "the env process was lost during score() (exit status -9)".
+        For example "the env process was lost during score() (exit status -9)". In the brackets is
+        the last line that the parent wrote to standard error, where a broken interpreter says what
+        is wrong, or the parent's exit status if it wrote nothing.
         """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
-            # Its end of the pipe is closed, so it is about to exit: one second is enough.
+            # The parent's end of the pipe is closed, so it is about to exit: one second is enough.
             self.parent.wait(1.0)
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
@@ -412,11 +412,12 @@ def _start_parent(
 
 @functools.cache
 def _remove_stale_folders(temporary: str) -> None:
-    """Remove private folders in the folder `temporary` that parents left when they were killed.
+    """Remove private folders in the folder `temporary` that parents left behind when they were
+    killed.
 
-    A parent is a process that starts and watches user code. A living one holds a lock on its
-    private folder, so a folder that can be locked is in use by nobody. A folder that cannot be read
-    or removed is skipped without an error. As it is cached, it runs once per process.
+    A living parent (the process that starts and watches user code) holds a lock on its private
+    folder, so a folder that can be locked is unused. A folder that cannot be read or removed is
+    skipped without an error. Because of the cache, this runs once per process.
     """
     with contextlib.suppress(OSError):
         for entry in os.scandir(temporary):
@@ -428,7 +429,7 @@ def _remove_stale_folders(temporary: str) -> None:
 def _remove_if_stale(entry: os.DirEntry[str]) -> None:
     """Remove the private folder `entry`, which an earlier process left behind, unless it is new.
 
-    Raises OSError if the folder is locked: then a living process uses it.
+    Raises OSError if the folder is locked, because a living process uses it.
     """
     if time.time() - entry.stat(follow_symlinks=False).st_mtime < STALE_SECONDS:
         return  # so new that its process may not have locked it yet
@@ -441,7 +442,7 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _confinement_in(hello: Reply) -> Confinement:
-    """How the env process is isolated, by its first message."""
+    """Return how the env process is isolated, as told in its first message."""
     return Confinement(
         level=str(hello.get("level")),
         holds=tuple(str(hello.get("isolation")).split(", ")),
@@ -450,19 +451,20 @@ def _confinement_in(hello: Reply) -> Confinement:
 
 
 def _too_large(doing: str) -> Fault:
-    """The Fault for tasks that take more than TASKS_BYTES; `doing` names the call."""
+    """Return the Fault for tasks that take more than TASKS_BYTES; `doing` names the call."""
     return Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
 
 
 def _ending_sentence(ending: Reply, doing: str) -> str:
-    """How the env process ended during the call `doing`, as a sentence.
+    """Return how the env process ended during the call `doing`, as a sentence.
 
     For example "the env process was killed by signal 9 (SIGKILL) during score(); its last output:
     out of memory".
 
     Args:
-        ending: the last message of the process that watched the env process, about the latter:
-            `code` (exit status), `signal` (0 if no signal killed it) and `tail` (last output).
+        ending: the parent's last message about the env process: `code` (exit status), `signal` (0
+            if no signal killed it) and `tail` (last output).
+        doing: the call, e.g. "score()".
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()
@@ -477,15 +479,15 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
 
 
 def _clean_environment(python: str) -> dict[str, str]:
-    """The environment variables that user code gets: fixed values, and those of the server's own
-    variables that an interpreter may need to run.
+    """Return the environment variables for user code: fixed values, and the server's own values for
+    the few variables that an interpreter may need.
 
     `python` is the path of an interpreter; its folder comes first on PATH.
     """
     variables = {
         "PATH": os.pathsep.join([str(Path(python).parent), "/usr/local/bin", "/usr/bin", "/bin"]),
         "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # sets iterate in one order, so tasks() can repeat itself
+        "PYTHONHASHSEED": "0",  # sets then always iterate in the same order, and so tasks() does
         "PYTHONFAULTHANDLER": "1",
         # One thread per process: thread pools would eat the memory limit and the trainer's cores.
         "OMP_NUM_THREADS": "1",
@@ -502,9 +504,10 @@ def _clean_environment(python: str) -> dict[str, str]:
 def _variables(
     packages: Packages, secrets: Mapping[str, str], install: InstallOrder | None
 ) -> dict[str, str]:
-    """The environment variables for the parent, the process that starts and watches user code.
+    """Return the environment variables for the parent, the process that starts and watches user
+    code.
 
-    They hold the secrets, because the arguments of a command can be read by every user of the
+    The secrets are passed here, because the arguments of a command can be read by every user of the
     machine. `install` is None if no packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
@@ -514,14 +517,14 @@ def _variables(
 
 
 def reach_of(source: Path) -> Reach:
-    """What the user code of a folder may reach beside its own files: the port of the server that
-    its adapter starts, if it names one. Raises EnvProblem if environment.toml cannot be read."""
+    """Return what the user code of a folder may reach besides its own files: a server of its own,
+    if its adapter starts one. Raises EnvProblem if environment.toml cannot be read."""
     adapter = read_settings(source).adapter
     return Reach(serves=adapter is not None and adapter.serves)
 
 
 def _reported_fault(reply: Reply) -> Fault:
-    """The Fault for a reply by which the environment, which is alive, reports an error."""
+    """Return the Fault for a reply in which the environment, which is alive, reports an error."""
     reported = reply.get("problem")
     problem = EnvProblem.from_dict(reported) if isinstance(reported, dict) else None
     return Fault(str(reply.get("error"))[:ERROR_CHARS], alive=True, problem=problem)

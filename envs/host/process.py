@@ -1,7 +1,7 @@
-"""The client of an env process: user code runs there, under limits, and never here.
+"""The client of an env process. User code runs there, under limits, and never in this process.
 
 A call that raises, hangs, crashes or answers nonsense costs one sample: the caller gets an error
-text, and the next call starts a fresh process. Rollouts that were under way in the old process are
+text. If the process died, the next call starts a fresh one, and rollouts that were under way are
 replayed there from the messages they had received.
 """
 
@@ -35,14 +35,14 @@ from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, Ta
 
 LOAD_ATTEMPTS = 3  # starts that may fail before the environment counts as broken
 AT_ONCE = 16  # scores of an async `score` that are awaited together
-SPARE_SECONDS = 1.0  # that all of them together may take longer than one
+SPARE_SECONDS = 1.0  # all of them together may take this much longer than one
 
 
 class EpisodeFailed(Exception):
     """A rollout cannot go on; the text says why.
 
     Attributes:
-        timed_out: whether a call of the environment took longer than it may.
+        timed_out: whether the reason is a call of the environment that took too long.
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
@@ -51,14 +51,14 @@ class EpisodeFailed(Exception):
 
 
 class EnvProcess:
-    """One environment in a process of its own.
+    """A client of one environment that runs in a process of its own.
 
     Args:
         source: the environment's folder.
-        python: the interpreter whose packages it may import; this one's by default. It runs on this
-            one in any case.
-        limits: what it may use; those of its environment.toml by default.
-        secrets: names and values that only this process gets to see.
+        python: the interpreter whose packages the environment may import; by default the present
+            one. The process always runs on the present interpreter.
+        limits: the resources it may use; by default those of its environment.toml.
+        secrets: names and values of environment variables that only this process gets.
         log: the file its output is appended to, up to 1 MiB; by default output is dropped.
         sandbox: the isolation that must hold; by default whatever works on this machine.
 
@@ -90,8 +90,8 @@ class EnvProcess:
         self._problem: EnvProblem | None = None  # raised by every further call
         self._failed_loads = 0  # starts that failed in a row
         self._episode_numbers = itertools.count(1)
-        self.judge_budget: JudgeBudget | None = None  # that the calls draw on; None: no limit
-        self._others: list[EnvProcess] = []  # the further ones of `team`
+        self.judge_budget: JudgeBudget | None = None  # limits its judge calls; None: no limit
+        self._others: list[EnvProcess] = []  # the other processes of `team`
 
     def __enter__(self) -> "EnvProcess":
         return self
@@ -150,7 +150,7 @@ class EnvProcess:
         return self._pipe.child_pid if self._pipe else None
 
     def describe(self) -> EnvDescription:
-        """The environment's kind, whether it is scored, and its tools.
+        """Return the environment's kind, whether it is scored, and its tools.
 
         Starts the process if it does not run. Raises EnvProblem if it cannot be started or the
         environment cannot be loaded.
@@ -164,10 +164,10 @@ class EnvProcess:
             return self._description.copy()
 
     def tasks(self, seconds: float | None = None) -> list[TaskRow]:
-        """Every task of the environment, as a stored row.
+        """Return every task of the environment as a row to be stored.
 
         `seconds` is the time allowed for tasks(); None takes the limit `start_seconds`. Raises
-        EnvProblem if that time passes, or tasks() fails or returns a bad task.
+        EnvProblem if tasks() fails, takes longer, or returns a bad task.
         """
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
@@ -176,19 +176,19 @@ class EnvProcess:
                 self._call("tasks", {}, seconds, rows)
             except Fault as fault:
                 raise _as_problem(fault) from None
-            # "sft": nothing is scored, so a task is of use only with an answer to learn from.
+            # In an SFT dataset nothing is scored, so every task needs an answer to learn from.
             return checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
-        """Score one completion; `seconds` in the reply is how long the call took.
+        """Score one completion. The score's `seconds` is how long the call took.
 
-        A failure raises nothing: the reply then has reward 0 and the reason as its `error`.
+        A failure raises nothing: the score then has reward 0 and the reason as its `error`.
         """
         return self._ask_for_score("score", {"task": task, "completion": completion})
 
     @property
     def compares_groups(self) -> bool:
-        """Whether the environment has `score_group`; False where it cannot be loaded."""
+        """Whether the environment has `score_group`; False if it cannot be loaded."""
         try:
             return bool(self.describe().get("groups"))
         except EnvProblem:  # every score then fails with the reason
@@ -196,16 +196,19 @@ class EnvProcess:
 
     @property
     def at_once(self) -> int:
-        """How many scores `score_many` awaits at once: AT_ONCE of an async `score`, else 1, also
-        where the environment cannot be loaded."""
+        """How many scores `score_many` awaits at once: AT_ONCE if `score` is async, else 1 (also if
+        the environment cannot be loaded)."""
         try:
             return AT_ONCE if self.describe().get("concurrent") else 1
         except EnvProblem:  # every score then fails with the reason
             return 1
 
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
-        """The score of each (task, completion) pair, in order; see `score`. Those of an async
-        `score` are awaited together; where that fails, the rest is scored one by one."""
+        """Return the score of each (task, completion) pair, in order, as `score` would.
+
+        If `score` is async, the scores are awaited together; pairs for which that fails are then
+        scored one by one.
+        """
         scores: dict[int, ScoreReply] = {}
         if len(pairs) > 1 and self.at_once > 1:
             scores = self._scores_together(pairs)
@@ -215,9 +218,9 @@ class EnvProcess:
         return [scores[index] for index in range(len(pairs))]
 
     def score_group(self, task: Mapping[str, Any], completions: Sequence[str]) -> list[ScoreReply]:
-        """The scores of completions of one task that `score_group` compares, in their order.
+        """Return the scores that `score_group` gives to completions of one task, in their order.
 
-        A failure costs all of them: each has reward 0 and the reason as its `error`.
+        A failure costs all of them: each score then has reward 0 and the reason as its `error`.
         """
         began = time.monotonic()
         body = {"task": task, "completions": list(completions)}
@@ -237,13 +240,15 @@ class EnvProcess:
     def _scores_together(
         self, pairs: Sequence[tuple[Mapping[str, Any], str]]
     ) -> dict[int, ScoreReply]:
-        """The scores, by place, of those pairs that an async `score` answered one way or another
-        when it was asked for all at once; the others are missing."""
+        """Ask an async `score` for all pairs at once; return index of the pair -> its score.
+
+        A pair without an answer, e.g. because the process died, is missing in the result.
+        """
         rows: list[Any] = []
         began, seconds = time.monotonic(), self.limits.call_seconds
         body = {"items": [[task, text] for task, text in pairs], "seconds": seconds}
         with self._lock, contextlib.suppress(Fault, EnvProblem):
-            # A little more than each score has: a score that hangs ends by itself.
+            # Longer than the limit of each score, so that a score that hangs times out alone.
             self._call("scores", body, seconds + SPARE_SECONDS, rows)
         each = (time.monotonic() - began) / len(pairs)
         scores: dict[int, ScoreReply] = {}
@@ -254,8 +259,11 @@ class EnvProcess:
         return scores
 
     def team(self, count: int) -> "list[EnvProcess]":
-        """`count` processes of the same environment, this one first. The others start with their
-        first call and end with this one; together they draw on one budget of judge calls."""
+        """Return `count` processes of the same environment, this one first.
+
+        The others start with their first call and end with this one; all share one budget of judge
+        calls.
+        """
         while len(self._others) < count - 1:
             other = EnvProcess(
                 self.source,
@@ -270,10 +278,11 @@ class EnvProcess:
         return [self, *self._others[: count - 1]]
 
     def perturb(self, task: TaskRow, kind: str, seed: int) -> TaskRow | None:
-        """The task as the environment words it otherwise (`Env.perturb`), with its id and split;
-        None where the environment leaves that to the rules, as one without `perturb` does.
+        """Return the task in other words, as the environment rewords it (`Env.perturb`).
 
-        Raises EnvProblem if perturb() or the process fails.
+        The result keeps the task's id and split. Returns None if the environment leaves rewording
+        to the built-in rules, e.g. because it has no `perturb`. Raises EnvProblem if perturb() or
+        the process fails.
         """
         with self._lock:
             try:
@@ -289,22 +298,23 @@ class EnvProcess:
         return {**worded.to_row(), "id": task["id"], "split": task["split"]}
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
-        """Begin an episode of `task` in a multi-turn environment.
+        """Begin an episode (one rollout) of `task` in a multi-turn environment.
 
         Raises EpisodeFailed if the environment or its process fails.
         """
         return Episode(self, task, next(self._episode_numbers))
 
     def close(self) -> None:
-        """End the process, everything it started and the others of its team; the next call would
-        start a new one."""
+        """End the process, everything it started, and the other processes of its team. A later call
+        would start a new process."""
         for other in self._others:
             other.close()
         with self._lock:
             self._drop()
 
     def abandon(self) -> None:
-        """End the process at once, even while another thread waits for a call, which then fails.
+        """End the process at once, even while another thread waits for a call; that call then
+        fails.
 
         `close` must still be called; without it the next call would start a new process.
         """
@@ -321,8 +331,8 @@ class EnvProcess:
     def _ask_for_score(self, op: str, body: Request) -> ScoreReply:
         """Send a request (`op` is score or finish) and return the score that answers it.
 
-        A failure becomes a failed score. The score's `seconds` is how long the call took, with the
-        start of the process if the call had to start it.
+        A failure becomes a failed score. The score's `seconds` is how long the call took, including
+        the start of the process if necessary.
         """
         began = time.monotonic()
         try:
@@ -337,11 +347,11 @@ class EnvProcess:
         return score
 
     def _call(self, op: str, body: Request, seconds: float, rows: list[Any] | None = None) -> Any:
-        """Send one request, starting the process if necessary, and return the value of its reply;
-        what it sends before that is added to `rows`.
+        """Send one request, starting the process if necessary, and return the value of its reply.
 
-        Raises Fault. If the process did not survive the fault, it is closed and the next call
-        starts a new one.
+        Rows that the process sends before the reply are appended to `rows`. Raises Fault if the
+        call fails. If the process did not survive that, it is closed and the next call starts a new
+        one.
         """
         self._ensure_started()
         assert self._pipe is not None  # _ensure_started raises otherwise
@@ -356,8 +366,8 @@ class EnvProcess:
 
     @contextlib.contextmanager
     def _on_budget(self, pipe: Pipe) -> Iterator[Request]:
-        """A context for one call: gives what of the judge's budget the request may use, and counts
-        what it used."""
+        """A context for one call: yields the part of the judge budget that the request may use, as
+        a field for the request, and counts at its end what the call used."""
         budget = self.judge_budget
         if budget is None:
             yield {}
@@ -372,7 +382,7 @@ class EnvProcess:
         """Start the process and load the environment, unless the process already runs.
 
         Raises Fault if that fails. A problem of the environment itself is remembered at once, any
-        other failure after LOAD_ATTEMPTS failed starts in a row; later calls then raise it again
+        other failure after LOAD_ATTEMPTS failed starts in a row; from then on every call raises it
         without another attempt.
         """
         if self._pipe is not None:
@@ -389,7 +399,7 @@ class EnvProcess:
             fault = error if isinstance(error, Fault) else Fault(f"cannot be started: {error}")
             self._drop()
             self._failed_loads += 1
-            # Remembered, as otherwise every further sample would wait for another start that fails.
+            # Remember the problem, or every further sample would wait for another failing start.
             if self._failed_loads >= LOAD_ATTEMPTS:
                 self._problem = _as_problem(fault)
             raise fault from None
@@ -397,8 +407,8 @@ class EnvProcess:
     def _start_process(self) -> None:
         """Start the process and wait until it has loaded the environment.
 
-        Raises EnvProblem, Fault or OSError; the process may then be left half started, and the
-        caller has to end it.
+        Raises EnvProblem if the environment is faulty, Fault or OSError if the process is. The
+        process may then be left half started, and the caller has to end it.
         """
         limits = self.limits
         self._pipe = Pipe(
@@ -428,11 +438,11 @@ class Episode:
     Args:
         process: the environment's process.
         task: the task as a stored row.
-        number: names the episode in that process.
+        number: the episode's number in that process.
     """
 
     def __init__(self, process: EnvProcess, task: Mapping[str, Any], number: int) -> None:
-        """Begin the episode `number` of the task in the process."""
+        """Begin the episode. Raises EpisodeFailed if the environment or its process fails."""
         self.process = process
         self.task = task
         self.number = number
@@ -443,10 +453,11 @@ class Episode:
             self._begin()
 
     def step(self, message: Mapping[str, Any]) -> list[ChatMessage] | None:
-        """Send one assistant message; returns the environment's reply, None if the rollout is over.
+        """Send one assistant message; return the environment's reply, or None if the rollout is
+        over.
 
-        Raises EpisodeFailed if the environment or its process fails; every later step of the
-        rollout raises it again.
+        Raises EpisodeFailed if the environment or its process fails; every later step then raises
+        it again.
         """
         message_dict = Message.from_dict(message).to_dict()
         with self.process._lock:
@@ -458,7 +469,7 @@ class Episode:
     def score(self) -> ScoreReply:
         """Score the episode in its present state.
 
-        A failed episode gets a failed score with the reason and 0 seconds, never an exception.
+        A failed episode raises nothing: its score is a failed one, with the reason and 0 seconds.
         """
         if self._failed:
             failed = failed_score(str(self._failed), timed_out=self._failed.timed_out)
@@ -472,13 +483,13 @@ class Episode:
             return self.process._ask_for_score("finish", {"episode": self.number})
 
     def close(self) -> None:
-        """Let the process forget the episode's state.
+        """Make the process forget the episode's state.
 
-        Nothing is sent if that process has ended: the state is gone with it.
+        Does nothing if that process has ended, because the state is gone with it.
         """
         with self.process._lock:
             if self._state_is_in_process():
-                with contextlib.suppress(Fault):  # a process that failed is ended, with the state
+                with contextlib.suppress(Fault):  # the process has ended, and the state with it
                     body = {"episode": self.number}
                     self.process._call("drop", body, self.process.limits.call_seconds)
 
@@ -487,13 +498,13 @@ class Episode:
         return self._generation == self.process.generation and self.process._pipe is not None
 
     def _begin(self) -> None:
-        """Start the episode's task in the present process. Raises EpisodeFailed."""
+        """Start the episode in the present process. Raises EpisodeFailed if that fails."""
         self._send("start", {"task": self.task})
         # Read only now, because `_send` may have started a new process.
         self._generation = self.process.generation
 
     def _resume(self) -> None:
-        """Play the episode again from its messages, if the process that had its state has ended.
+        """Replay the episode from its messages if the process that had its state has ended.
 
         Raises EpisodeFailed if the episode failed before, if the new process fails, or if the
         environment's replies differ from those that it gave the first time.
@@ -513,8 +524,8 @@ class Episode:
     def _send(self, op: str, body: Request) -> Any:
         """Send one request (`op` is start or step) about this episode.
 
-        Returns the messages that answer a step; None for a start, or if the step ended the
-        rollout. Any failure is kept in `_failed` and raised as EpisodeFailed.
+        Returns the messages that answer a step; None for a start, or if the step ended the rollout.
+        Any failure is kept in `_failed` and raised as EpisodeFailed.
         """
         try:
             seconds = self.process.limits.call_seconds
@@ -534,9 +545,9 @@ class Episode:
 
 @functools.cache
 def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
-    """The isolation that user code gets on this machine.
+    """Return the isolation that user code gets on this machine.
 
-    A template environment is run to learn it; the result is cached as long as this process runs.
+    To find out, a template environment is run; the result is cached for the life of this process.
 
     Args:
         sandbox: the isolation that must hold; None takes whatever works here.
@@ -550,7 +561,8 @@ def isolation_here(sandbox: Sandbox | None = None) -> Confinement:
 
 
 def _as_problem(fault: Fault) -> EnvProblem:
-    """Return the problem that the environment reported, else ENV_IMPORT with the fault's text."""
+    """Return the problem that the environment reported, or else ENV_IMPORT with the fault's
+    text."""
     return fault.problem or EnvProblem(
         "ENV_IMPORT", str(fault), hint="Run the environment's code by itself to see why."
     )

@@ -1,10 +1,10 @@
-"""A program that plays one task: what runs in its box beside it, before it and after it.
+"""The sandbox side of a command, a program that plays one task: before, during and after its run.
 
-The parent listens for the program on loopback, in the network namespace of the box where it has
-one, and hands the listening socket to the client: whoever serves the model answers on it without
-being reachable from anywhere else. The child then copies the environment's folder, gives the parent
-a descriptor of the copy, and becomes the program. When every process of the box is dead the parent
-reads the reward file through that descriptor. Standard library only; imported where it is needed.
+The parent listens for the program on loopback (in the network namespace of the sandbox, if there is
+one) and hands the listening socket to the client. The client serves the model on it, and nobody
+else can reach it. The child then copies the environment's folder, gives the parent a descriptor of
+the copy, and becomes the program. When every process of the sandbox is dead, the parent reads the
+reward file through that descriptor. Standard library only; imported only when needed.
 """
 
 import contextlib
@@ -21,21 +21,22 @@ from envs.host.launch import Program
 from envs.isolation import kernel, namespaces
 from envs.json_types import JsonObject
 
-BACKLOG = 64  # connections that wait to be accepted
-REWARD_BYTES = 64 * 1024  # of a reward file
-NO_PROGRAM = 127  # the exit status of a shell for a program that cannot be started
+BACKLOG = 64  # how many connections may wait to be accepted
+REWARD_BYTES = 64 * 1024  # the largest reward file
+NO_PROGRAM = 127  # the exit status that shells use for a program that cannot be started
 TASK_FILE = "task.json"
 COPY = "rollout"  # the private copy of the environment's folder, in the working folder
 
 
 class ProgramBox:
-    """What surrounds one program, in the parent and in the child that becomes it.
+    """Prepares, runs and finishes one program, in the parent and in the child that becomes the
+    program.
 
-    The private copy of the environment's folder lies in a file system that ends with the box, so
-    the child sends the parent a descriptor by which the parent can still read it.
+    The private copy of the environment's folder is in a file system that vanishes with the sandbox.
+    So the child sends the parent a descriptor, by which the parent can still read the copy.
 
     Attributes:
-        child_fd: the descriptor that the child needs for that.
+        child_fd: the descriptor that the child needs in order to send that.
     """
 
     def __init__(self, program: Program) -> None:
@@ -44,7 +45,7 @@ class ProgramBox:
         self.child_fd = self._sender.fileno()
 
     def listen(self) -> int:
-        """Listen on loopback for the program and hand the socket to the client; returns the port.
+        """Listen on loopback for the program, hand the socket to the client, and return the port.
 
         Raises OSError if that is not possible here.
         """
@@ -61,17 +62,17 @@ class ProgramBox:
             return port
 
     def run(self, source: Path, requests: int, output: int) -> NoReturn:
-        """Become the program. To be called in the confined child, in its working folder.
+        """Become the program. Called in the confined child, in its working folder; never returns.
 
         Args:
             source: the environment's folder.
-            requests: descriptor from which one line of JSON is read: `task`, the row, and
+            requests: descriptor from which one line of JSON is read: `task` (the row) and
                 `variables`.
             output: descriptor that becomes standard output.
         """
         try:
             self._become_program(source, requests, output)
-        except OSError as error:  # no program of that name, or no room for the copy
+        except OSError as error:  # there is no such program, or no room for the copy
             name = self.program.command[0]
             sys.stderr.write(f"{name} cannot be started: {error.strerror or error}\n")
             sys.stderr.flush()
@@ -79,7 +80,8 @@ class ProgramBox:
             os._exit(NO_PROGRAM)
 
     def _become_program(self, source: Path, requests: int, output: int) -> None:
-        """Prepare the working folder and start the program in place of this process; see `run`.
+        """Prepare the working folder and replace this process by the program. The arguments are
+        those of `run`.
 
         Raises OSError if that fails.
         """
@@ -88,7 +90,7 @@ class ProgramBox:
         work = Path.cwd()
         copy = work / COPY
         _copy(source, copy)
-        if self.program.reward_file:  # what the environment's folder brings along is no reward
+        if self.program.reward_file:  # a file that the folder already has is no reward
             with contextlib.suppress(OSError):
                 (copy / self.program.reward_file).unlink()
         task_file = work / TASK_FILE
@@ -110,16 +112,17 @@ class ProgramBox:
         self._sender.close()
 
     def ending(self, all_dead: bool) -> dict[str, object]:
-        """Called in the parent at the end: what the client needs to know beside the exit status.
+        """Return what the client needs to know at the end besides the exit status. Called in the
+        parent.
 
-        - seal: that of the order
-        - started: whether the program was about to start
-        - all_dead: the argument, whether no process of the box is left
-        - reward_file: {"text"} or {"fault"}, see `read_reward`; where there is one to read
+        - seal: that of the program, as proof that the message is the parent's
+        - started: whether the child was about to become the program
+        - all_dead: the argument: whether no process of the sandbox is left
+        - reward_file: {"text"} or {"fault"} (see `read_reward`), if there is one to read
         """
         self._receiver.setblocking(False)
         descriptors: list[int] = []
-        with contextlib.suppress(OSError):  # nothing was sent
+        with contextlib.suppress(OSError):  # the child has sent nothing
             _, descriptors, _, _ = socket.recv_fds(self._receiver, 1, 1)
         started = bool(descriptors)
         ending: dict[str, object] = {"seal": self.program.seal, "started": started}
@@ -130,14 +133,15 @@ class ProgramBox:
 
 
 def read_reward(folder: int, file: str) -> JsonObject:
-    """The text of a reward file as {"text"}, or why it cannot be read as {"fault"}.
+    """Return the text of a reward file as {"text"}, or why it cannot be read as {"fault"}.
 
     Only a regular file of at most REWARD_BYTES counts, reached without any link: the program owns
-    the folder, and a link in it could lead to what the parent may read and the program may not.
+    the folder, and a link in it could lead to a file that the parent may read and the program may
+    not.
 
     Args:
         folder: descriptor of the folder.
-        file: the path in it, with / between its parts.
+        file: the path in the folder, with / between its parts.
     """
     try:
         descriptor = _open_without_links(folder, file)
@@ -157,8 +161,11 @@ def read_reward(folder: int, file: str) -> JsonObject:
 
 
 def _open_without_links(folder: int, file: str) -> int:
-    """Open for reading the file at the path `file`, with / between its parts, in the folder with
-    the descriptor `folder`; returns its descriptor. Raises OSError, also for a link on the way."""
+    """Open a file for reading and return its descriptor; no part of its path may be a link.
+
+    `file` is a path, with / between its parts, in the folder with the descriptor `folder`. Raises
+    OSError if the file cannot be opened or a part is a link.
+    """
     *parents, name = file.split("/")
     place = folder
     try:
@@ -168,7 +175,7 @@ def _open_without_links(folder: int, file: str) -> int:
             if place != folder:
                 os.close(place)
             place = below
-        # O_NONBLOCK: opening a pipe for reading would wait for a writer.
+        # O_NONBLOCK: otherwise opening a named pipe would wait for a writer.
         return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
     finally:
         if place != folder:
@@ -176,7 +183,8 @@ def _open_without_links(folder: int, file: str) -> int:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy the folder `source`; scripts, which begin with "#!", can be started in the copy."""
+    """Copy the folder `source` to `target`. In the copy, scripts (files that begin with "#!") are
+    executable."""
     shutil.copytree(source, target, copy_function=shutil.copyfile)
     for path in target.rglob("*"):
         if path.is_file():

@@ -1,6 +1,6 @@
-"""Takes the values of secrets out of text: the one place that knows how a secret may be written.
+"""Replaces the values of secrets in text. Only this module knows how a secret may be encoded.
 
-Used on everything that leaves an env process (`pipe.py`, `sandbox_parent.py`) and on everything
+It is used on everything that leaves an env process (`pipe.py`, `sandbox_parent.py`) and everything
 that is shown about a run (`engine/home/sanitize.py`). Standard library only.
 """
 
@@ -23,9 +23,9 @@ class SecretFilter:
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:
-        """Prepare to replace the values of secrets.
+        """Prepare to replace the values of secrets, given as (name, value) pairs.
 
-        `secrets` are (name, value) pairs; a name may occur with several values.
+        A name may occur with several values.
         """
         self._names: dict[str, str] = {}  # text to be replaced -> name of the secret
         for name, value in secrets:
@@ -52,7 +52,7 @@ class SecretFilter:
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """A JSON value with secrets replaced in every string and key in it."""
+        """Return a JSON value with secrets replaced in all its strings and keys."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -65,7 +65,7 @@ class SecretFilter:
 
 
 def _encodings(value: str) -> Iterator[str]:
-    """Yields `value` and its encoded forms (percent, JSON, Python, base64), some of them twice.
+    """Yield `value` and its encoded forms (percent, JSON, Python, base64), some of them twice.
 
     Yields nothing for a value shorter than MIN_LENGTH.
     """
@@ -87,20 +87,20 @@ def _encodings(value: str) -> Iterator[str]:
 def _bytes_of(value: str) -> bytes:
     """Encode `value` as UTF-8 bytes; this never fails, not even on lone surrogates."""
     try:
-        # Python makes surrogates of the bytes of environment variables that are not UTF-8. This
-        # gives these bytes back; other lone surrogates raise UnicodeEncodeError.
+        # Python decodes non-UTF-8 bytes of environment variables to lone surrogates. This restores
+        # those bytes; other lone surrogates raise UnicodeEncodeError.
         return value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         return value.encode("utf-8", "surrogatepass")
 
 
 def _base64_cores(raw: bytes) -> Iterator[str]:
-    """Yields strings, one of which occurs in the base64 encoding of any data that contains `raw`.
+    """Yield strings, one of which occurs in the base64 encoding of any data that contains `raw`.
 
-    Base64 turns three bytes into four characters, so the encoding of `raw` depends on where `raw`
-    begins: at the first, second or third byte of such a group. For each of these three cases this
-    yields the characters that depend on `raw` alone, in the standard and in the URL-safe alphabet.
-    A string shorter than MIN_LENGTH is left out.
+    Base64 turns three bytes into four characters, so the encoding of `raw` depends on whether `raw`
+    begins at the first, second or third byte of such a group. For each case this yields the
+    characters that depend on `raw` alone, in the standard and in the URL-safe alphabet. A string
+    shorter than MIN_LENGTH is left out.
     """
     for shift in range(3):
         encoded = base64.b64encode(b"\0" * shift + raw).decode("ascii")

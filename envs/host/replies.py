@@ -1,5 +1,7 @@
-"""What an env process replies, checked, because user code may have forged it: what the environment
-is, its tasks, its scores."""
+"""Checks what an env process replies: the environment's description, its tasks, its scores.
+
+User code may have forged any of it.
+"""
 
 import math
 import re
@@ -13,15 +15,18 @@ from envs.host.pipe import Fault
 from envs.json_types import EnvDescription, ScoreReply, TaskRow
 
 KINDS = ("single", "multi", "sft", "command")
-MAX_METRICS = 64  # of one score
+MAX_METRICS = 64  # the most metrics of one score
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]{0,63}")  # no room for a sentence
-SHOWN_CHARS = 80  # of a wrong value, in the message
-ERROR_CHARS = 2000  # of the error of a score, and of its reason
+SHOWN_CHARS = 80  # how much of a wrong value a message shows
+ERROR_CHARS = 2000  # how much is kept of a score's error, and of its reason
 
 
 def failed_score(error: str, *, timed_out: bool = False, lost: bool = False) -> ScoreReply:
-    """The score of a sample that could not be scored: reward 0, and the reason as `error`. It
-    has the keys `timed_out` and `lost` (the process ended) only if they are true."""
+    """Return the score of a sample that could not be scored: reward 0, and the reason as `error`.
+
+    It has the keys `timed_out` and `lost` (the process ended during the call) only if they are
+    True.
+    """
     failed: ScoreReply = {"reward": 0.0, "success": False, "metrics": {}, "error": error}
     if timed_out:
         failed["timed_out"] = True
@@ -31,13 +36,14 @@ def failed_score(error: str, *, timed_out: bool = False, lost: bool = False) -> 
 
 
 def failure_of(fault: Fault) -> ScoreReply:
-    """The score of a sample on which a call failed."""
+    """Return the failed score of a sample for which a call of the env process failed."""
     lost = not (fault.alive or fault.timed_out or fault.problem)
     return failed_score(str(fault), timed_out=fault.timed_out, lost=lost)
 
 
 def score_in_row(row: dict[str, Any]) -> ScoreReply:
-    """The score in one row of many: its `value`, or why there is none."""
+    """Return the checked score in one row of a reply with many scores; a row without a valid score
+    gives a failed score with the reason."""
     if row.get("error") is not None:
         return failed_score(str(row["error"])[:ERROR_CHARS], timed_out=row.get("timed_out") is True)
     try:
@@ -50,7 +56,7 @@ def checked_score(value: Any) -> ScoreReply:
     """Check a score that came over the pipe, which user code may have forged, and return it.
 
     A score with an `error` becomes a failed score: its reward is dropped. Raises Fault if the value
-    is no valid score; the process is still usable then (`alive`).
+    is not a valid score; its `alive` is True, because the process is still usable.
     """
     if not isinstance(value, dict):
         raise Fault("score() gave no score", alive=True)
@@ -78,10 +84,10 @@ def checked_score(value: Any) -> ScoreReply:
 
 
 def _checked_parts(parts: Any) -> dict[str, list[float]]:
-    """Check the parts of a score that came over the pipe; {} for none.
+    """Check the parts of a score that came over the pipe and return them; {} if there are none.
 
-    Raises Fault if they are not a dict of pairs of finite numbers, are too many, or have an invalid
-    name; the process is still usable then (`alive`).
+    Raises Fault (with `alive`: the process is still usable) if they are not a dict of pairs of
+    finite numbers, are too many, or have an invalid name.
     """
     if not parts:
         return {}
@@ -100,8 +106,8 @@ def _checked_parts(parts: Any) -> dict[str, list[float]]:
 def _checked_metrics(metrics: Any) -> dict[str, float]:
     """Check the metrics of a score that came over the pipe and return them as floats.
 
-    Raises Fault if they are not a dict, are too many, or have an invalid name or number; the
-    process is still usable then (`alive`).
+    Raises Fault (with `alive`: the process is still usable) if they are not a dict, are too many,
+    or have an invalid name or number.
     """
     if not isinstance(metrics, dict) or len(metrics) > MAX_METRICS:
         raise Fault(f"metrics are at most {MAX_METRICS} named numbers", alive=True)
@@ -116,7 +122,8 @@ def _checked_metrics(metrics: Any) -> dict[str, float]:
 
 
 def _check_metric_names(names: Iterable[str]) -> None:
-    """Raise Fault for the first name that is not valid; the process is still usable then."""
+    """Raise Fault (with `alive`: the process is still usable) for the first name that is not
+    valid."""
     for name in names:
         if not METRIC_NAME.fullmatch(name):
             message = (
@@ -126,7 +133,8 @@ def _check_metric_names(names: Iterable[str]) -> None:
 
 
 def _as_finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite number; None for anything else, also bools."""
+    """Return `value` as a float if it is a finite number; None for anything else, including
+    bools."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -136,9 +144,11 @@ def _as_finite(value: Any) -> float | None:
 
 
 def checked_description(received: Mapping[str, Any]) -> EnvDescription:
-    """Check the description that an env process sent, which user code may have forged.
+    """Check the description that an env process sent, which user code may have forged, and return
+    it.
 
-    Returns its kind, scored and tools. Raises EnvProblem ENV_INVALID if one of them is wrong.
+    Raises EnvProblem ENV_INVALID if its kind is unknown, if `scored` does not fit the kind, or if
+    its tools are not valid.
     """
     kind, scored, tools = received.get("kind"), received.get("scored"), received.get("tools")
     if kind not in KINDS:
@@ -147,7 +157,7 @@ def checked_description(received: Mapping[str, Any]) -> EnvDescription:
         )
         raise EnvProblem("ENV_INVALID", message)
     must_be_scored = kind != "sft"
-    if scored is not must_be_scored:  # `is not`, because 1 equals True and is wrong here
+    if scored is not must_be_scored:  # not `!=`, because 1 equals True but is wrong here
         message = (
             f"the env process says scored: {str(scored)[:SHOWN_CHARS]!r}, and calls itself {kind}"
         )
@@ -170,9 +180,9 @@ def checked_description(received: Mapping[str, Any]) -> EnvDescription:
 def checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
     """Check task rows that came over the pipe, which user code may have forged.
 
-    Returns them as `Task.to_row` writes them, without unknown keys. `needs_answer`: whether every
-    task must have an answer (an SFT dataset). Raises EnvProblem ENV_INVALID naming the first row
-    that is no valid task.
+    Returns the rows as `Task.to_row` writes them, without unknown keys. `needs_answer`: whether
+    every task must have an answer (an SFT dataset). Raises EnvProblem ENV_INVALID for the first row
+    that is not a valid task, or for too few or too many rows.
     """
     if not 1 <= len(rows) <= MAX_TASKS:
         message = f"tasks() sent {len(rows)} tasks; send 1 to {MAX_TASKS}"
@@ -191,10 +201,13 @@ def checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
 
 
 def task_of_row(row: Any, index: int, source: str = "tasks()") -> Task:
-    """A row as a task. Raises EnvProblem ENV_INVALID, which names the row by its `index` in what
-    `source` gave, if the row is no task."""
+    """Make a task from a row.
+
+    Raises EnvProblem ENV_INVALID if the row is not a valid task; the message names the row, e.g.
+    "tasks()[3]" for `source` "tasks()" and `index` 3.
+    """
     try:
         return Task.from_row(row)
-    # Whatever reading a row of another form may raise.
+    # Reading a row of another form may raise any of these.
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise EnvProblem("ENV_INVALID", f"{source}[{index}] is no task: {error}") from error

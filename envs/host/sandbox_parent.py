@@ -1,12 +1,11 @@
-"""The parent of user code: limits before it starts, nothing of it left when it ends.
+"""The parent of user code: it confines user code before it starts and kills all of it at the end.
 
-Started as a script by envs/host/pipe.py on the server's own interpreter without `site`; only the
+envs/host/pipe.py starts this script on the server's own interpreter without `site`; only the
 package `envs` is made importable there, and the environment's packages when the child is confined.
 It forks once. The child loads and serves the environment (envs/host/child.py), installs its
-packages (envs/host/installer.py) or becomes a command (envs/host/program.py); the parent drains the
-child's output into a capped log and waits.
-When the client goes away (its end of descriptor 0 closes) or the child ends, every descendant is
-killed, daemons included, and the private folder is removed.
+packages (envs/host/installer.py) or becomes a command (envs/host/program.py). The parent copies the
+child's output into a capped log and waits. When the client goes away (descriptor 0 reaches its end)
+or the child ends, every descendant is killed, daemons included, and the private folder is removed.
 """
 
 import contextlib
@@ -28,8 +27,8 @@ from typing import TYPE_CHECKING
 
 
 def _import_envs() -> None:
-    """Import the package `envs` alone: the folder that it lies in does not go onto `sys.path`, so
-    nothing else in that folder can be imported."""
+    """Import the package `envs` without adding its parent folder to `sys.path`, so that nothing
+    else in that folder can be imported."""
     folder = Path(__file__).resolve().parents[1]
     spec = importlib.util.spec_from_file_location(
         "envs", folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -54,26 +53,23 @@ from envs.json_types import Reply  # noqa: E402
 if TYPE_CHECKING:
     from envs.host.program import ProgramBox
 
-LIFELINE = 0  # the descriptor that the client closes, or that closes with it, to end everything
+LIFELINE = 0  # a pipe from the client: when the client closes it or dies, everything is killed
 LOG_LINE = 8192  # a longer line is cut, so that nothing unbounded is held in memory
-TAIL = 1500  # bytes of the last output, for messages
-KILL_SECONDS = 5.0  # to end all descendants; whatever survives them is left behind
+TAIL = 1500  # bytes of the last output that are kept for messages
+KILL_SECONDS = 5.0  # time to kill all descendants; whatever survives longer is left behind
 
 
 class Log:
-    """The output of user code: line by line, without secrets, up to a size in the file.
+    """The log of user code's output: a file up to a size, with the values of secrets replaced.
 
     Args:
         path: the file to append to; "" for none.
-        cap: bytes that the file may have.
-        secrets: what is taken out of every line.
+        cap: how many bytes the file may have.
+        secrets: replaces the values of secrets in every line.
     """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
-        """Open the log file at `path`; "" for none.
-
-        `cap` is how many bytes the file may have; the values of `secrets` are replaced in it.
-        """
+        """Open the log file, if there is one. The arguments are those of the class."""
         self.cap = cap  # bytes that the file may have
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
@@ -86,8 +82,8 @@ class Log:
                 self.written = os.fstat(self.fd).st_size
 
     def feed(self, data: bytes) -> None:
-        """Take in output as it comes. Complete lines go to the file at once; the rest is kept
-        until its line ends or exceeds LOG_LINE bytes."""
+        """Add output. Complete lines go to the file at once; the rest is kept until its line ends
+        or exceeds LOG_LINE bytes."""
         lines = (self.pending + data).split(b"\n")
         self.pending = lines.pop()
         for line in lines:
@@ -97,16 +93,16 @@ class Log:
             self.pending = b""
 
     def close(self) -> str:
-        """Write what is pending; returns the last output, at most TAIL bytes, as text."""
+        """Write the incomplete last line; return the last output, at most TAIL bytes, as text."""
         if self.pending:
             self._write_line(self.pending + b"\n")
         return self.tail.decode("utf-8", "replace")
 
     def _write_line(self, line: bytes) -> None:
-        """Take the secrets out of one line, then append it to the tail, and to the file if it fits.
+        """Replace the secrets in one line, then append it to the tail, and to the file if it fits.
 
-        In place of the first line with which the file would exceed `cap`, it gets a note that the
-        rest is dropped.
+        Instead of the first line that would exceed `cap`, the file gets a note that the rest is
+        dropped.
         """
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
@@ -125,12 +121,11 @@ class Log:
 def main() -> None:
     """Run user code in a confined child process, log its output, and clean up at the end.
 
-    The first command line argument is the launch as JSON. Descriptor 0 is the lifeline: when the
-    client closes its end, or ends itself, everything here is killed. The last message to the
-    client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
+    The first command line argument is the launch (what to run, and how) as JSON. The last message
+    to the client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
-    # Set already if bubblewrap has started this program again.
+    # `launch.spaces` is set if bubblewrap has started this program again.
     spaces = launch.spaces or _enter_namespaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
@@ -148,7 +143,7 @@ def main() -> None:
 
 
 def _report_ending(replies: int, ending: dict[str, object]) -> None:
-    """Write the last message to the client, which says how the child ended."""
+    """Send the client the last message, which says how the child ended."""
     message = {"exit": ending}
     with contextlib.suppress(OSError):  # the client may be gone
         # The first line end closes a line that the child may have left half written.
@@ -156,9 +151,9 @@ def _report_ending(replies: int, ending: dict[str, object]) -> None:
 
 
 def _fill_box(box: Path, source: str) -> None:
-    """Put into the private folder `box` what the child works with: a copy of the environment's
-    folder `source`, a folder to write to, and CANARY, a file that it must not be able to read."""
-    # A copy: user code can neither change the stored version nor needs to reach into the home.
+    """Fill the private folder `box` for the child: a copy of the environment's folder `source`, a
+    folder `work` to write to, and CANARY, a file that the child must not be able to read."""
+    # A copy, so that user code cannot change the stored version and needs no access to the home.
     _copy(source, box / "source")
     (box / "work").mkdir()
     (box / sandbox.CANARY).touch()
@@ -169,7 +164,7 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
 
     Returns how the child ended: `code` and `signal` (see `_watch`) and `tail`, its last output.
     `box` is its private folder; `spaces` says who made the namespaces of this process: "own" for
-    itself, "bubblewrap", or "" for none.
+    this process, "bubblewrap", or "" for none.
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
@@ -177,18 +172,18 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     status_reader, status_writer = os.pipe()
     program = _program_box(launch.program) if launch.program else None
     pid = _fork_child(launch, box, spaces, (output_writer, status_writer), program)
-    # The child has its own copies; a writer that stays open here would hide the end of its output.
+    # The child has its own copies. An open writer here would keep the output from ever ending.
     for fd in (output_writer, status_writer, launch.requests):
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
     all_dead = _kill_descendants(group=pid)
-    _drain(output_reader, log)  # what was printed last
+    _drain(output_reader, log)  # the last output
     more = program.ending(all_dead) if program else {}
     return {**ending, **more, "tail": log.close()}
 
 
 def _program_box(program: Program) -> "ProgramBox":
-    """What surrounds the program of a launch."""
+    """Return the helper that prepares, runs and ends the program of a launch."""
     from envs.host.program import ProgramBox  # noqa: PLC0415 - rarely needed, and slow to import
 
     return ProgramBox(program)
@@ -197,28 +192,28 @@ def _program_box(program: Program) -> "ProgramBox":
 def _fork_child(
     launch: Launch, box: Path, spaces: str, writers: tuple[int, int], program: "ProgramBox | None"
 ) -> int:
-    """Fork the process that confines itself and runs the child; returns its pid.
+    """Fork the process that confines itself and runs the child; return its pid.
 
     Args:
         launch: what to run.
         box: the private folder, already filled.
-        spaces: who made the namespaces this process is in: "own" for itself, "bubblewrap", or ""
-            for none.
-        writers: descriptors for standard output and error of the child, and for its exit status
-            (if `spaces` is "own": the process forked here then forks the child in turn).
-        program: what surrounds the launch's program, None where it has none.
+        spaces: who made the namespaces of this process: "own" for this process, "bubblewrap", or
+            "".
+        writers: descriptors for the child's standard output and error, and for its exit status
+            (used if `spaces` is "own": the process forked here then forks the child in turn).
+        program: the helper for the launch's program, None if it has none.
     """
     output, status = writers
     limits = launch.limits
     reach = _child_reach(launch)
     uid = _give_to_spare_uid(box, reach)
-    # New namespaces have an empty network already, unless the environment may use the machine's.
+    # New namespaces come with an empty network, unless the environment may use the machine's.
     offline = not limits.network and (spaces != "" or confine.cut_network())
-    if program is not None:  # in the network that the child will have
+    if program is not None:  # after the lines above: it must listen in the child's network
         reach = replace(reach, gateway=program.listen())
     if reach.serves:
         reach = replace(reach, server=namespaces.port_for_server())
-    confine_process = partial(  # called in the child: `close` shuts the calling process in
+    confine_process = partial(  # called in the child, because `close` confines the caller
         sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
     run_child = _child_runner(launch, confine_process, spaces, output, program)
@@ -243,17 +238,17 @@ def _child_runner(
     output: int,
     program: "ProgramBox | None",
 ) -> Callable[[], None]:
-    """Returns the function that runs the child, to be called after the fork.
+    """Return the function that runs the child, to be called after the fork.
 
-    This function is called before the fork, because the child needs the pid of this process and
-    the /proc that this process sees.
+    This function itself is called before the fork, because the child needs the pid of this process
+    and the /proc that this process sees.
 
     Args:
         launch: what to run.
         confine_process: confines the process it is called in.
-        spaces: who made the namespaces this process is in: "own", "bubblewrap", or "" for none.
-        output: descriptor to which standard output and error of the child go.
-        program: what surrounds the launch's program, None where it has none.
+        spaces: who made the namespaces of this process: "own", "bubblewrap", or "" for none.
+        output: descriptor for the child's standard output and error.
+        program: the helper for the launch's program, None if it has none.
     """
     this_pid = os.getpid()
     proc = _open_proc()
@@ -285,9 +280,8 @@ def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
 def _enter_namespaces(launch: Launch) -> str:
     """Put this process into new namespaces, as far as this machine allows.
 
-    Returns "" if the sandbox is off, "own" if this process could enter them by itself. Where only
-    bubblewrap may make them, this program is started again inside bubblewrap and the function does
-    not return; where nothing may, it returns "".
+    Returns "own" if that worked, and "" if the sandbox is off or namespaces are impossible. If only
+    bubblewrap may make them, this program is started again inside bubblewrap: no return.
     """
     if launch.sandbox.mode == "off":
         return ""
@@ -306,9 +300,8 @@ def _enter_namespaces(launch: Launch) -> str:
 
 
 def _child_reach(launch: Launch) -> Reach:
-    """What the child may reach beside the system's files: `launch.reach`, with the packages among
-    the readable folders, which are real paths, without links.
-    """
+    """Return what the child may reach besides the system's files: `launch.reach`, plus the folders
+    of the packages among the readable ones (as real paths, without links)."""
     needed = [*launch.packages.folders, launch.packages.prefix, *launch.reach.readable]
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
@@ -338,24 +331,24 @@ def _run_child(
     program: "ProgramBox | None",
 ) -> None:
     """Confine this process, then load and serve the environment, install packages, or run a
-    program. Never returns: it leaves the process when it is done.
+    program. Never returns: the process exits when it is done.
 
     Args:
         launch: what to run.
         confine_process: confines this process and returns the isolation that it then has.
-        output: file descriptor to which standard output and error go.
-        parent: the parent's pid as this process sees it; another one means that the parent died.
+        output: file descriptor for standard output and error.
+        parent: the parent's pid as this process sees it; if it differs, the parent has died.
         pid: this process's pid as the client sees it, to be sent to the client; None if unknown.
-        program: what surrounds the launch's program, None where it has none.
+        program: the helper for the launch's program, None if it has none.
     """
     try:
         _separate(Path(launch.box, "work"), output)
         kept = [] if program is None else [program.child_fd]
         _close_all_but(launch.requests, launch.replies, *kept)
         confinement = confine_process()
-        # Set after the change of uid, which clears it: this process dies with its parent.
+        # This comes after the change of uid, which would clear the request.
         kernel.die_with_parent()
-        if os.getppid() != parent:  # the parent died before that was set
+        if os.getppid() != parent:  # the parent died before the request
             return
         _send(launch.replies, {"hello": _hello(confinement, pid)})
         problem = sandbox.refusal(confinement, launch.sandbox)
@@ -371,7 +364,7 @@ def _run_child(
 
 
 def _serve(launch: Launch, program: "ProgramBox | None") -> None:
-    """Install packages if `launch.install` names any, run `launch.program` if there is one, else
+    """Run `launch.program` if there is one, install packages if `launch.install` names any, else
     load and serve the environment."""
     source = Path(launch.box, "source")
     if program is not None:
@@ -385,8 +378,8 @@ def _serve(launch: Launch, program: "ProgramBox | None") -> None:
 
 
 def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
-    """The content of the first message to the client: how this process is isolated, and its pid as
-    the client sees it, None if that is unknown."""
+    """Return the content of the first message to the client: how this process is isolated, and its
+    pid as the client sees it (None if unknown)."""
     return {
         "level": confinement.level,
         "isolation": ", ".join(confinement.holds),
@@ -396,11 +389,11 @@ def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
 
 
 def _separate(work: Path, output: int) -> None:
-    """Give this process a group, a working folder and standard streams of its own.
+    """Give this process its own process group, working folder and standard streams.
 
-    `output` is the descriptor to which standard output and error go.
+    `output` is the descriptor for standard output and error.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # inherited: a handler that only the parent needs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # only the parent needs the inherited handler
     os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
@@ -416,7 +409,7 @@ def _send(replies: int, message: Reply) -> None:
 
 
 def _problem_of_packages(launch: Launch) -> EnvProblem | None:
-    """Make the environment's packages importable; returns the problem if they cannot be used, else
+    """Make the environment's packages importable. Returns the problem if they cannot be used, else
     None."""
     try:
         packages.enter(launch.packages)
@@ -426,17 +419,16 @@ def _problem_of_packages(launch: Launch) -> EnvProblem | None:
 
 
 def _open_proc() -> int:
-    """A file descriptor of /proc as it is mounted now; -1 if there is no /proc."""
+    """Return a file descriptor of /proc as it is mounted now; -1 if there is no /proc."""
     with contextlib.suppress(OSError):
         return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     return -1
 
 
 def _pid_in(proc: int) -> int | None:
-    """Return the pid of this process in another namespace.
+    """Return the pid of this process in the namespace whose /proc is open as the descriptor `proc`.
 
-    That is the namespace whose /proc is open as the descriptor `proc`. If it cannot be read, the
-    pid in its own namespace is returned.
+    If that cannot be read, returns the pid in the process's own namespace.
     """
     with contextlib.suppress(OSError):
         return int(os.readlink("self", dir_fd=proc))
@@ -445,9 +437,8 @@ def _pid_in(proc: int) -> int | None:
 
 def _close_all_but(*open_fds: int) -> None:
     """Close every descriptor above 2 except `open_fds`, so that user code does not inherit the log,
-    the lock of the folder or anything else.
-    """
-    first = 3  # of the descriptors not dealt with yet; 0, 1 and 2 are the standard ones
+    the lock of the folder or anything else."""
+    first = 3  # the first descriptor not dealt with yet; 0, 1 and 2 are the standard streams
     for fd in sorted(open_fds):
         os.closerange(first, fd)
         first = fd + 1
@@ -464,8 +455,8 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
         pid: the process that was forked.
         output: descriptor from which the child's output is read.
         log: where the output goes.
-        status_reader: descriptor from which the status of user code is read, if `pid` is only the
-            first process of new namespaces; otherwise nothing is ever written to it.
+        status_reader: descriptor with the exit status of user code, if `pid` is only the first
+            process of new namespaces; otherwise nothing is ever written to it.
     """
     os.set_blocking(output, False)
     signal_reader = _pipe_of_signals()  # readable when a child has ended: `poll` then returns
@@ -475,7 +466,7 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
     while True:
         status = _reap(pid)
         if status is not None:
-            # The status of user code; if none was written, that of `pid` itself.
+            # Prefer the status of user code; if none was written, take that of `pid` itself.
             written_status = os.read(status_reader, 16)
             return _ending_of(int(written_status or status))
         for fd, _ in poller.poll():
@@ -484,13 +475,13 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
             if fd == signal_reader:
                 os.read(signal_reader, 512)  # empty it; the loop then asks `_reap` what has ended
             elif not _drain(output, log, once=True):
-                poller.unregister(output)  # at its end, or `poll` would return at once for ever
+                poller.unregister(output)  # at its end `poll` would always return at once
 
 
 def _pipe_of_signals() -> int:
-    """The reading end of a pipe that gets a byte with every signal, such as when a child ends.
+    """Return the reading end of a pipe that gets a byte with every signal, e.g. when a child ends.
 
-    A `poll` on it therefore returns when a signal comes.
+    So a `poll` on it returns when a signal comes.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -501,16 +492,16 @@ def _pipe_of_signals() -> int:
 
 
 def _ending_of(status: int) -> dict[str, int]:
-    """The exit code and the signal that a wait status stands for; one of the two is 0."""
+    """Return the exit code and the signal in a wait status; one of the two is 0."""
     code = os.waitstatus_to_exitcode(status)
     return {"code": max(code, 0), "signal": max(-code, 0)}  # code -9: killed by signal 9
 
 
 def _reap(pid: int) -> int | None:
-    """The exit status of the child `pid` if it has ended, else None. Does not wait.
+    """Return the exit status of the child `pid` if it has ended, else None. Does not wait.
 
-    Orphans that have become children of this process are collected too, because as zombies they
-    would count against the limit on processes.
+    Orphans that have become children of this process are reaped too, because zombies would count
+    against the limit on processes.
     """
     status = None
     with contextlib.suppress(ChildProcessError):
@@ -524,8 +515,8 @@ def _reap(pid: int) -> int | None:
 
 
 def _drain(output: int, log: Log, once: bool = False) -> bool:
-    """Move what is in the pipe `output` into the log; returns False at the end of the output, True
-    if more may come.
+    """Move what is in the pipe `output` into the log; return whether more may come (False at its
+    end).
 
     Reads at most 64 times (once with `once`), so that a child that keeps on printing cannot hold
     this process here.
@@ -543,10 +534,10 @@ def _drain(output: int, log: Log, once: bool = False) -> bool:
 
 
 def _kill_descendants(group: int) -> bool:
-    """Kill all descendants of this process, for at most KILL_SECONDS; returns whether none is left.
+    """Kill all descendants of this process, for at most KILL_SECONDS; return whether none is left.
 
-    This process is their subreaper: orphans become its children, so none escapes. `group`: the
-    child's process group, whose processes are killed too; 0 for none.
+    Orphans become children of this process (their subreaper), so none escapes. `group` is the
+    child's process group, which is killed too; 0 for none.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
@@ -566,7 +557,7 @@ def _kill_descendants(group: int) -> bool:
 
 
 def _descendants() -> list[int]:
-    """The pids of all descendants of this process; [] if this is not Linux."""
+    """Return the pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
     children = _children_of_all()
@@ -580,11 +571,11 @@ def _descendants() -> list[int]:
 
 
 def _children_of_all() -> dict[int, list[int]]:
-    """For each process that has children: its pid -> their pids."""
+    """Return the pid of each process that has children -> the pids of these children."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # a process may end meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 stat = Path(entry.path, "stat").read_bytes()
                 # The line is "pid (name) state parent ...", and the name may hold any character.
                 parent = int(stat.rpartition(b")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""The floor of isolation for user code: limits, another uid and no network where that is possible.
+"""The lowest level of isolation for user code: limits, and if possible another uid and no network.
 
 Everything here acts on the calling process and is used between fork and the import of user code.
 """
@@ -15,15 +15,17 @@ from envs.config.settings import Limits
 from envs.isolation import kernel
 
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
-TRIES = 20  # uids drawn at random before giving up; nearly all of the range is free
-OURS = 2  # the parent and the first process of its namespaces, which are this user's too
-SHARED_UID_HEADROOM = 256  # other programs of this user come and go while the env process lives
+TRIES = 20  # how many random uids are tried; nearly all of the range is free
+# The parent of user code and the first process of the namespaces: they belong to this user too.
+OURS = 2
+# Spare processes: other programs of this user come and go while the env process lives.
+SHARED_UID_HEADROOM = 256
 
 
 def cut_network() -> bool:
     """Move this process into an empty network namespace.
 
-    Returns whether that worked: False for an ordinary user, or if the kernel refuses.
+    Returns True if that worked, False for an ordinary user or if the kernel refuses.
     """
     if os.geteuid() != 0:
         return False
@@ -34,15 +36,16 @@ def cut_network() -> bool:
 
 
 def spare_uid(needed: list[str], box: Path) -> int | None:
-    """A uid for user code that no account and no process has; None to keep the present user.
+    """Find a uid for user code that no account and no process has. None means: keep the present
+    user.
 
-    A needed folder may lie below a private one, such as an interpreter in /root. Then this process
-    gets a mount namespace in which the needed folder is readable and nothing else below the private
+    A needed folder may be inside a private one, e.g. an interpreter in /root. Then this process
+    gets a mount namespace in which the needed folder is readable and nothing else in the private
     one is visible.
 
     The present user is kept if:
 
-    - this process is not root's, or not on Linux, or may not change its uid
+    - this process is not root's, is not on Linux, or may not change its uid
     - the folders cannot be made readable
     - none of `TRIES` random uids is free
 
@@ -66,19 +69,19 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
 
 
 def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[str]:
-    """Set the limits of this process for good and change to `uid`.
+    """Limit the resources of this process and change to `uid`, both for good.
 
-    Returns the measures that are now in force, in words, such as ["memory 2048 MB", "own uid"]. A
-    limit that the system refuses is left out.
+    Returns the measures now in force, in words, e.g. ["memory 2048 MB", "own uid"]. A limit that
+    the system refuses is left out.
 
     Args:
         uid: the uid to change to; None keeps the present user.
-        counted_apart: True in a user namespace, where the kernel counts this user's processes
-            inside without those outside; the limit on processes can then be tight.
+        counted_apart: True if this process is in a user namespace, where the kernel counts only
+            this user's processes inside it, so that the limit on processes can be tight.
     """
     measures = _limit_sizes(limits)
     if uid is not None:
-        # Before the change of uid, which takes root's rights away.
+        # This comes before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
         os.setgroups([])  # none of root's groups
         os.setresgid(uid, uid, uid)
@@ -94,7 +97,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
 def _limit_sizes(limits: Limits) -> list[str]:
     """Limit memory, file sizes, open files and core dumps of this process.
 
-    Returns the first two limits in words, each if it is now in force.
+    Returns in words which of the limits on memory and file sizes are now in force.
     """
     measures = []
     if _set_limit(resource.RLIMIT_AS, limits.memory_mb << 20):
@@ -107,18 +110,18 @@ def _limit_sizes(limits: Limits) -> list[str]:
 
 
 def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
-    """Limit how many processes this user may have; returns the limit in words, [] if it could not
-    be set.
+    """Limit how many processes this user may have. Returns [the limit in words], or [] if it could
+    not be set.
 
-    `counted_apart`: whether the kernel counts only the user's processes in the namespaces of this
-    process, not those outside.
+    `counted_apart`: whether the kernel counts only the user's processes inside the namespaces of
+    this process.
     """
     if counted_apart:
-        # OURS: our own processes in there, which are no user code.
+        # OURS: processes inside the namespaces that are not user code.
         allowed_threads = limits.processes + OURS
         words = f"processes {limits.processes}"
     else:
-        # The kernel counts every thread of the user, so those that run already are added.
+        # The kernel counts every thread of the user, so the threads that already run are added.
         allowed_threads = _threads_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         words = f"processes {allowed_threads} with the user's own"
     return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_threads) else []
@@ -139,11 +142,11 @@ def _set_limit(resource_id: int, value: int) -> bool:
 
 
 def _expose(folders: set[Path], box: Path) -> bool:
-    """Make `folders` and `box` reachable for every uid, in a new mount namespace.
+    """Make `folders` and `box` reachable for every uid, by a new mount namespace of this process.
 
-    Each private folder above them is covered by an empty file system, and only `folders` and `box`
-    are mounted again inside it. Returns False if the kernel does not allow that, or if some of them
-    still cannot be reached; the mounts are then undone.
+    Each private folder above them is covered by an empty file system, in which only `folders` and
+    `box` are mounted again. Returns False, with the mounts undone, if the kernel refuses or if a
+    folder still cannot be reached.
     """
     try:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -171,20 +174,23 @@ def _expose(folders: set[Path], box: Path) -> bool:
 
 
 def _uncover(covered: Sequence[Path]) -> None:
-    """Take the covers off these folders, the one mounted last first."""
+    """Unmount the covers from these folders, in the reverse order of mounting."""
     for private in reversed(covered):
         kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
 
 
 def _mount_again(descriptors: Mapping[Path, int]) -> None:
-    """Make folders that were covered visible at their paths again; each has an open descriptor."""
+    """Mount folders that were covered at their paths again.
+
+    `descriptors` maps each path to a descriptor of the folder, opened before it was covered.
+    """
     for path, descriptor in descriptors.items():
         path.mkdir(parents=True, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{descriptor}", str(path), None, kernel.MS_BIND | kernel.MS_REC)
 
 
 def _outermost(paths: Iterable[Path]) -> list[Path]:
-    """The paths that lie inside no other of them, sorted."""
+    """Return the paths that are not inside another of `paths`, sorted."""
     ordered = sorted(paths)
     return [path for path in ordered if not any(parent in ordered for parent in path.parents)]
 
@@ -192,28 +198,28 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
     """Mount an empty file system over each private folder above `paths`.
 
-    A private folder is one that other users may not enter; every user may enter what covers it.
-    That hides all it holds; the caller then mounts `paths` again inside it, where every user can
-    reach them.
+    A folder is private if other users may not enter it; all users may enter the cover. The cover
+    hides everything in the folder, so the caller then mounts `paths` again inside it.
 
-    Each covered folder is appended to `covered`, so that after an error the caller can undo it.
-    Raises OSError if the kernel refuses a mount.
+    Each covered folder is appended to `covered`, so that the caller can undo the mounts after an
+    error. Raises OSError if the kernel refuses a mount.
     """
     enter_bit = 0o001  # "x" for others, in the mode of a folder
     private_folders = {
         parent for path in paths for parent in path.parents if not parent.stat().st_mode & enter_bit
     }
     for private in sorted(private_folders):  # outer ones first
-        is_hidden = any(outer in private.parents for outer in covered)  # and so needs no cover
+        # A folder below a covered one is hidden already.
+        is_hidden = any(outer in private.parents for outer in covered)
         if not is_hidden:
             kernel.mount("tmpfs", str(private), "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
             covered.append(private)
 
 
 def _is_exposed(folders: Iterable[Path], box: Path) -> bool:
-    """Whether every uid may reach `box`, and may reach and read `folders`.
+    """Whether every uid can reach `box`, and can reach and read `folders`.
 
-    `box` need not be readable for all: the uid of user code will own it.
+    `box` need not be readable for all, because the uid of user code will own it.
     """
     return _reachable(box) and all(map(_open_to_all, folders))
 
@@ -231,7 +237,7 @@ def _reachable(path: Path) -> bool:
 def _may_change_uid() -> bool:
     """Whether this process, which is root's, has the capabilities CHOWN, SETGID and SETUID.
 
-    A container may have removed them. False if /proc cannot be read.
+    A container may have removed them. Returns False if /proc cannot be read.
     """
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
         # A set of bits as a hexadecimal number: one bit for each capability in force.
@@ -243,7 +249,7 @@ def _may_change_uid() -> bool:
 
 
 def _has_account(uid: int) -> bool:
-    """Whether an account of this machine has the uid."""
+    """Whether this machine has an account with the uid."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -252,17 +258,18 @@ def _has_account(uid: int) -> bool:
 
 
 def _uids_in_use() -> set[int]:
-    """The uids of all processes that are visible in /proc."""
+    """Return the uids of all processes that are visible in /proc."""
     uids = set()
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # a process may end meanwhile
+            with contextlib.suppress(OSError):  # the process has ended meanwhile
                 uids.add(entry.stat().st_uid)
     return uids
 
 
 def _threads_of_user() -> int:
-    """How many threads this user has, over all processes of the machine; 0 if this is not Linux.
+    """Return how many threads this user has in all processes of the machine; 0 if this is not
+    Linux.
 
     Processes that end meanwhile are skipped.
     """

@@ -1,6 +1,6 @@
-"""The box inside the box: what shuts in code that a model wrote, away from what scores it.
+"""The inner sandbox: it separates code that a model wrote from the environment that scores it.
 
-Small on purpose: it is imported anew for every answer (envs/code_tests.py).
+This module is small on purpose: it is imported anew for every answer (envs/code_tests.py).
 """
 
 import contextlib
@@ -12,13 +12,14 @@ from envs.isolation import kernel, landlock, seccomp
 def close(readable: list[str], writable: list[str], keeper: int) -> None:
     """Confine this process for good.
 
-    It then has no network, sees only the given paths, cannot start processes or programs, and
-    cannot send signals to others. Measures that this kernel lacks are skipped without an error.
+    Afterwards the process has no network, sees only the given paths, cannot start processes or
+    programs, and cannot send signals to others. Measures that this kernel lacks are skipped without
+    an error.
 
     Args:
         readable: paths that it may read.
         writable: paths that it may read and write.
-        keeper: pid of its parent; this process ends together with it.
+        keeper: pid of its parent, the process that keeps time; this process ends together with it.
     """
     kernel.die_with_parent()
     if os.getppid() != keeper:  # the parent had ended before the line above

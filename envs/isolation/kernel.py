@@ -1,7 +1,7 @@
-"""Calls to the Linux kernel that the standard library does not have, and their numbers.
+"""Calls to the Linux kernel that the standard library does not offer, and their constants.
 
-The one place that knows options of `prctl`; system calls by number stand beside their only users,
-`syscalls.py` and `landlock.py`. Standard library only.
+All options of `prctl` are here. Other system call numbers are in `syscalls.py` and `landlock.py`,
+beside the code that uses them. Standard library only.
 """
 
 import ctypes
@@ -22,14 +22,15 @@ CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE, MNT_DETACH = 4096, 16384, 1 << 18, 2
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_MOUNT_SETATTR = 442  # one number on every machine, like all calls since 5.0
+_MOUNT_SETATTR = 442  # the same number on every machine, like all calls since Linux 5.0
 _CAPABILITY_VERSION = 0x20080522
-_CAPABILITIES = 64  # more than any kernel has: the numbers fit in two words of 32 bits
+_CAPABILITIES = 64  # no kernel can have more: they are bits of two 32-bit words
 
 
 @functools.cache
 def libc() -> ctypes.CDLL:
-    """The C library of this process; after a call that failed, `ctypes.get_errno` has the error."""
+    """Return the C library of this process. After a failed call `ctypes.get_errno` has the
+    error."""
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,7 +57,7 @@ def call(number: int, *arguments: object) -> int:
 def _prctl(option: int, value: int, pointer: object = 0) -> bool:
     """Set an option of this process by prctl(2).
 
-    Returns whether the kernel accepted it; False if this is not Linux.
+    Returns whether the kernel accepted it; always False if this is not Linux.
     """
     return LINUX and libc().prctl(option, ctypes.c_ulong(value), pointer, 0, 0) == 0
 
@@ -89,7 +90,7 @@ def forbid_new_privileges() -> bool:
 def set_seccomp_filter(program: bytes) -> None:
     """Install a filter that the kernel runs before each system call of this process, for good.
 
-    Its future children inherit it.
+    Future children of the process inherit the filter.
 
     Args:
         program: classic BPF instructions of 8 bytes each, as the kernel reads them.
@@ -119,9 +120,11 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
     """Mount `source` on `target`, as mount(2) does.
 
     Args:
-        kind: the type of file system, such as "tmpfs"; None where `flags` need none (a bind mount).
+        source: the file system, or the folder for a bind mount.
+        target: the folder to mount on.
+        kind: the type of file system, e.g. "tmpfs"; None if `flags` need none (a bind mount).
         flags: MS bits.
-        data: options of that file system, such as "size=1m"; None for none.
+        data: options of that file system, e.g. "size=1m"; None for none.
 
     Raises:
         OSError: the kernel refuses it.
@@ -155,7 +158,7 @@ def set_read_only(path: str, is_read_only: bool, recursive: bool) -> None:
 def drop_capabilities() -> None:
     """Give up all capabilities for good: the rights that root has beyond those of other users.
 
-    What the user owns stays its own. Does nothing if this is not Linux. Raises OSError if the
+    The user's own files stay accessible. Does nothing if this is not Linux. Raises OSError if the
     kernel refuses.
     """
     if not LINUX:
@@ -170,8 +173,9 @@ def drop_capabilities() -> None:
 
 
 def _last_error(action: str) -> OSError:
-    """The OSError for the failure of the last call into the C library, which `action` names in the
-    message, such as "unshare: Operation not permitted".
+    """Return the OSError for the last failed call into the C library.
+
+    `action` names the call in the message, e.g. "unshare: Operation not permitted".
     """
     number = ctypes.get_errno()
     return OSError(number, f"{action}: {os.strerror(number)}")

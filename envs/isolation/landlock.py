@@ -1,9 +1,9 @@
 """Landlock: which files, ports and processes this process and its children may reach.
 
-The kernel enforces a list of what is allowed, which needs no privilege and cannot be lifted. How
-much it can restrict depends on its version of Landlock (the ABI): 2 adds moves between folders, 3
-truncation, 4 TCP, 5 device control, 6 signals and abstract sockets. A rule for a folder holds for
-everything below it.
+A process gives the kernel a list of what is allowed (a ruleset). That needs no privilege and cannot
+be undone. What can be restricted depends on the kernel's version of Landlock (the ABI): 2 adds
+moves between folders, 3 truncation, 4 TCP, 5 device control, 6 signals and abstract sockets. A rule
+for a folder applies to everything in it.
 """
 
 import contextlib
@@ -16,21 +16,24 @@ from collections.abc import Iterable
 from envs.isolation import kernel
 
 HOLDS_TRUNCATION, HOLDS_SIGNALS = 3, 6  # the first ABI that can restrict truncation, or signals
+# System calls: make a ruleset, add a rule, restrict this process by a ruleset.
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-_VERSION = 1  # asks _CREATE for the ABI
-_BENEATH = 1  # a rule on a folder or file
+_VERSION = 1  # a flag: _CREATE returns the ABI and makes no ruleset
+_BENEATH = 1  # the type of a rule for a folder or file
 _EXECUTE, _WRITE, _READ, _LIST = 1, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
-_FIRST = (1 << 13) - 1  # all that ABI 1 knows
+_FIRST = (1 << 13) - 1  # all file rights of ABI 1
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
-_PORT = 2  # a rule on a port
-_TCP, _CONNECT = 0b11, 0b10  # to listen and to connect; to connect
-_SCOPES = 0b11  # abstract sockets, signals
+_PORT = 2  # the type of a rule for a TCP port
+_TCP, _CONNECT = 0b11, 0b10  # the rights to listen and connect; only to connect
+_SCOPES = 0b11  # forbids abstract sockets and signals to processes outside
+# The rights that make sense for a file that is not a folder.
 _ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 
 
 def abi() -> int:
-    """The version of Landlock that this kernel has; 0 if Landlock is missing or switched off."""
+    """Return the version of Landlock (the ABI) in this kernel; 0 if Landlock is missing or switched
+    off."""
     if not kernel.LINUX:
         return 0
     with contextlib.suppress(OSError):
@@ -47,26 +50,25 @@ def restrict(
 ) -> int:
     """Restrict this process and its future children, for good.
 
-    They may use only these paths, have TCP only with `network`, and cannot send signals to
-    processes outside. What this kernel's version of Landlock (its ABI) does not know stays
+    They may use only these paths, may use TCP only if `network` is True, and cannot send signals to
+    processes outside. What this kernel's version of Landlock (its ABI) does not support stays
     unrestricted.
 
     Args:
         readable: folders and files to read and run; those that are missing are left out.
         writable: folders and files to read, write, make and remove in.
         network: whether TCP stays allowed.
-        ports: with `network`, the only TCP ports to connect to; empty for all of them.
+        ports: if `network` is True, the only TCP ports to connect to; empty for all ports.
         listen: one of `ports` that it may also listen on; 0 for none.
 
-    Returns the ABI, from which the caller knows what is restricted.
+    Returns the ABI, which tells the caller what is restricted.
 
     Raises:
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
-    # With this flag the call makes no ruleset, but returns the version.
     version = kernel.call(_CREATE, 0, 0, _VERSION)
     file_rights = _file_rights(version)
-    # Then TCP is no part of the ruleset; otherwise it is refused but for the rules on ports.
+    # If True, the ruleset leaves TCP alone; if False, it refuses all TCP except by rules for ports.
     any_port_allowed = network and not ports
     ruleset = _new_ruleset(version, file_rights, any_port_allowed)
     try:
@@ -84,9 +86,11 @@ def restrict(
 
 
 def _file_rights(version: int) -> int:
-    """The rights on files that this version of Landlock knows, as bits; each version keeps those of
-    the versions before."""
-    rights = _FIRST  # those of version 1
+    """Return the rights on files that this version of Landlock knows, as bits.
+
+    Each version knows all rights of the versions before.
+    """
+    rights = _FIRST
     if version >= 2:
         rights |= _REFER
     if version >= 3:
@@ -99,13 +103,14 @@ def _file_rights(version: int) -> int:
 def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
     """Make a ruleset and return its descriptor.
 
-    As long as no rules are added it refuses the rights `file_rights` on every file, TCP unless
-    `any_port_allowed`, and signals to processes outside, as far as this version knows them.
+    Until rules are added, the ruleset refuses `file_rights` on every file, all TCP (unless
+    `any_port_allowed`) and signals to processes outside, as far as this version supports these.
     """
-    fields = [file_rights]  # of struct landlock_ruleset_attr: a right that is not named is free
-    if version >= 4:  # the first that knows TCP
+    # The fields of struct landlock_ruleset_attr; a right that is not listed there stays allowed.
+    fields = [file_rights]
+    if version >= 4:  # the first version that supports TCP
         fields.append(0 if any_port_allowed else _TCP)
-    if version >= 6:  # the first that knows signals
+    if version >= 6:  # the first version that supports signals
         fields.append(_SCOPES)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
     return kernel.call(_CREATE, ctypes.c_char_p(attributes), len(attributes), 0)
@@ -128,7 +133,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return  # nothing there, or nothing this user can reach
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            rights &= _ON_FILES  # the kernel refuses a rule with the others, which are of folders
+            rights &= _ON_FILES  # the kernel refuses a rule for a file with rights of folders
         rule = struct.pack("=Qi", rights, descriptor)
         kernel.call(_ADD, ruleset, _BENEATH, ctypes.c_char_p(rule), 0)
     finally:

@@ -1,8 +1,8 @@
-"""Namespaces: user code sees no process, network or message queue but its own, and a file system
-that is read-only outside its folder. Whatever it starts ends with the first process of its own.
+"""Namespaces: user code sees only its own processes, network and message queues, and a file system
+that is read-only outside its folder. Whatever it starts ends with the first process inside.
 
-Root may have them, an ordinary user where the kernel gives user namespaces to everyone, and where
-only bubblewrap may have them, that is started around the parent of user code.
+Root may make namespaces; an ordinary user may if the kernel offers user namespaces to everyone. If
+only the program bubblewrap may, the parent of user code is started through bubblewrap.
 """
 
 import contextlib
@@ -19,18 +19,19 @@ from envs.isolation import kernel
 
 _BWRAP_SECONDS = 5.0
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
-_FILES = 50_000  # that an environment may have at once
+_FILES = 50_000  # how many files an environment may have at once
 _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
 
 
 def enter(network: bool) -> bool:
-    """Put the future children of this process, and as far as possible itself, into new namespaces.
+    """Put the future children of this process, and as far as possible this process, into new
+    namespaces.
 
-    The process must have a single thread. Returns False if the kernel does not allow it; then
-    nothing has changed.
+    The process must have a single thread. Returns False, and changes nothing, if the kernel
+    refuses.
 
     Args:
-        network: True keeps the machine's network; False gives them an empty one.
+        network: True keeps the machine's network; False gives the namespaces an empty one.
     """
     flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
     if os.geteuid() != 0:
@@ -44,11 +45,11 @@ def enter(network: bool) -> bool:
 
 
 def _can_enter_as_user(flags: int) -> bool:
-    """Whether `_enter_as_user` succeeds. A forked process tries, so that this one stays as it
-    is."""
+    """Whether `_enter_as_user` would succeed. A forked process tries it, so that this one stays
+    unchanged."""
     pid = os.fork()
     if pid == 0:
-        # The forked process must end here whatever happens, or it would go on as our caller.
+        # The forked process must end here whatever happens, or it would return to our caller too.
         with contextlib.suppress(BaseException):
             os._exit(0 if _enter_as_user(flags) else 1)
         os._exit(1)
@@ -57,7 +58,7 @@ def _can_enter_as_user(flags: int) -> bool:
 
 
 def _enter_as_user(flags: int) -> bool:
-    """Enter new namespaces as an ordinary user, through a user namespace with this user alone.
+    """Enter new namespaces as an ordinary user, through a user namespace that holds only this user.
 
     Returns False if the kernel refuses one of the steps; earlier steps are not undone.
     """
@@ -82,15 +83,16 @@ def _enter_as_user(flags: int) -> bool:
 
 
 def raise_loopback(control: int) -> None:
-    """Switch on the loopback interface of a network namespace, which begins switched off. Does
-    nothing where it is on already.
+    """Switch on the loopback interface of a network namespace (new namespaces have it off).
+
+    Does nothing if the interface is on already.
 
     Args:
         control: descriptor of any internet socket in that namespace.
 
-    Raises OSError if the kernel does not allow it.
+    Raises OSError if the kernel refuses.
     """
-    # struct ifreq has 40 bytes: 16 of the name, then the flags, two bytes, and 22 others.
+    # struct ifreq has 40 bytes: the name (16), the flags (2) and 22 others.
     name = b"lo".ljust(16, b"\0")
     state = fcntl.ioctl(control, _GET_FLAGS, name + bytes(24))
     (flags,) = struct.unpack_from("=H", state, 16)
@@ -99,10 +101,10 @@ def raise_loopback(control: int) -> None:
 
 
 def port_for_server() -> int:
-    """A TCP port of loopback on which nothing listens, in the network namespace of this process;
-    the variable SERVER_PORT has it from now on.
+    """Find a free TCP port on loopback in the network namespace of this process.
 
-    Raises OSError if there is no loopback here.
+    The port is returned, and also put into the environment variable SERVER_PORT. Raises OSError if
+    there is no loopback here.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         if kernel.LINUX:
@@ -114,10 +116,10 @@ def port_for_server() -> int:
 
 
 def bwrap(network: bool) -> list[str]:
-    """The command line to put before another command, which bubblewrap then starts in namespaces.
+    """Return the arguments that start another command inside namespaces made by bubblewrap.
 
-    [] if bubblewrap is missing or does not work here. All files stay accessible, because Landlock
-    restricts those.
+    The caller puts them before that command. Returns [] if bubblewrap is missing or does not work
+    here. All files stay accessible, because Landlock restricts those.
 
     Args:
         network: whether the command keeps the machine's network.
@@ -153,18 +155,19 @@ def first_process(
     run_child: Callable[[], None],
     writable: Iterable[str] = (),
 ) -> NoReturn:
-    """Be the first process of the namespaces, and never return.
+    """Act as the first process of the namespaces (pid 1); never return.
 
-    This process forks a child that calls `run_child`, and collects orphans until that child ends.
-    Then it writes the child's exit status to `status` and exits, so that the kernel ends everything
-    else in the namespaces.
+    This process forks a child that calls `run_child`, and reaps orphaned processes until that child
+    ends. Then it writes the child's exit status to `status` and exits, so that the kernel ends
+    everything else in the namespaces.
 
     Args:
-        box: the private folder; it stays writable, and its folder `work` is put into memory.
+        box: the private folder; it stays writable, and its folder `work` becomes a file system in
+            memory.
         uid: the owner of `work`.
         room_mb: MiB that the files in `work` may take together; those in /dev/shm may take as much
             again.
-        status: descriptor for the exit status: as text, the number that os.waitpid gives.
+        status: descriptor to write the exit status to: as text, the number that os.waitpid gives.
         run_child: what the child does.
         writable: further folders that stay writable.
     """
@@ -189,13 +192,14 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
     - The folder `work` in `box` and /dev/shm are in memory, with `room_mb` MiB each.
     - /proc shows the processes of this namespace.
 
-    At the first step that the kernel refuses, the rest is left out without an error; the self-test
-    of the sandbox tells what that leaves open.
+    If the kernel refuses a step, the later ones are skipped without an error; the self-test of the
+    sandbox finds the gaps that this leaves.
 
     Args:
         box: the private folder of the env process.
         uid: the owner of `work`.
-        writable: further folders.
+        room_mb: the size of each file system in memory, in MiB.
+        writable: further folders that stay writable.
     """
     with contextlib.suppress(OSError):
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -205,7 +209,7 @@ def _mount_files(box: str, uid: int, room_mb: int, writable: Iterable[str]) -> N
         no_programs = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
         size = f"size={room_mb}m,nr_inodes={_FILES}"
         owned_by_uid = f"mode=755,uid={uid},gid={uid},{size}"
-        # Programs may be started from `work`, and from nowhere else that user code can write.
+        # `work` lacks MS_NOEXEC: it is the only writable folder whose programs may be started.
         no_devices = kernel.MS_NOSUID | kernel.MS_NODEV
         kernel.mount("tmpfs", f"{box}/work", "tmpfs", no_devices, owned_by_uid)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs", no_programs, f"mode=1777,{size}")

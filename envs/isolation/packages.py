@@ -1,9 +1,9 @@
-"""The packages user code may import: put on the path after it is confined, never before.
+"""The packages of user code: added to `sys.path` after the process is confined, never before.
 
 An interpreter that finds its packages by itself runs code from them while it starts: lines of
 `.pth` files, `sitecustomize`, `usercustomize`. So an env process starts on the server's own
-interpreter without `site`, and the folders are added to `sys.path` once nothing can be reached any
-more. Lines of `.pth` files are not read at all. Standard library only.
+interpreter without `site`, and the packages are added once the sandbox is closed. Lines of `.pth`
+files are not read at all. Standard library only.
 """
 
 import builtins
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from envs.config.problem import EnvProblem
 
-# Path files whose package works as well without them.
+# Path files (`.pth`) whose package works without them too.
 _NOT_NEEDED = ("distutils-precedence.pth", "_virtualenv.pth", "a1_coverage.pth", "pytest-cov.pth")
-_SHOWN = 3  # path files named in a refusal
+_SHOWN = 3  # path files named in an error message
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,11 @@ class Packages:
     """Where the packages of an environment are.
 
     Args:
-        python: what `sys.executable` says to user code.
-        prefix: what `sys.prefix` says.
-        folders: what goes onto `sys.path` behind the standard library.
-        installed: they were installed for this environment alone, so its author chose them.
+        python: the value of `sys.executable` for user code.
+        prefix: the value of `sys.prefix` for user code.
+        folders: the folders to add to `sys.path`, behind the standard library.
+        installed: whether they were installed for this environment alone, so that its author chose
+            them.
     """
 
     python: str
@@ -43,11 +44,11 @@ class InstallOrder:
     """Which packages to install, and where.
 
     Args:
-        requirements: as in requirements.txt, one each.
+        requirements: one requirement each, as in requirements.txt.
         target: an empty folder, which becomes a virtual environment.
-        pip: the folder that holds the package pip, or a wheel of it.
-        variables: what pip is told of indexes, proxies and certificates; they reach the process
-            as its variables and nothing else.
+        pip: the folder that holds the package pip, or a wheel of pip.
+        variables: environment variables that tell pip about indexes, proxies and certificates; the
+            process gets no others.
         source_builds: whether source distributions may be built.
     """
 
@@ -59,7 +60,7 @@ class InstallOrder:
 
 
 def packages_of(python: str) -> Packages:
-    """Where the packages are that the interpreter `python` would import; it is not run to learn it.
+    """Return where the packages are that the interpreter `python` would import, without running it.
 
     `python` is the server's own interpreter, or that of a virtual environment made with it.
 
@@ -81,8 +82,8 @@ def packages_of(python: str) -> Packages:
 
 
 def _no_packages(python: str, prefix: Path) -> EnvProblem:
-    """The problem of a virtual environment in `prefix` that lacks its interpreter `python`, or that
-    has no packages."""
+    """Return the problem of a virtual environment in `prefix` that has no packages, or whose
+    interpreter `python` is missing."""
     hint = "Push the environment again, its packages installed."
     if not os.access(python, os.X_OK):
         message = f"the interpreter {python} does not start: there is no such program"
@@ -93,14 +94,14 @@ def _no_packages(python: str, prefix: Path) -> EnvProblem:
 
 
 def enter(packages: Packages) -> None:
-    """Make the packages importable; to be called once this process is confined.
+    """Make the packages importable. Call this only once this process is confined.
 
     Their folders are added at the end of `sys.path`. User code also gets the names that the module
     `site` would have defined, such as `exit` and `help`.
 
     Raises:
-        EnvProblem: ENV_DEPS, naming packages installed for the environment that need a path file,
-            which runs code or adds folders when Python starts.
+        EnvProblem: ENV_DEPS if packages installed for the environment need a path file (`.pth`),
+            which would run code or add folders when Python starts.
     """
     # The server's own packages are known to work without their path files.
     needed_files = path_files(packages.folders) if packages.installed else []
@@ -122,10 +123,10 @@ def enter(packages: Packages) -> None:
 
 
 def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
-    """The path files (`.pth`) in `folders` that a package may need.
+    """Return the path files (`.pth`) in `folders` that a package may need.
 
-    Returns sorted pairs (file name, package that installed it), such as ("x.pth", "x 1.0"). Files
-    without which their package works as well (`_NOT_NEEDED`) are left out.
+    Returns sorted pairs (file name, package that installed it), e.g. ("x.pth", "x 1.0"). Files in
+    `_NOT_NEEDED` are left out: their packages work without them.
     """
     files = []
     for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
@@ -136,8 +137,10 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def owner_of(folder: Path, file: str) -> str:
-    """The package that installed `file` into `folder`, such as "numpy 2.1", by the packages' own
-    records; "a package without a record" if no record lists the file.
+    """Return the package that installed `file` into `folder`, e.g. "numpy 2.1".
+
+    The installed packages' own RECORD files say so. Returns "a package without a record" if none of
+    them lists the file.
     """
     import csv  # noqa: PLC0415 - only needed when an environment is refused
 
@@ -149,7 +152,8 @@ def owner_of(folder: Path, file: str) -> str:
 
 
 def add_source(folder: Path) -> None:
-    """Put `folder`, the environment's, on `sys.path`: behind the standard library, before packages.
+    """Add `folder` (the environment's) to `sys.path`, behind the standard library and before
+    packages.
 
     Does nothing if the folder is there already.
     """
@@ -162,7 +166,7 @@ def add_source(folder: Path) -> None:
 
 
 def on_path() -> list[str]:
-    """The folders of packages on `sys.path` of this process."""
+    """Return the package folders on `sys.path` of this process."""
     return [path for path in sys.path if _holds_packages(path)]
 
 
@@ -172,10 +176,11 @@ def _holds_packages(path: str) -> bool:
 
 
 def _existing_folders(folders: Iterable[str]) -> tuple[str, ...]:
-    """The folders that exist, each once, in the order given."""
+    """Return the folders that exist, each once, in the order given."""
     return tuple(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
 
 
 def _same_path(python: str, other: str) -> bool:
-    """Whether two paths are the same. Links are not followed: a venv's interpreter is a link."""
+    """Whether two paths are the same. Links are not followed, because a venv's interpreter is a
+    link."""
     return os.path.abspath(python) == os.path.abspath(other)

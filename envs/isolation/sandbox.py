@@ -1,8 +1,9 @@
-"""The sandbox around user code: which layers hold on this machine, found by trying to get out.
+"""The sandbox around user code: which layers hold on this machine, found by trying to break out.
 
-The floor, everywhere: an own process, scrubbed variables, limits. On top of it, where the kernel
-has them, Landlock and seccomp (level `no-namespaces`), and around those namespaces (level `full`).
-A level is what the self-test inside has shown, never what a version promises.
+User code always has a process of its own, scrubbed environment variables and limits (level
+`limits`). If the kernel supports them, Landlock and seccomp are added (level `no-namespaces`), and
+namespaces around those (level `full`). The level is what the self-test inside has shown, never what
+a kernel version promises.
 """
 
 import contextlib
@@ -20,9 +21,9 @@ from envs.config.settings import Limits
 from envs.isolation import confine, kernel, landlock, packages, seccomp
 
 FULL, NO_NAMESPACES, LIMITS = "full", "no-namespaces", "limits"
-CANARY = "canary"
+CANARY = "canary"  # the file with which the self-test tries whether it can reach the box
 
-# What an interpreter and its libraries read; nothing here is private to a user.
+# Files that an interpreter and its libraries read; none of them is private to a user.
 _SYSTEM = (
     "/usr /lib /lib32 /lib64 /bin /sbin /nix/store /gnu/store"
     " /etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d /etc/localtime /etc/timezone"
@@ -32,7 +33,7 @@ _SYSTEM = (
     " /etc/os-release /etc/debian_version /etc/lsb-release /etc/redhat-release"
     " /etc/fedora-release /sys/devices/system/cpu"
 ).split()
-# Without a /proc of its own: what says nothing of other processes.
+# Readable for a process without a /proc of its own: these say nothing about other processes.
 _PROC = (
     "/proc/self",
     "/proc/cpuinfo",
@@ -51,13 +52,13 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What the owner of this machine wants around user code.
+    """The isolation of user code that the owner of this machine wants.
 
     Args:
-        mode: `auto` takes what works, `required` refuses to run below `no-namespaces`, `off` is
-            the floor alone.
+        mode: `auto` uses every layer that works, `required` refuses to run below the level
+            `no-namespaces`, `off` sets the limits alone.
         allow_root: whether user code may run as root with nothing but limits around it.
-        hidden: folders that no environment may read, such as the home.
+        hidden: folders that no environment may read, such as the home folder of Honesmith.
     """
 
     mode: str = "auto"
@@ -67,16 +68,19 @@ class Sandbox:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a process may reach beside the system's files and its own box.
+    """What a process may reach besides the system's files and its own box (its private folder).
+
+    Without a network by its limits, a process can connect only to its gateway and its own server,
+    over TCP.
 
     Args:
         readable: folders and files to read and run.
         writable: folders to write in.
-        ports: the only TCP ports to connect to; empty: what its limits say of the network.
-        serves: whether it starts a server of its own on loopback, for itself.
-        gateway: the port of a gateway, 0 for none.
-        server: the port of its own server, which it may listen on, 0 for none. Without a network
-            by its limits it may connect to these two and use nothing but TCP.
+        ports: the only TCP ports to connect to; if empty, the network setting of its limits
+            decides.
+        serves: whether it starts a server on loopback for its own use.
+        gateway: the port of the trainer's HTTP server for rollouts, 0 for none.
+        server: the port of its own server, on which it may also listen, 0 for none.
     """
 
     readable: tuple[str, ...] = ()
@@ -88,16 +92,17 @@ class Reach:
 
     @property
     def own_ports(self) -> tuple[int, ...]:
-        """The ports that it may connect to without a network."""
+        """The ports of its gateway and its server: those it may connect to even without a
+        network."""
         return tuple(port for port in (self.gateway, self.server) if port)
 
 
 @dataclass(frozen=True)
 class Confinement:
-    """What confines user code in this process.
+    """How user code in this process is confined.
 
     Attributes:
-        level: FULL, NO_NAMESPACES or LIMITS, by the self-test.
+        level: FULL, NO_NAMESPACES or LIMITS, as the self-test has shown.
         holds: the measures in force, in words.
         gaps: what user code can still do, in words.
     """
@@ -107,13 +112,16 @@ class Confinement:
     gaps: tuple[str, ...]
 
     def __str__(self) -> str:
-        """One line for a person: the level, then the measures."""
+        """Return one line for a person: the level, then the measures."""
         return f"{self.level}: {', '.join(self.holds)}"
 
 
 def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
-    """The folders that a process of this interpreter must be able to read, besides system files:
-    those of the interpreter, its packages and its shared libraries, as sorted real paths.
+    """Return the folders that a process of this interpreter must be able to read besides system
+    files.
+
+    These are the folders of the interpreter, its packages and its shared libraries, as sorted real
+    paths.
 
     Args:
         more: folders of packages that are not on `sys.path` yet.
@@ -125,10 +133,8 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def _library_folders() -> set[str]:
-    """The folders of shared libraries, as real paths.
-
-    They are those in LD_LIBRARY_PATH, and those of the libraries that this process has loaded.
-    """
+    """Return the folders of shared libraries, as real paths: those in LD_LIBRARY_PATH and those of
+    the libraries that this process has loaded."""
     folders = set(os.environ.get("LD_LIBRARY_PATH", "").split(":"))
     # In a line of /proc/self/maps the path of the mapped file begins at column 73.
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8") as maps:
@@ -151,21 +157,21 @@ def close(
 ) -> Confinement:
     """Confine this process for good by every measure that works on this machine.
 
-    Then it tries what must not be possible now (`escapes`); a measure counts only if its part of
-    that fails. Returns the level, the measures that hold and the gaps that remain.
+    Afterwards the function tries what must now be impossible (`escapes`); a measure counts only if
+    this attempt fails. Returns the level, the measures that hold and the gaps that remain.
 
     Args:
-        limits: what the process may use.
+        limits: the resources the process may use.
         sandbox: the isolation that the owner wants. `mode` "off" sets the limits alone.
-        box: the folder of this process: `source` may be read, `work` written, and `canary` must
-            stay out of reach.
+        box: the private folder of this process: `source` may be read, `work` written, and `canary`
+            must stay out of reach.
         uid: the uid to change to; None keeps the present user.
-        spaces: who made the namespaces this process is in: "" for none, "own" or "bubblewrap".
+        spaces: who made the namespaces that this process is in: "" for none, "own" or "bubblewrap".
         offline: whether its network namespace is empty.
-        reach: what else it needs, beside the system's files and `box`.
+        reach: what else it needs besides the system's files and `box`.
     """
     holds = ["own process", "clean environment"]
-    # The kernel limits processes per user; in own namespaces it counts only those inside.
+    # The kernel limits processes per user; inside namespaces it counts only the processes there.
     has_namespaces = spaces != ""
     holds += confine.apply(limits, uid, counted_apart=has_namespaces)
     if sandbox.mode == "off":  # the owner wants no more than limits
@@ -189,20 +195,20 @@ def close(
 
 
 def _ports_in_words(reach: Reach) -> str:
-    """The network of a process that reaches nothing but ports of ours, such as "no network but the
-    gateway"."""
+    """Return the measure on the network of a process that can reach only its gateway and its own
+    server, e.g. "no network but the gateway"."""
     allowed = ["the gateway"] * bool(reach.gateway) + ["its own server"] * bool(reach.server)
     return f"no network but {' and '.join(allowed)}"
 
 
 @dataclass(frozen=True)
 class _SelfTest:
-    """What the test from inside has shown; a measure counts only if it was got around in no way.
+    """The result of the self-test; a measure counts only if the test could not get around it.
 
     Attributes:
         abi: the version of Landlock in force, 0 for none.
         has_filter: whether the seccomp filter was installed.
-        escaped: what user code could do all the same, as `escapes` returns it.
+        escaped: what user code could still do, as returned by `escapes`.
     """
 
     abi: int
@@ -211,17 +217,17 @@ class _SelfTest:
 
     @property
     def files_confined(self) -> bool:
-        """Whether Landlock keeps this process from the files it has no right to."""
+        """Whether Landlock keeps this process from files that it has no right to."""
         return self.abi > 0 and self.escaped.isdisjoint({"read", "write"})
 
     @property
     def calls_refused(self) -> bool:
-        """Whether seccomp refuses system calls."""
+        """Whether the seccomp filter is installed and refuses system calls."""
         return self.has_filter and "socket" not in self.escaped
 
 
 def _measures(test: _SelfTest, spaces: str) -> list[str]:
-    """The measures in force, in words, that confine this process besides its limits.
+    """Return in words the measures in force besides the limits.
 
     `spaces` says who made the namespaces of this process: "" for none, "own" or "bubblewrap".
     """
@@ -236,8 +242,11 @@ def _measures(test: _SelfTest, spaces: str) -> list[str]:
 
 
 def _level(test: _SelfTest, spaces: str) -> str:
-    """How far user code is confined: FULL, NO_NAMESPACES or LIMITS; `spaces` is "" for none."""
-    # `escaped` may also hold hidden folders that can be read.
+    """Return how far user code is confined: FULL, NO_NAMESPACES or LIMITS.
+
+    `spaces` is "" if the process is in no namespaces.
+    """
+    # Anything in `escaped` lowers the level, e.g. a hidden folder that can be read.
     if not (test.files_confined and test.calls_refused) or test.escaped:
         return LIMITS
     return FULL if spaces else NO_NAMESPACES
@@ -246,11 +255,11 @@ def _level(test: _SelfTest, spaces: str) -> str:
 def _gaps_shown(
     test: _SelfTest, hidden: Iterable[str], uid: int | None, offline: bool
 ) -> list[str]:
-    """The gaps that the self-test has shown: what user code can still do, in words.
+    """Return in words the gaps that the self-test has shown: what user code can still do.
 
     Args:
-        test: the result of the self-test; `escaped` holds the folders it could read all the same.
-        hidden: folders that must not be readable.
+        test: the result of the self-test.
+        hidden: folders that must not be readable; those in `test.escaped` were readable.
         uid: the uid this process changed to, None if it kept its user.
         offline: whether its network namespace is empty.
     """
@@ -265,18 +274,18 @@ def _gaps_shown(
 
 
 def _files_gap_text(uid: int | None) -> str:
-    """The gap in a sandbox in which Landlock does not confine which files user code can reach, in
-    words. `uid` is the one that the process changed to, None if it kept its user.
+    """Return in words the gap of a sandbox in which Landlock does not confine files.
+
+    `uid` is the one that the process changed to, None if it kept its user.
     """
     readers = "of this user" if uid is None else "that everybody may read"
     return f"files {readers} can be reached"
 
 
 def _calls_gap_text(offline: bool) -> str:
-    """The gap in a sandbox in which no system call is refused, in words.
+    """Return in words the gap of a sandbox in which no system call is refused.
 
-    `offline`: whether the process has an empty network namespace, which leaves it no network even
-    so.
+    `offline`: whether the process has an empty network namespace, so that it has no network anyway.
     """
     return "no system call is refused" + ("" if offline else ", the network is open")
 
@@ -287,17 +296,17 @@ def _restrict(
     """Restrict this process's files by Landlock and its system calls by seccomp, for good.
 
     Args:
-        limits: what it may use; here only whether it may have a network.
+        limits: what the process may use; only its `network` matters here.
         box: its private folder.
         uid: the uid it changed to, None if it kept its user.
         spaces: who made its namespaces: "" for none, "own" or "bubblewrap".
-        reach: what it needs, beside the system's files and `box`.
+        reach: what it needs besides the system's files and `box`.
 
     Returns (the version of Landlock, 0 if this kernel has none; whether the seccomp filter could be
     installed).
     """
     abi = _restrict_files(limits, box, spaces, reach)
-    # The filter need not refuse signals where something else keeps them from other processes: a
+    # The filter need not refuse signals if something else protects other processes from them: a
     # uid of its own, namespaces or Landlock.
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     has_ports = bool(reach.own_ports)
@@ -316,14 +325,14 @@ def _restrict(
 def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int:
     """Restrict the files and ports of this process by Landlock, for good.
 
-    It may use what `box` (its private folder) and `reach` hold, the system's files, and a network
-    if `limits` allow one. `spaces` says who made its namespaces, "" for none. Returns the version
-    of Landlock, 0 if this kernel has none.
+    The process may then use the system's files, `box` (its private folder), what `reach` lists, and
+    a network if `limits` allow one. `spaces` says who made its namespaces, "" for none. Returns the
+    version of Landlock, 0 if this kernel has none.
     """
     has_own_proc = spaces != "" and _has_own_proc()
     readable = _readable_paths(box, has_own_proc, reach.readable)
-    # In namespaces of our own /dev/shm is private, if the kernel allowed its mount. It did if /proc
-    # is private, which is mounted afterwards.
+    # In namespaces of our own, /dev/shm is private if the kernel allowed its mount. A private /proc
+    # shows that it did, because /proc is mounted after /dev/shm.
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     network, ports = limits.network, reach.ports
@@ -335,10 +344,10 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
 
 
 def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
-    """Yields, in words, what user code can still do even if Landlock and seccomp hold.
+    """Yield in words what user code can still do even if Landlock and seccomp hold.
 
     Args:
-        box: the folder of this process.
+        box: the private folder of this process.
         uid: the uid that this process changed to, None if it kept its user.
         spaces: who made its namespaces, "" for none.
     """
@@ -353,14 +362,14 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
 
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
-    """The reason, an EnvProblem ENV_SANDBOX, why user code must not start here; None if it may.
+    """Return why user code must not start here, as an EnvProblem ENV_SANDBOX; None if it may start.
 
-    User code may start wherever the kernel confines it. Where only limits hold it, such as those on
-    memory and processes (the level LIMITS), it must not start if the owner of the machine requires
-    more, nor as root unless the owner has allowed that.
+    User code may start wherever Landlock and seccomp confine it. If only limits do (level LIMITS),
+    it must not start if the owner of the machine requires more, nor as root unless the owner allows
+    that.
 
     Args:
-        confinement: what confines this process.
+        confinement: how this process is confined.
         sandbox: what the owner of the machine requires and allows.
     """
     if confinement.level != LIMITS:
@@ -392,7 +401,7 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
     Args:
         box: the folder with the file CANARY, which must be out of reach.
-        network: whether internet sockets are allowed; they are then not tried.
+        network: whether internet sockets are allowed; then they are not tried.
         hidden: folders that must not be readable.
     """
     escaped = set()
@@ -411,7 +420,7 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 def _can_write(box: Path) -> bool:
     """Whether this process can make a file in the folder `box` or truncate the file CANARY there.
-    In a sandbox that holds it can do neither."""
+    In a working sandbox both are impossible."""
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True
@@ -436,10 +445,10 @@ def _can_make_socket(families: Iterable[int]) -> bool:
 
 
 def _can_connect_elsewhere() -> bool:
-    """Whether this process may connect to a TCP port of the machine that is no gateway.
+    """Whether this process may connect to a TCP port of the machine other than its gateway.
 
-    It tries one where most likely nothing listens: refused by the sandbox is not refused by the
-    machine.
+    It tries port 1, where most likely nothing listens: a sandbox that refuses gives EACCES or
+    EPERM, a closed port another error.
     """
     library = kernel.libc()
     descriptor = library.socket(_AF_INET, 1, 0)  # 1: SOCK_STREAM
@@ -456,17 +465,18 @@ def _can_connect_elsewhere() -> bool:
 
 
 def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:
-    """The paths that this process may read.
+    """Return the paths that this process may read:
 
-    - the system's files, and what of /proc is harmless
-    - the file in the variable SSL_CERT_FILE
+    - the system's files, and the harmless part of /proc
+    - the file in the environment variable SSL_CERT_FILE
     - the package `envs`, and the folder `source` in `box`
     - `more`
 
     Args:
-        box: the folder of this process.
-        has_own_proc: whether /proc shows only processes of the sandbox: then all of it may be read.
-        more: further paths; folders above `box` are left out, since they would open all of `box`.
+        box: the private folder of this process.
+        has_own_proc: whether /proc shows only processes of the sandbox, so that all of it may be
+            read.
+        more: further paths; folders above `box` are left out, because they would open all of `box`.
     """
     outside_box = [path for path in more if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
@@ -487,17 +497,17 @@ def _root_is_read_only() -> bool:
 
 
 def _has_own_proc() -> bool:
-    """Whether /proc belongs to this process's own namespace, and so shows no processes outside."""
-    # The /proc of an outer namespace knows this process by another number.
+    """Whether /proc belongs to this process's own namespace and so shows no processes outside."""
+    # In the /proc of an outer namespace this process has another pid.
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self") == str(os.getpid())
     return False
 
 
 def inside(folder: str) -> tuple[list[str], list[str]]:
-    """The paths that code in a nested sandbox may use, as (paths to read, paths to write).
+    """Return the paths that code in a nested sandbox may use, as (paths to read, paths to write).
 
-    A nested sandbox is started by code that runs in the sandbox already. Its code may write only in
+    A nested sandbox is started by code that is already in the sandbox. Code in it may write only to
     `folder` and to devices such as /dev/null.
     """
     readable = [*_SYSTEM, *interpreter_folders(), *_PROC, _ENVS]

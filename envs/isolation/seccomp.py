@@ -1,8 +1,8 @@
 """seccomp: refuses system calls that an attack needs and user code does not.
 
-A classic BPF program that the kernel runs before each system call of this process and its
-children, for good. Refused calls fail with EPERM, so that a program can go on; a call made for
-another architecture (32 bit on 64) ends the process.
+The filter is a classic BPF program that the kernel runs before each system call of this process and
+its children; it cannot be removed. Refused calls fail with EPERM, so that a program can go on; a
+call made for another architecture (such as a 32-bit call) ends the process.
 """
 
 import os
@@ -15,21 +15,21 @@ from envs.isolation.syscalls import AUDIT_ARCH, NUMBERS
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH = 0, 4  # offsets in seccomp_data
+_NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data, the description of a call
 _ALL_BITS = 0xFFFFFFFF
-# Instructions: (operation, how many to skip if its comparison is true, if it is false, value).
+# Instructions: (operation, lines to skip if its comparison is true, lines to skip if false, value).
 _Lines = list[tuple[int, int, int, int]]
 _PERMIT = (_RETURN, 0, 0, _ALLOW)
 _REFUSE = (_RETURN, 0, 0, _ERRNO | _EPERM)
 _SAY_MISSING = (_RETURN, 0, 0, _ERRNO | _ENOSYS)  # as if the kernel did not have the call
-_X32 = 0x40000000  # a second set of numbers on x86_64
-_NEW_NAMESPACES = 0x7E020080
-_THREAD = 0x00010000
+_X32 = 0x40000000  # from here on x86_64 has a second set of call numbers (the x32 ABI)
+_NEW_NAMESPACES = 0x7E020080  # all CLONE_NEW... flags of clone
+_THREAD = 0x00010000  # the flag CLONE_THREAD
 _INTERNET = (2, 10)  # IPv4, IPv6
-_UNIX, _STREAM, _TYPE = 1, 1, 0xF  # a socket's family, its type, and where its type stands
+_UNIX, _STREAM, _TYPE = 1, 1, 0xF  # a socket's family, its type, and the bits that hold the type
 # O_TRUNC, O_ACCMODE, O_RDONLY, and the access mode that allows neither reading nor writing.
 _TRUNCATE, _ACCESS_MODE, _READ_ONLY, _NO_ACCESS = 0o1000, 3, 0, 3
-_OWNERS = (8, 10, 15)  # of fcntl: who gets a file's signals and which, F_SETOWN and the like
+_OWNERS = (8, 10, 15)  # fcntl's F_SETOWN, F_SETSIG, F_SETOWN_EX: who gets a file's signals
 _OWNERS_BY_IOCTL = (0x8901, 0x8902)  # FIOSETOWN, SIOCSPGRP
 
 # Calls that can change another process are allowed where their arguments mean the caller itself:
@@ -45,10 +45,11 @@ _SELF_ONLY = {
     "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS, 0: itself; of a user, 0 would mean everyone
     "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS, 0
 }
-_OPEN_FLAGS = {"open": 1, "openat": 2}  # the position of their flags
-# The position of the flags of calls that send, and the one of them that also connects.
+_OPEN_FLAGS = {"open": 1, "openat": 2}  # the position of the argument with the flags
+# The same for calls that send data; below it the flag that also connects, and the TCP protocol.
 _SEND_FLAGS = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3}
 _FAST_OPEN, _TCP = 0x20000000, 6
+# Calls that are judged by their arguments.
 _BY_ARGUMENTS = {
     *("socket", "socketpair", "clone", "clone3", "tgkill", "fcntl", "ioctl", "openat2"),
     *_OPEN_FLAGS,
@@ -71,15 +72,15 @@ def install(
     """Install the filter on this process and all its future children, for good.
 
     Args:
-        network: whether internet sockets may be made. Other sockets never may, except pairs of
-            connected stream sockets.
-        tcp_alone: of the internet sockets only those of TCP, and data only once `connect` was
-            allowed: so rules on its ports hold.
-        signals: whether signals may be sent. False where nothing else protects other processes from
-            them: then only this process may send any, and only to itself.
+        network: whether internet sockets may be made. Of other sockets only connected pairs of
+            stream sockets are ever allowed.
+        tcp_alone: whether internet sockets must be TCP and must `connect` before they send data, so
+            that Landlock's rules for ports cannot be avoided.
+        signals: whether signals may be sent. Use False if nothing else protects other processes
+            from them: then they can be sent to this process only.
         processes: whether processes and other programs may be started; threads always may.
-        truncate: whether files may be truncated without opening them for writing. False where
-            Landlock does not control truncation: then this filter has to forbid it.
+        truncate: whether files may be truncated without opening them for writing. Use False if
+            Landlock does not control truncation.
 
     Raises:
         OSError: the kernel has no seccomp, this machine is not known, or
@@ -108,15 +109,15 @@ def program(
     pid: int,
     tcp_alone: bool = False,
 ) -> bytes:
-    """The filter as the kernel reads it: BPF instructions of 8 bytes each.
+    """Return the filter as the kernel reads it: BPF instructions of 8 bytes each.
 
     Args:
         machine: x86_64 or aarch64.
         network, signals, processes, truncate: whether user code may use internet sockets, send
-            signals, start processes and truncate files it has not opened for writing.
-        pid: the process the filter is for; the only one that may send signals when `signals` is
-            False.
-        tcp_alone: whether its internet sockets are those of TCP alone.
+            signals, start processes, and truncate files that it has not opened for writing.
+        pid: the process that the filter is for. If `signals` is False, it is the only one that may
+            be sent signals.
+        tcp_alone: whether internet sockets must be TCP and must `connect` before they send data.
     """
     numbers = NUMBERS[machine]
     refused_numbers = _refused_numbers(numbers, signals, processes, truncate)
@@ -139,7 +140,7 @@ def program(
 
 
 def _load_call_number(machine: str) -> _Lines:
-    """Instructions that load the number of the call for the instructions after them.
+    """Return instructions that load the number of the system call, for the instructions after them.
 
     A call for another architecture than that of `machine` ends the process.
     """
@@ -150,15 +151,14 @@ def _load_call_number(machine: str) -> _Lines:
         (_RETURN, 0, 0, _KILL),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    if machine == "x86_64":  # its second set of numbers would get around the rules that follow
+    if machine == "x86_64":  # its second set of call numbers would avoid the rules that follow
         lines += [(_JGE, 0, 1, _X32), _REFUSE]
     return lines
 
 
 def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
-    """Instructions that allow the calls in `_SELF_ONLY` only where the arguments mean the calling
-    process. `numbers` maps each call to its number on this machine.
-    """
+    """Return instructions that allow the calls in `_SELF_ONLY` only if their arguments mean the
+    calling process. `numbers` maps each call to its number on this machine."""
     lines: _Lines = []
     for name, required_values in _SELF_ONLY.items():
         conditions = [(position, _ALL_BITS, value) for position, value in required_values]
@@ -167,23 +167,23 @@ def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
 
 
 def _signal_rules(numbers: Mapping[str, int], pid: int) -> _Lines:
-    """Instructions that allow tgkill only with the process `pid` as target, which is the process
-    of the filter, and refuse to name a receiver for signals of the kernel.
+    """Return instructions that allow signals only to the process `pid` (that of the filter).
 
-    `numbers` maps each call to its number on this machine. `_refused_numbers` has the other calls
-    that send signals, which are refused whatever their arguments.
+    tgkill is allowed with that target alone, and no file may be told to send signals to a process.
+    `numbers` maps each call to its number on this machine. Other calls that send signals are in
+    `_refused_numbers`, because they are refused whatever their arguments.
     """
     return [
         # A condition: (position of the argument, mask of its bits, value).
         *_allow_only(numbers["tgkill"], (0, _ALL_BITS, pid)),
-        # With these values the kernel itself could later send signals to another process.
+        # With these operations the kernel itself would later send signals to another process.
         *_refuse_values(numbers["fcntl"], _OWNERS),
         *_refuse_values(numbers["ioctl"], _OWNERS_BY_IOCTL),
     ]
 
 
 def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
-    """Instructions that refuse to truncate a file that is not opened for writing.
+    """Return instructions that refuse to truncate a file that is not opened for writing.
 
     `numbers` maps each call to its number on this machine.
     """
@@ -199,17 +199,17 @@ def _truncation_rules(numbers: Mapping[str, int]) -> _Lines:
 def _refused_numbers(
     numbers: Mapping[str, int], signals: bool, processes: bool, truncate: bool
 ) -> set[int]:
-    """The numbers of the calls that are refused whatever their arguments.
+    """Return the numbers of the calls that are refused whatever their arguments.
 
     Args:
         numbers: maps each call that the machine has to its number.
-        signals, processes, truncate: whether user code may send signals, start processes and
-            truncate files.
+        signals, processes, truncate: whether user code may send signals, start processes, and
+            truncate files that it has not opened for writing.
     """
     # The table of numbers holds only calls that some rule of the filter is about.
     refused = {name for name in numbers if name not in _NOT_ALWAYS_REFUSED}
     if not signals:
-        refused.update(_SIGNALS, ["pidfd_open"])  # through a pidfd signals can be sent too
+        refused.update(_SIGNALS, ["pidfd_open"])  # signals can also be sent through a pidfd
     if not processes:
         refused.update(_PROCESSES)
     if not truncate:
@@ -218,7 +218,8 @@ def _refused_numbers(
 
 
 def _refusals(refused_numbers: set[int]) -> _Lines:
-    """Instructions that refuse the system calls with these numbers, whatever their arguments."""
+    """Return instructions that refuse the system calls with these numbers, whatever their
+    arguments."""
     lines: _Lines = []
     for number in sorted(refused_numbers):
         lines += [(_JEQ, 0, 1, number), _REFUSE]  # 0, 1: for any other call `_REFUSE` is skipped
@@ -226,16 +227,16 @@ def _refusals(refused_numbers: set[int]) -> _Lines:
 
 
 def _load_argument(position: int) -> tuple[int, int, int, int]:
-    """The instruction that loads the low 32 bits of argument `position` of a call.
+    """Return the instruction that loads the low 32 bits of argument `position` (from 0) of a call.
 
-    Every value that this filter compares fits in them.
+    Every value that this filter compares fits into 32 bits.
     """
-    # Arguments of 8 bytes each begin at byte 16 of seccomp_data.
+    # In struct seccomp_data the arguments begin at byte 16 and take 8 bytes each.
     return (_LOAD, 0, 0, 16 + 8 * position)
 
 
 def _for_call(number: int, body: _Lines) -> _Lines:
-    """Instructions that run `body` only for the system call `number`, and skip it for others.
+    """Return instructions that run `body` for the system call `number` and skip it for other calls.
 
     Every path through `body` must end with a return, or the instructions after it would run too.
     """
@@ -243,7 +244,7 @@ def _for_call(number: int, body: _Lines) -> _Lines:
 
 
 def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
-    """Instructions that allow the call `number` only if all `conditions` hold; else EPERM.
+    """Return instructions that allow the call `number` only if all `conditions` hold, else EPERM.
 
     A condition is (position of the argument, mask, value): the argument's bits under the mask must
     equal the value.
@@ -256,9 +257,8 @@ def _allow_only(number: int, *conditions: tuple[int, int, int]) -> _Lines:
 
 
 def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
-    """Instructions that refuse the call `number` if its argument 1 is one of `values`, and allow it
-    otherwise. Argument 1 is the second one; for fcntl and ioctl it is the operation.
-    """
+    """Return instructions that refuse the call `number` if its second argument is one of `values`,
+    and allow it otherwise. The second argument of fcntl and ioctl is the operation."""
     body = [_load_argument(1)]
     for value in values:
         body += [(_JEQ, 0, 1, value), _REFUSE]  # 0, 1: if not equal, the refusal is skipped
@@ -266,12 +266,12 @@ def _refuse_values(number: int, values: tuple[int, ...]) -> _Lines:
 
 
 def _refuse_truncation(number: int, position: int) -> _Lines:
-    """Instructions that refuse to truncate a file that is not opened for writing.
+    """Return instructions that refuse to truncate a file that is not opened for writing.
 
-    They are for the open call `number`, whose flags are its argument `position`.
+    `number` is an open call, `position` that of its argument with the flags.
     """
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
-    # Without the flag for truncating, and with access for writing, the body ends at _PERMIT.
+    # A call without the flag O_TRUNC, or with access for writing, ends at _PERMIT.
     body = [
         _load_argument(position),
         (_JSET, 0, 3, _TRUNCATE),
@@ -285,9 +285,9 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
 
 
 def _socket_rule(number: int, network: bool) -> _Lines:
-    """Instructions for the call `number`, which makes sockets.
+    """Return instructions for the call `number`, which makes sockets.
 
-    With `network` only sockets of IPv4 and IPv6 are allowed, without it none.
+    If `network` is True, only IPv4 and IPv6 sockets are allowed; if False, none.
     """
     if not network:
         return _for_call(number, [_REFUSE])
@@ -305,9 +305,10 @@ def _socket_rule(number: int, network: bool) -> _Lines:
 
 
 def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
-    """Instructions that allow sockets of TCP over IPv4 and IPv6 alone, and none that send data with
-    the first packet (TCP Fast Open): such a call reaches a port without `connect`, by which
-    Landlock knows the port. `numbers` maps each call to its number on this machine.
+    """Return instructions that allow only TCP sockets over IPv4 and IPv6, without TCP Fast Open.
+
+    Fast Open sends data with the first packet and so reaches a port without `connect`, the call in
+    which Landlock checks the port. `numbers` maps each call to its number on this machine.
     """
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     body = [
@@ -319,7 +320,7 @@ def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
         (_AND, 0, 0, _TYPE),
         (_JEQ, 1, 0, _STREAM),
         _REFUSE,
-        _load_argument(2),  # the protocol: 0 is that of the type
+        _load_argument(2),  # the protocol; 0 is the default for the type, here TCP
         (_JEQ, 2, 0, 0),
         (_JEQ, 1, 0, _TCP),
         _REFUSE,
@@ -333,9 +334,9 @@ def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
 
 
 def _clone_rule(number: int, processes: bool) -> _Lines:
-    """Instructions for the call `number`, which makes processes and threads (clone).
+    """Return instructions for the call `number`, clone, which makes processes and threads.
 
-    New namespaces are refused; without `processes` only threads are allowed.
+    New namespaces are refused; if `processes` is False, everything but threads is.
     """
     # The flags are argument 0 on both machines. Each line: operation (_JSET: whether one of the
     # bits is set), lines to skip if it is true, lines to skip if it is false, value. For a new

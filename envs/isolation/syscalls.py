@@ -110,7 +110,7 @@ mq_unlink              241      181
 
 
 def _numbers() -> dict[str, dict[str, int]]:
-    """Parse `_TABLE` into a dict: machine -> name of the call -> its number.
+    """Parse `_TABLE` into machine -> name of the system call -> its number on that machine.
 
     Calls that a machine does not have are left out.
     """

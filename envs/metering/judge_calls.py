@@ -1,7 +1,7 @@
-"""What the judge calls of this process took, and how many more the run allows.
+"""Counts the calls of this process to a judge (a model that grades), and limits them.
 
-The env process sends what was used with every reply, and is told with every request what is left
-(envs/host/judge_budget.py). So the counts leave the process, and the cap reaches it.
+The env process reports the use with every reply, and every request tells it what the run still
+allows (envs/host/judge_budget.py).
 """
 
 import math
@@ -11,15 +11,15 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 @dataclass(frozen=True)
 class JudgeUse:
-    """What judge calls took.
+    """The resources that judge calls used.
 
     Attributes:
         calls: requests that were answered.
         retries: requests that were sent again after a failure.
         cached: verdicts that needed no request.
         refused: requests that were not sent, because the run allows no more.
-        tokens: of the answered requests, prompt and reply, as the server counts them.
-        seconds: from each request to its answer, retries included.
+        tokens: prompt and completion tokens of the answered requests, as the server counts them.
+        seconds: time from each request to its answer, retries included.
         cost: money, by the prices that the judge was given.
     """
 
@@ -32,10 +32,12 @@ class JudgeUse:
     cost: float = 0.0
 
     def __add__(self, other: "JudgeUse") -> "JudgeUse":
+        """Return the sums of both, field by field."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return JudgeUse(**sums)
 
     def __sub__(self, other: "JudgeUse") -> "JudgeUse":
+        """Return the differences, field by field."""
         rest = {f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
         return JudgeUse(**rest)
 
@@ -44,13 +46,15 @@ class JudgeUse:
         return any(asdict(self).values())
 
     def to_json(self) -> dict[str, float]:
-        """What is not 0, by name."""
+        """Return the fields that are not 0, by name."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @staticmethod
     def from_json(data: object) -> "JudgeUse":
-        """What an env process sent, which user code may have forged: anything but known names with
-        finite numbers of at least 0 counts as nothing."""
+        """Read what an env process sent; user code may have forged it.
+
+        Only known names with finite numbers of at least 0 count; everything else is ignored.
+        """
         if not isinstance(data, dict):
             return JudgeUse()
         known = {f.name for f in fields(JudgeUse)}
@@ -72,10 +76,11 @@ NOTHING = JudgeUse()
 
 @dataclass
 class Meter:
-    """The judge calls of one process, from any of its threads.
+    """Counts the judge calls of one process, from any of its threads.
 
     Attributes:
-        calls_left, cost_left: what the run still allows; None: no limit.
+        calls_left, cost_left: how many calls and how much money the run still allows; None for no
+            limit.
     """
 
     calls_left: float | None = None
@@ -84,12 +89,13 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def allow(self, calls: float | None, cost: float | None) -> None:
-        """Set what is left from now on."""
+        """Set how many calls and how much money are left from now on; None for no limit."""
         with self._lock:
             self.calls_left, self.cost_left = calls, cost
 
     def admit(self) -> bool:
-        """Take one request from what is left; False, and counted as refused, where nothing is."""
+        """Take one request from what is left and return True. If nothing is left, count the request
+        as refused and return False."""
         with self._lock:
             no_calls = self.calls_left is not None and self.calls_left < 1
             no_money = self.cost_left is not None and self.cost_left <= 0
@@ -101,14 +107,14 @@ class Meter:
             return True
 
     def count(self, use: JudgeUse) -> None:
-        """Add what a call took; its money is taken from what is left."""
+        """Add the use of a call; its cost is taken from the money that is left."""
         with self._lock:
             self._use = self._use + use
             if self.cost_left is not None:
                 self.cost_left -= use.cost
 
     def take(self) -> JudgeUse:
-        """What was used since the last time this was asked."""
+        """Return the use since the last call of `take`, and start counting from zero."""
         with self._lock:
             use, self._use = self._use, JudgeUse()
             return use

@@ -3,12 +3,12 @@
 instructions(completion, {"max_words": 50, "includes": ["delivery"], "bullets": 3})
 
 min_words, max_words, min_sentences, max_sentences      counts, both ends included
-bullets, paragraphs, lines                              exactly so many (lines: not empty)
-includes, excludes                                      texts, whatever their case
-counts                                                  {"word": 2}: exactly so often, whole words
-starts_with, ends_with                                  a text, white space at the ends aside
+bullets, paragraphs, lines                              exact counts (blank lines do not count)
+includes, excludes                                      lists of texts; case is ignored
+counts                                                  {"word": 2}: exact counts of whole words
+starts_with, ends_with                                  a text; outer white space is ignored
 case                                                    "lower" or "upper"
-no_commas, is_json                                      true
+no_commas, is_json                                      true (or false for the opposite)
 """
 
 import json
@@ -20,17 +20,22 @@ _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+\S", re.MULTILINE)
 
 
 def instructions(completion: str, constraints: Mapping[str, Any]) -> float:
-    """The share of the constraints that the text keeps.
+    """Return the share of the constraints that the text satisfies.
 
-    An empty text keeps none: "at most fifty words" is no reason to say nothing. Raises ValueError
-    for an unknown constraint, a value it cannot have, or no constraints.
+    An empty text satisfies none, so that a model cannot meet "at most fifty words" by saying
+    nothing. Raises ValueError for an unknown constraint, a value of the wrong type, or no
+    constraints.
     """
     results = instruction_results(completion, constraints)
     return sum(results.values()) / len(results)
 
 
 def instruction_results(completion: str, constraints: Mapping[str, Any]) -> dict[str, bool]:
-    """Of each constraint, by name, whether the text keeps it; see `instructions`."""
+    """Return for each constraint, by name, whether the text satisfies it; all False for an empty
+    text.
+
+    Raises ValueError for an unknown constraint, a value of the wrong type, or no constraints.
+    """
     if not constraints:
         raise ValueError("name at least one constraint")
     results: dict[str, bool] = {}
@@ -45,23 +50,30 @@ def instruction_results(completion: str, constraints: Mapping[str, Any]) -> dict
 
 
 def _word_count(text: str) -> int:
+    """Return how many words, separated by white space, a text has."""
     return len(text.split())
 
 
 def _sentence_count(text: str) -> int:
-    """Sentences end with . ! or ? before white space; a rest without such an end counts too."""
+    """Return how many sentences a text has.
+
+    A sentence ends with . ! or ? before white space; a rest without such an end counts as one.
+    """
     return len([part for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()) if part])
 
 
 def _includes(text: str, wanted: list[str]) -> bool:
+    """Whether the text contains every one of the `wanted` texts; case is ignored."""
     return all(part.casefold() in text.casefold() for part in wanted)
 
 
 def _excludes(text: str, unwanted: list[str]) -> bool:
+    """Whether the text contains none of the `unwanted` texts; case is ignored."""
     return not any(part.casefold() in text.casefold() for part in unwanted)
 
 
 def _has_counts(text: str, counts: Mapping[str, int]) -> bool:
+    """Whether each word occurs exactly as often as `counts` says, as a whole word in any case."""
     return all(
         len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)) == count
         for word, count in counts.items()
@@ -69,13 +81,15 @@ def _has_counts(text: str, counts: Mapping[str, int]) -> bool:
 
 
 def _has_case(text: str, case: str) -> bool:
-    """Raises ValueError for another case than lower and upper."""
+    """Whether the text is all lower or all upper case. Raises ValueError if `case` is neither
+    "lower" nor "upper"."""
     if case not in ("lower", "upper"):
         raise ValueError(f'case is "lower" or "upper", got {case!r}')
     return text == (text.lower() if case == "lower" else text.upper())
 
 
 def _is_json(text: str, wanted: bool) -> bool:
+    """Whether the text is JSON, if `wanted`; whether it is not JSON otherwise."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -84,6 +98,7 @@ def _is_json(text: str, wanted: bool) -> bool:
 
 
 _Holds = Callable[[str, Any], bool]
+# Name of the constraint -> (whether a text satisfies it for a value, the type of that value).
 _CONSTRAINTS: dict[str, tuple[_Holds, type]] = {
     "min_words": (lambda text, n: _word_count(text) >= n, int),
     "max_words": (lambda text, n: _word_count(text) <= n, int),

@@ -1,14 +1,14 @@
 """Whether a final answer is the same mathematics as the expected one.
 
-Both are read into expressions: numbers, letters, + - * / ^, implicit products, fractions, roots,
-absolute values, factorials of small numbers, pi, and the LaTeX of these; lists, tuples and sets of
-them. Two expressions are the same where they agree to nine digits at POINTS fixed points for their
-letters. That is no proof, but two of the few characters that count as an answer which agree at all
-of them by chance are not to be expected (Schwartz 1980, Zippel 1979, for polynomials). What cannot
-be read is compared as text, white space aside.
+Both are parsed into expressions: numbers, letters, + - * / ^, implicit products, fractions, roots,
+absolute values, factorials of small numbers, pi, and the LaTeX of these; also lists, tuples and
+sets of them. Two expressions count as the same if their values agree to nine digits at POINTS
+fixed values of their letters. That is no proof, but different expressions as short as an answer
+hardly ever agree at all points by chance (Schwartz 1980, Zippel 1979, for polynomials). What cannot
+be parsed is compared as text, without white space.
 
-An answer without letters may not leave arithmetic to be done: where 4 is expected, "2+2" restates
-the question and is not paid. Digits decide otherwise: "0.333" is not 1/3.
+An answer without letters may not leave arithmetic to be done: if 4 is expected, "2+2" only restates
+the question and earns 0. Rounded decimals are not accepted either: "0.333" is not 1/3.
 """
 
 import cmath
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from envs.rewards import final_answer
 
-LONGEST = 300  # characters of an answer that is read
-POINTS = 8
+LONGEST = 300  # characters; a longer answer is wrong
+POINTS = 8  # at how many values of the letters expressions are compared
 TOLERANCE = 1e-9  # relative
-MOST_FACTORIAL = 20
+MOST_FACTORIAL = 20  # the largest n of n!, so that no answer takes long to compute
 _FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")  # \frac12
 _DROPPED = re.compile(
     r"\\left|\\right|\\[,;!: ]|\\mathrm|\\text|\\displaystyle|\$|\\quad|°|\^\\circ"
@@ -41,17 +41,23 @@ _FUNCTIONS: dict[str, Callable[[complex], complex]] = {
     "exp": cmath.exp,
 }
 _WORDS = {"\\pi": "pi", "\\cdot": "*", "\\times": "*", "\\div": "/", "\\sqrt": "sqrt"}
+# The value of an expression at a point (letter -> number).
 Value = Callable[[dict[str, complex]], complex]
 
 
 class _Unreadable(Exception):
-    """A text that is no expression of this grammar."""
+    """Raised for a text that is not an expression of this grammar."""
 
 
 @dataclass
 class _Expression:
-    """An expression: its value at a point (letter -> number), its letters, and how many sums and
-    products it leaves to be done."""
+    """A parsed expression.
+
+    Attributes:
+        value: its value at a point (letter -> number).
+        letters: the letters in it.
+        operations: how many sums and products it leaves to be done, e.g. 1 for "2+2", 0 for "4".
+    """
 
     value: Value
     letters: frozenset[str] = frozenset()
@@ -61,7 +67,8 @@ class _Expression:
 def maths(completion: str, expected: str) -> float:
     """Return 1 if the final answer means the same as `expected`, else 0.
 
-    "x = 5" is 5, "1,200" is 1200; of lists the order counts, of sets in braces it does not.
+    "x = 5" equals 5, and "1,200" equals 1200. The order of items counts in lists, but not in sets
+    in braces.
     """
     answer, target = _clean(final_answer(completion)), _clean(str(expected))
     if not answer or len(answer) > LONGEST:
@@ -71,7 +78,7 @@ def maths(completion: str, expected: str) -> float:
     answers, targets = _parts(answer), _parts(target)
     if len(answers) != len(targets) or _brackets(answer) != _brackets(target):
         return 0.0
-    try:
+    try:  # row i, column j: whether item i of the answer equals item j of the target
         pairs = [[_same(one, other) for other in targets] for one in answers]
     except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return 0.0
@@ -81,7 +88,11 @@ def maths(completion: str, expected: str) -> float:
 
 
 def _clean(text: str) -> str:
-    """The text without what is only for show, and without the name before an equals sign."""
+    """Return the text without formatting (such as \\left, $, %) and without a leading "x =" or
+    "f(x) =".
+
+    Short LaTeX is completed: \\frac12 becomes \\frac{1}{2}.
+    """
     text = _DROPPED.sub(" ", text.strip().rstrip(".").strip()).strip()
     text = text.replace("\\{", "{").replace("\\}", "}").replace("−", "-").replace("\\%", "%")
     text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 1,200
@@ -91,22 +102,25 @@ def _clean(text: str) -> str:
 
 
 def _spaceless(text: str) -> str:
+    """Return the text without any white space."""
     return "".join(text.split())
 
 
 def _brackets(text: str) -> str:
-    """The brackets around a list, "()" and the like; "" for none."""
+    """Return the brackets around a list of several items, such as "()"; "" if the text is no such
+    list."""
     outer = text[:1] + text[-1:]
     return outer if outer in ("()", "[]", "(]", "[)", "{}") and len(_split(text[1:-1])) > 1 else ""
 
 
 def _parts(text: str) -> list[str]:
-    """The items of a list in brackets, or separated by commas; the text itself for none."""
+    """Return the items of a list in brackets, or of items separated by commas; a single text is one
+    item."""
     return _split(text[1:-1]) if _brackets(text) else _split(text)
 
 
 def _split(text: str) -> list[str]:
-    """The text at its commas outside of brackets."""
+    """Split the text at its commas that are outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -118,8 +132,10 @@ def _split(text: str) -> list[str]:
 
 
 def _same(answer: str, target: str) -> bool:
-    """Whether two texts are the same expression. Raises _Unreadable, or ArithmeticError or
-    ValueError where one has no value."""
+    """Whether two texts are the same expression.
+
+    Raises _Unreadable if one cannot be parsed, ArithmeticError or ValueError if one has no value.
+    """
     one, other = _Parser(answer).expression(), _Parser(target).expression()
     if one.letters != other.letters:
         return False
@@ -132,8 +148,11 @@ def _same(answer: str, target: str) -> bool:
 
 
 def _point(number: int) -> dict[str, complex]:
-    """Values for all letters, other ones for each number: irrational, between 0.3 and 3, so that
-    roots and logarithms are real."""
+    """Return a value for each letter: the fixed point with this number.
+
+    The values lie between 0.3 and 3, so that roots and logarithms are real. They come from square
+    roots, so that different expressions do not agree by chance.
+    """
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
     fractions = [(math.sqrt(7 * place + 2) * (number + 2)) % 1 for place in range(len(letters))]
     return {
@@ -142,7 +161,8 @@ def _point(number: int) -> dict[str, complex]:
 
 
 class _Parser:
-    """A recursive descent over the tokens of one text. Every method raises _Unreadable."""
+    """A recursive-descent parser for one text. Every method raises _Unreadable at a token it cannot
+    use."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[str] = []
@@ -158,7 +178,7 @@ class _Parser:
         self.place = 0
 
     def expression(self) -> _Expression:
-        """The whole text as one expression."""
+        """Parse the whole text as one expression."""
         result = self._sum()
         if self.place < len(self.tokens):
             raise _Unreadable(self.tokens[self.place])
@@ -166,10 +186,11 @@ class _Parser:
 
     @property
     def _next(self) -> str:
+        """The next token, without taking it; "" at the end."""
         return self.tokens[self.place] if self.place < len(self.tokens) else ""
 
     def _take(self, *tokens: str) -> str:
-        """Take the next token if it is one of these; "" otherwise."""
+        """Take the next token if it is one of `tokens` and return it; otherwise return ""."""
         token = self._next
         if token and token in tokens:
             self.place += 1
@@ -177,16 +198,19 @@ class _Parser:
         return ""
 
     def _expect(self, token: str) -> None:
+        """Take the next token; raise _Unreadable unless it is `token`."""
         if not self._take(token):
             raise _Unreadable(f"{token} expected")
 
     def _sum(self) -> _Expression:
+        """Parse products joined by + and -."""
         result = self._product()
         while sign := self._take("+", "-"):
             result = _joined(result, self._product(), sign, counts=True)
         return result
 
     def _product(self) -> _Expression:
+        """Parse factors joined by *, / or nothing (an implicit product such as 2x)."""
         result = self._signed()
         while True:
             if sign := self._take("*", "/"):
@@ -198,6 +222,7 @@ class _Parser:
                 return result
 
     def _signed(self) -> _Expression:
+        """Parse a power with any number of signs before it."""
         if self._take("-"):
             inner = self._signed()
             return _Expression(lambda p: -inner.value(p), inner.letters, inner.operations)
@@ -205,6 +230,7 @@ class _Parser:
         return self._power()
 
     def _power(self) -> _Expression:
+        """Parse an atom with factorials and an exponent behind it; -x^2 is -(x^2)."""
         base = self._atom()
         while self._take("!"):
             base = _factorial(base)
@@ -213,8 +239,8 @@ class _Parser:
         return base
 
     def _atom(self) -> _Expression:
-        """Read what no operator divides: an expression in brackets, a number, a letter, a constant,
-        a root, a fraction or a function. Raises _Unreadable for anything else."""
+        """Parse the smallest unit: an expression in brackets or bars, or what `_token_value`
+        reads."""
         for opening, closing in (("(", ")"), ("{", "}"), ("[", "]")):
             if self._take(opening):
                 inner = self._sum()
@@ -227,8 +253,11 @@ class _Parser:
         return self._token_value()
 
     def _token_value(self) -> _Expression:
-        """Read the next token, with the arguments that it takes: a number, a letter, a constant, a
-        root, a fraction or a function. Raises _Unreadable for anything else."""
+        """Parse the next token and its arguments: a number, a letter, a constant, a root, a
+        fraction or a function.
+
+        Raises _Unreadable if the token is none of these.
+        """
         token = self._next
         self.place += 1
         if token[:1].isdigit() or token[:1] == ".":
@@ -247,6 +276,7 @@ class _Parser:
         raise _Unreadable(token or "the end")
 
     def _root(self) -> _Expression:
+        """Parse what follows "sqrt": an optional degree in square brackets, then the radicand."""
         degree: _Expression | None = None
         if self._take("["):
             degree = self._sum()
@@ -259,12 +289,15 @@ class _Parser:
 
 
 def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Expression:
-    """A function of an expression."""
+    """Return the expression function(inner)."""
     return _Expression(lambda p: function(inner.value(p)), inner.letters, inner.operations)
 
 
 def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) -> _Expression:
-    """Two expressions with a sign between; `counts`: as an operation that is left to be done."""
+    """Return the expression `one sign other`, where `sign` is one of + - * / ^.
+
+    `counts`: whether it is an operation left to be done, as 2+2 is and the fraction 1/3 is not.
+    """
     operations: dict[str, Callable[[complex, complex], complex]] = {
         "+": lambda a, b: a + b,
         "-": lambda a, b: a - b,
@@ -281,9 +314,13 @@ def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) ->
 
 
 def _factorial(inner: _Expression) -> _Expression:
-    """The factorial of an expression; its value raises ValueError but for small whole numbers."""
+    """Return the factorial of an expression.
+
+    Its value raises ValueError unless the inner value is a whole number from 0 to MOST_FACTORIAL.
+    """
 
     def value(point: dict[str, complex]) -> complex:
+        """Return the factorial at a point (letter -> number)."""
         number = inner.value(point)
         whole = round(number.real)
         if abs(number - whole) > TOLERANCE or not 0 <= whole <= MOST_FACTORIAL:

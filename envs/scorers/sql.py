@@ -1,8 +1,8 @@
-"""A query, judged by the rows that it gives on a sqlite file.
+"""Judge a SQL query by the rows that it returns from a sqlite file.
 
-The file is opened for reading alone, and an authorizer lets through nothing but reading tables and
-calling functions: no attached file, no pragma, no extension. Time, rows and the size of a value are
-limited, so that a query which explodes is wrong and nothing else.
+The file is opened read-only, and an authorizer allows nothing but reading tables and calling
+functions: no attached file, no pragma, no extension. Time, rows and the size of a value are
+limited, so that a query which explodes is merely wrong.
 """
 
 import sqlite3
@@ -14,11 +14,11 @@ from urllib.parse import quote
 
 from envs.rewards import FENCE
 
-SECONDS = 2.0  # of one query
+SECONDS = 2.0  # time limit of one query
 MOST_ROWS = 10_000
-MOST_BYTES = 1 << 20  # of one value, and of the query
-STEPS = 1000  # of sqlite's machine between two looks at the clock
-DIGITS = 9  # to which numbers are compared
+MOST_BYTES = 1 << 20  # size limit of one value, and of the query
+STEPS = 1000  # instructions of sqlite's virtual machine between two checks of the time
+DIGITS = 9  # significant digits to which numbers are compared
 _ALLOWED = (
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -31,16 +31,19 @@ _FORBIDDEN_FUNCTIONS = ("load_extension", "random", "randomblob")
 def sql(
     completion: str, expected: str, database: str | Path, *, ordered: bool | None = None
 ) -> float:
-    """Return 1 if the query in the completion gives the rows of the query `expected`, else 0.
+    """Return 1 if the query in the completion returns the same rows as the query `expected`, else
+    0.
 
-    The completion is a query and nothing else, plain or as one fenced block. Names of columns do
-    not matter, their order does; numbers are compared to DIGITS digits.
+    The completion must be a query and nothing else, plain or as one fenced block. Column names are
+    ignored, the order of columns is not; numbers are compared to DIGITS digits.
 
     Args:
         database: a sqlite file, such as `Path(__file__).with_name("shop.sqlite")`.
-        ordered: whether the order of the rows counts; None where `expected` has an ORDER BY.
+        ordered: whether the order of the rows counts; with None it does if `expected` contains
+            ORDER BY.
 
-    Raises ValueError where `expected` itself cannot be run.
+    Raises ValueError if `expected` itself cannot be run, and FileNotFoundError if there is no such
+    file.
     """
     try:
         target = _rows(expected, database)
@@ -50,13 +53,18 @@ def sql(
         rows = _rows(_query_in(completion), database)
     except (sqlite3.Error, sqlite3.Warning, ValueError):
         return 0.0
-    if ordered if ordered is not None else "order by" in expected.casefold():
+    if ordered is None:
+        ordered = "order by" in expected.casefold()
+    if ordered:
         return float(rows == target)
     return float(Counter(rows) == Counter(target))
 
 
 def _query_in(completion: str) -> str:
-    """The query of a completion that holds nothing else. Raises ValueError for a longer one."""
+    """Return the query in a completion, without the fences around it.
+
+    Raises ValueError if the query is longer than MOST_BYTES characters.
+    """
     text = completion.strip()
     blocks = FENCE.findall(text)
     if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
@@ -67,8 +75,11 @@ def _query_in(completion: str) -> str:
 
 
 def _rows(query: str, database: str | Path) -> list[tuple[Any, ...]]:
-    """The rows of a query, numbers rounded. Raises sqlite3.Error where it does more than read,
-    takes too long or gives too much, and FileNotFoundError without the file."""
+    """Return the rows of a query, with rounded numbers.
+
+    Raises sqlite3.Error if the query does more than read, takes too long or returns too much, and
+    FileNotFoundError if there is no such file.
+    """
     path = Path(database).absolute()
     if not path.is_file():
         raise FileNotFoundError(path)
@@ -87,12 +98,17 @@ def _rows(query: str, database: str | Path) -> list[tuple[Any, ...]]:
 
 
 def _authorised(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
-    """Whether sqlite may do something: reading, and functions without chance."""
+    """Tell sqlite whether it may do something (its authorizer callback): SQLITE_OK for reading and
+    for functions that are not random, else SQLITE_DENY.
+
+    For a function call `second` is the function's name.
+    """
     is_forbidden = action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN_FUNCTIONS
     is_allowed = action in _ALLOWED and not is_forbidden
     return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
 
 def _rounded(value: Any) -> Any:
-    """A number to DIGITS digits, so that sums in another order are equal; others as they are."""
+    """Round a number to DIGITS significant digits, so that sums added in another order are equal.
+    Other values are returned unchanged."""
     return float(f"{value:.{DIGITS}g}") if isinstance(value, int | float) else value

@@ -1,4 +1,4 @@
-"""Calls of tools, held against the calls that were expected."""
+"""Compare the tool calls of a model with the calls that were expected."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,19 +16,19 @@ def tool_calls(
     in_order: bool = False,
     optional: Sequence[str] = (),
 ) -> float:
-    """Return 1 if the calls are the expected ones, each exactly once, and none besides; else 0.
+    """Return 1 if the calls are the expected ones, each exactly once, with no others; else 0.
 
-    Arguments are compared as JSON: 5 is 5.0 and not "5", and the order of keys does not matter. A
-    call whose arguments could not be read is never an expected one.
+    Arguments are compared as JSON: 5 equals 5.0 but not "5", and the order of keys does not matter.
+    A call whose arguments could not be parsed never matches.
 
     Args:
-        calls: of the model, such as `completion.tool_calls` of a `Message`; dicts in OpenAI's shape
-            or in the short form {"name", "arguments"} are read too.
-        expected: the calls that are right.
-        in_order: whether they must come in that order.
+        calls: the model's calls, such as `completion.tool_calls` of a `Message`; dicts in OpenAI's
+            shape or in the short form {"name", "arguments"} are accepted too.
+        expected: the right calls, in the same forms.
+        in_order: whether the calls must come in the order of `expected`.
         optional: names of arguments that are not compared.
 
-    Raises ValueError for an expected call that is none.
+    Raises ValueError if an item of `expected` is not a tool call.
     """
     wanted = [_plain(_as_call(call), optional) for call in expected]
     made: list[tuple[str, JsonObject]] = []
@@ -50,8 +50,10 @@ def tool_calls(
 def _are_same_calls(
     made: Sequence[tuple[str, JsonObject]], wanted: Sequence[tuple[str, JsonObject]]
 ) -> bool:
-    """Whether two lists of equal length hold the same calls, in any order; each call is its name
-    and its arguments."""
+    """Whether two lists of equal length hold the same calls, in any order.
+
+    Each call is (name, arguments).
+    """
     left = list(wanted)
     for call in made:
         place = next((i for i, other in enumerate(left) if _equal(call, other)), None)
@@ -62,7 +64,7 @@ def _are_same_calls(
 
 
 def _as_call(call: Call) -> ToolCall:
-    """A call as `ToolCall`. Raises ValueError if it is none."""
+    """Return a call as `ToolCall`. Raises ValueError if it is not a tool call."""
     if isinstance(call, ToolCall):
         return call
     if not isinstance(call, Mapping):
@@ -71,12 +73,13 @@ def _as_call(call: Call) -> ToolCall:
 
 
 def _plain(call: ToolCall, optional: Sequence[str]) -> tuple[str, JsonObject]:
-    """Name and arguments of a call, without those that are not compared."""
+    """Return (name, arguments) of a call, without the `optional` arguments, which are not
+    compared."""
     return call.name, {k: v for k, v in call.arguments.items() if k not in optional}
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; true is not 1."""
+    """Whether two JSON values are equal; unlike in Python, true does not equal 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):

@@ -1,7 +1,7 @@
-"""A server that belongs to the environment's folder: started beside it, asked over loopback.
+"""Starts a server program from the environment's folder, and asks it over loopback.
 
-The port is one that the sandbox has opened for it and for nothing else. Standard library only: the
-programs of `envs/adapters/programs/` read this file too.
+The sandbox has opened the server's port for this purpose alone. Standard library only, because the
+programs of `envs/adapters/programs/` import this file too.
 """
 
 import contextlib
@@ -17,24 +17,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-POLL_S = 0.02  # between two tries to reach a server that is starting
-REPLY_BYTES = 16 << 20  # of one reply
+POLL_S = 0.02  # seconds between two attempts to reach a server that is starting
+REPLY_BYTES = 16 << 20  # how much of a reply is read
 
 
 class ServerFault(Exception):
-    """The server ended, did not answer, or answered nothing that could be read."""
+    """The server ended, did not answer, or sent an answer that cannot be read."""
 
 
 @contextmanager
 def running(command: Sequence[str], folder: Path, port: int, seconds: float) -> Iterator[str]:
-    """A context with the server under way; gives its URL.
+    """A context in which the server runs; yields its URL.
 
     Args:
-        command: the program and its arguments, run in `folder`; `python3` is this interpreter. The
-            variable PORT names the port it must listen on.
-        seconds: it must answer `/health` by then.
+        command: the program and its arguments; `python3` means this interpreter. The environment
+            variable PORT tells the program its port.
+        folder: the folder in which it runs.
+        port: the port on which it must listen.
+        seconds: the time within which it must answer `/health`.
 
-    Raises ServerFault if it ends or does not answer in time.
+    Raises ServerFault if it cannot be started, ends, or does not answer in time.
     """
     process = start(command, folder, port)
     try:
@@ -47,7 +49,8 @@ def running(command: Sequence[str], folder: Path, port: int, seconds: float) -> 
 
 
 def start(command: Sequence[str], folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start the server; see `running`. Raises ServerFault where it cannot be started."""
+    """Start the server program; the arguments are those of `running`. Raises ServerFault if it
+    cannot be started."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     try:
         return subprocess.Popen(
@@ -64,7 +67,8 @@ def start(command: Sequence[str], folder: Path, port: int) -> "subprocess.Popen[
 def await_health(
     url: str, seconds: float, process: "subprocess.Popen[bytes] | None" = None
 ) -> None:
-    """Wait until `/health` answers. Raises ServerFault if `process` ends or time is up before."""
+    """Wait until `/health` answers. Raises ServerFault if `process` ends first or `seconds` have
+    passed."""
     deadline = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, ValueError):
@@ -80,8 +84,11 @@ def await_health(
 def asked(
     url: str, seconds: float, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """What a GET, or with `body` a POST of JSON, answers. Raises ServerFault for no JSON, an error
-    status, and where it takes longer than `seconds`."""
+    """Return the JSON answer to a GET, or to a POST of `body` as JSON.
+
+    Raises ServerFault if the answer is not JSON, has an error status, or takes longer than
+    `seconds`.
+    """
     data = None if body is None else json.dumps(body).encode()
     told = {"Content-Type": "application/json", **(headers or {})}
     try:

@@ -1,7 +1,7 @@
-"""A client of an MCP server that speaks over its standard streams: its tools, and calls of them.
+"""A client of an MCP server that speaks over its standard streams: lists its tools, and calls them.
 
-Messages are JSON-RPC, one a line (Model Context Protocol, revision 2025-06-18). Whoever calls sets
-the deadline: in an env process the limit on a call ends server and process alike.
+Messages are JSON-RPC, one per line (Model Context Protocol, revision 2025-06-18). There are no
+timeouts here: in an env process the time limit of a call ends server and process together.
 """
 
 import contextlib
@@ -15,24 +15,25 @@ from typing import Any
 from envs.json_types import JsonObject
 
 REVISION = "2025-06-18"
-LINE_BYTES = 4 << 20  # of one message of a server
-MOST_LINES = 10_000  # notifications between a request and its answer
-MOST_PAGES = 100  # of a list of tools
+LINE_BYTES = 4 << 20  # the longest message of a server
+MOST_LINES = 10_000  # the most messages between a request and its answer
+MOST_PAGES = 100  # the most pages of a list of tools
 
 
 class ServerFault(Exception):
-    """The server ended, or answered nothing that could be read."""
+    """The server ended, or sent an answer that cannot be read."""
 
 
 class McpServer:
-    """A running server. `close` ends it.
+    """A running server; `close` ends it.
 
     Args:
-        command: the program and its arguments; `python3` is the environment's interpreter.
-        folder: where it runs.
+        command: the program and its arguments; `python3` means the environment's interpreter.
+        folder: the folder in which it runs.
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
+        """Start the server and initialise the session. Raises ServerFault if it does not answer."""
         program = sys.executable if command[0] in ("python", "python3") else command[0]
         self.process = subprocess.Popen(
             [program, *command[1:]],
@@ -48,7 +49,8 @@ class McpServer:
         self._send({"method": "notifications/initialized"})
 
     def tools(self) -> list[JsonObject]:
-        """Every tool, as OpenAI's function schema. Raises ServerFault."""
+        """Return every tool as an OpenAI function schema. Raises ServerFault if the server
+        fails."""
         functions: list[JsonObject] = []
         cursor: JsonObject = {}
         for _ in range(MOST_PAGES):
@@ -60,7 +62,10 @@ class McpServer:
         raise ServerFault(f"the list of tools has more than {MOST_PAGES} pages")
 
     def call(self, name: str, arguments: JsonObject) -> tuple[str, bool]:
-        """(the text that a tool returns, whether it says that it failed). Raises ServerFault."""
+        """Call a tool; return (the text of its result, whether the tool says that it failed).
+
+        Raises ServerFault if the server fails.
+        """
         result = self._ask("tools/call", {"name": name, "arguments": arguments})
         parts = [part for part in result.get("content", []) if isinstance(part, dict)]
         text = "\n".join(str(part["text"]) for part in parts if part.get("type") == "text")
@@ -80,18 +85,18 @@ class McpServer:
             self.close()
 
     def _ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request and wait for its answer; returns the answer's `result`.
+        """Send a request, wait for its answer, and return the answer's `result`.
 
-        A refused call of a tool is a result too, {"isError": True, "content": [a text]}, which the
-        model reads. Raises ServerFault for any other refusal, and where `MOST_LINES` messages came
-        without an answer.
+        If the server refuses a tool call, the result is {"isError": True, "content": [a text]},
+        which the model reads. Raises ServerFault if it refuses any other request, ends, or sends
+        `MOST_LINES` messages without an answer.
         """
         self._number += 1
         self._send({"id": self._number, "method": method, "params": params})
         for _ in range(MOST_LINES):
             message = self._received()
             if message.get("id") != self._number or "method" in message:
-                continue  # a notification, or a request of the server, of which none is answered
+                continue  # a notification or a request of the server; these are ignored
             if "error" in message:
                 if method != "tools/call":
                     raise ServerFault(f"{method} was refused: {message['error']!r:.300}")
@@ -102,6 +107,7 @@ class McpServer:
         raise ServerFault(f"the server sent {MOST_LINES} messages and no answer to {method}")
 
     def _send(self, message: JsonObject) -> None:
+        """Send one message. Raises ServerFault if the server has ended."""
         stream = self.process.stdin
         assert stream is not None  # a pipe was asked for
         try:
@@ -111,6 +117,8 @@ class McpServer:
             raise ServerFault(f"the MCP server has ended: {error}") from error
 
     def _received(self) -> JsonObject:
+        """Return the next message. Raises ServerFault if the server has ended or the line is not a
+        message."""
         stream = self.process.stdout
         assert stream is not None  # a pipe was asked for
         line = stream.readline(LINE_BYTES)
@@ -125,7 +133,7 @@ class McpServer:
 
 
 def _as_function(tool: JsonObject) -> JsonObject:
-    """A tool of MCP as OpenAI's function schema."""
+    """Return a tool of MCP as an OpenAI function schema."""
     function = {
         "name": tool["name"],
         "description": tool.get("description") or "",

@@ -1,4 +1,4 @@
-"""The options of `[adapter]`, read strictly into a dataclass of the module that takes them."""
+"""Reads the options of `[adapter]` strictly into a dataclass of the adapter's module."""
 
 import dataclasses
 import difflib
@@ -22,10 +22,10 @@ _WORDS = {
 
 
 def read_options(adapter: Adapter, options: type[T]) -> T:
-    """The options of the adapter as an instance of the dataclass `options`.
+    """Return the options of the adapter as an instance of the dataclass `options`.
 
-    A field's default gives its type (str, int, float, bool, dict, or a tuple of texts); a field
-    without one is a text that must be given.
+    The default of a field determines its type (str, int, float, bool, dict, or a tuple of texts); a
+    field without a default is a required text.
 
     Raises EnvProblem ENV_INVALID for an unknown, missing or mistyped option, or a negative number.
     """
@@ -46,14 +46,15 @@ def read_options(adapter: Adapter, options: type[T]) -> T:
 
 
 def _kind_of_value(field: Any) -> type:
-    """The type that the values of a field have."""
+    """Return the type of the values of a dataclass field, by its default."""
     if field.default is not dataclasses.MISSING:
         return type(field.default)
     return dict if field.default_factory is dict else str
 
 
 def _checked(adapter: Adapter, name: str, kind: type) -> Any:
-    """The option `name`, which must be of the type `kind`."""
+    """Return the value of the option `name`. Raises EnvProblem ENV_INVALID unless it has the type
+    `kind`."""
     value = adapter.options[name]
     if not _fits(value, kind):
         raise _problem(f"{name} is {_WORDS[kind]}, got {value!r:.80}", adapter, [])
@@ -61,7 +62,7 @@ def _checked(adapter: Adapter, name: str, kind: type) -> Any:
 
 
 def _fits(value: Any, kind: type) -> bool:
-    """Whether a value of TOML is of the type `kind`, and not negative where it is a number."""
+    """Whether a TOML value has the type `kind` and, if it is a number, is not negative."""
     if isinstance(value, bool):  # a bool is an int in Python
         return kind is bool
     if kind is tuple:
@@ -72,6 +73,7 @@ def _fits(value: Any, kind: type) -> bool:
 
 
 def _problem(message: str, adapter: Adapter, allowed: list[str]) -> EnvProblem:
-    """An EnvProblem about the table [adapter]; `allowed` are the names that may stand in it."""
+    """Return an EnvProblem about the table [adapter]; `allowed` are the option names for its
+    hint."""
     hint = f"{adapter.kind} takes: {', '.join(allowed)}." if allowed else f"Correct {FILE}."
     return EnvProblem("ENV_INVALID", f"[adapter] {message}", hint=hint, file=FILE)

@@ -1,5 +1,5 @@
-"""What evaluators of rLLM import from it (`rllm`, `rllm.types`, `rllm.eval.types`), for where the
-package is not installed: it is on no package index. Its shapes as of August 2026."""
+"""The names that evaluators import from rLLM (`rllm`, `rllm.types`, `rllm.eval.types`), for
+machines without the package, which is on no package index. The shapes are those of August 2026."""
 
 import importlib.util
 import sys
@@ -16,7 +16,7 @@ PACKAGE = "rllm"
 
 @dataclass
 class Task:
-    """One problem."""
+    """One problem to solve."""
 
     id: str
     instruction: str | list[JsonObject]
@@ -81,7 +81,7 @@ class Signal:
 
 @dataclass
 class EvalOutput:
-    """What an evaluator says of an episode."""
+    """An evaluator's result for an episode."""
 
     reward: float
     is_correct: bool
@@ -90,12 +90,12 @@ class EvalOutput:
 
 
 def evaluator(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    """The decorator of evaluators; the function stays what it is."""
+    """The decorator of evaluators; it returns the function unchanged."""
     return function if function is not None else lambda decorated: decorated
 
 
 def provide() -> None:
-    """Make the names importable, unless the package is installed."""
+    """Make the names of rLLM importable, unless the package itself is installed."""
     if importlib.util.find_spec(PACKAGE) is not None:
         return
     types = {"Task": Task, "Step": Step, "Trajectory": Trajectory, "Episode": Episode}
@@ -107,8 +107,8 @@ def provide() -> None:
 
 
 def _module(name: str, names: JsonObject) -> None:
-    """Put a module with these names where an import looks for it."""
+    """Put a module with these names into `sys.modules`, where an import finds it."""
     module = ModuleType(name)
-    module.__path__ = []  # it is a package: submodules may be imported
+    module.__path__ = []  # makes it a package, whose submodules can be imported
     vars(module).update(names)
     sys.modules[name] = module

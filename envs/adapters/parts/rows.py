@@ -1,4 +1,4 @@
-"""Rows of data files in whatever form the foreign format gives them, each with its split."""
+"""Reads rows of data files in any foreign format, each with its split."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,16 +8,17 @@ from envs.config.problem import EnvProblem
 from envs.dataset import data_files, read_rows, splits_of
 from envs.json_types import JsonObject
 
-_SHOWN = 5  # bad lines named in a refusal
+_SHOWN = 5  # how many bad lines an error names
 
 
 @dataclass(frozen=True)
 class DataRow:
-    """A row as it stands in its file.
+    """A row as it is in its file.
 
     Attributes:
         id: made of the file's name and the row's number in it, from 1 on.
-        split: the split that the file's name says, None where it says none.
+        split: the split that the file's name says; None if it says none.
+        value: the row.
     """
 
     id: str
@@ -26,13 +27,15 @@ class DataRow:
 
 
 def data_rows(folder: Path, data: str = "") -> Iterator[DataRow]:
-    """Every row of the folder's data files, in order.
+    """Yield every row of the folder's data files, in order.
 
     Args:
-        data: one file, relative to `folder`; "" reads all of `datasets/`, of `dataset/`, or of the
-            folder itself, whichever first has any.
+        folder: the environment's folder.
+        data: one file, relative to `folder`. With "" all data files of `dataset/`, of `datasets/`
+            or of the folder itself are read, whichever of these comes first and has any.
 
-    Raises EnvProblem DATASET_INVALID where there is no row, or naming the first bad lines.
+    Raises EnvProblem DATASET_INVALID if there is no data file, or if one has bad lines (the message
+    names the first).
     """
     files = [folder / data] if data else data_files(folder / "dataset") or data_files(folder)
     if not files:

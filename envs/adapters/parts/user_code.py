@@ -1,4 +1,4 @@
-"""Functions and classes in files of the environment's folder."""
+"""Imports functions and classes from files of the environment's folder."""
 
 import importlib.util
 import sys
@@ -11,9 +11,9 @@ from envs.config.settings import FILE
 
 
 def load_file(folder: Path, file: str) -> ModuleType:
-    """The module in `file`, a path in `folder` such as "my_env.py" or "tests/evaluate.py".
+    """Import `file`, a path in `folder` such as "my_env.py" or "tests/evaluate.py", as a module.
 
-    Raises EnvProblem ENV_INVALID where there is no such file in the folder, and whatever its code
+    Raises EnvProblem ENV_INVALID if the folder has no such file, and whatever the file's code
     raises.
     """
     path = (folder / file).resolve()
@@ -29,9 +29,10 @@ def load_file(folder: Path, file: str) -> ModuleType:
 
 
 def load_name(folder: Path, reference: str, default_name: str) -> Any:
-    """What `reference`, such as "my_eval.py:score", names; without ":" `default_name` in that file.
+    """Return the object that `reference` names, e.g. "my_eval.py:score".
 
-    Raises EnvProblem ENV_INVALID where the file or the name is missing.
+    A reference without ":" is a file, in which `default_name` is taken. Raises EnvProblem
+    ENV_INVALID if the file or the name is missing.
     """
     file, _, name = reference.partition(":")
     module = load_file(folder, file)

@@ -1,7 +1,7 @@
-"""An `Env` of verifiers 0.4 that talks with one agent, driven turn by turn from outside.
+"""Plays an `Env` of verifiers 0.4 that talks with one agent, turn by turn, controlled from outside.
 
-Its `run(task, agents)` is a coroutine that asks the agent and waits. Here it runs on a loop of ours
-until it asks; the loop then rests until the reply is there.
+The `Env`'s `run(task, agents)` is a coroutine that asks the agent and waits. It runs on an event
+loop of ours until it asks; then the loop is stopped until the reply is there.
 """
 
 import asyncio
@@ -13,24 +13,30 @@ from envs.adapters.parts.verifiers_trace import Exchange, module, opening
 
 
 class Play:
-    """One rollout of an `Env`.
+    """One rollout of an `Env` of verifiers.
 
     Args:
-        loop: runs the foreign coroutines; the same for all rollouts of a process.
+        loop: the event loop for the foreign coroutines; the same for all rollouts of a process.
         env: the foreign `Env`.
         task: the foreign task.
+
+    Attributes:
+        exchange: the conversation with the model; None before it begins.
+        over: whether the model gets no further turns.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, env: Any, task: Any) -> None:
+        """Prepare the rollout; it runs when `until_asked` is called."""
         self.loop = loop
         self.exchange: Exchange | None = None
-        self.over = False  # the model has no turns left
-        self._asked = loop.create_future()  # the messages of a turn
-        self._reply = loop.create_future()  # the text that answers them, None at the end
+        self.over = False
+        self._asked = loop.create_future()  # resolves to the messages that the model must answer
+        self._reply = loop.create_future()  # resolves to the model's text, or None at the end
         self._run = loop.create_task(self._played(env, task))
 
     def until_asked(self) -> list[Any] | None:
-        """The foreign messages that the model is to answer; None where the rollout is over.
+        """Run the `Env` until it asks the model; return the foreign messages to answer, or None if
+        the rollout is over.
 
         Raises what the `Env` raised.
         """
@@ -45,12 +51,13 @@ class Play:
         return None
 
     def reply(self, text: str) -> None:
-        """What the model answered to the last question."""
+        """Give the `Env` the model's answer to its last question."""
         waiting, self._reply = self._reply, self.loop.create_future()
         waiting.set_result(text)
 
     def finish(self) -> Any:
-        """The trace of the rollout, scored; one that waits for a reply is told that none comes."""
+        """End the rollout and return its scored trace. An `Env` that waits for a reply is told that
+        none will come."""
         if not self._run.done():
             self.over = True
             self._reply.set_result(None)
@@ -60,23 +67,26 @@ class Play:
         return self.exchange.trace
 
     def drop(self) -> None:
-        """End a rollout that is not to be scored; what its `Env` has open is closed."""
+        """End a rollout that will not be scored, so that the `Env` closes what it has open."""
         if not self._run.done():
             self._run.cancel()
             self.loop.run_until_complete(asyncio.wait({self._run}))
 
-    def __del__(self) -> None:  # a rollout without a score; it ends when the loop runs again
+    def __del__(self) -> None:  # a rollout that was not finished ends when the loop runs again
         if not self.loop.is_closed():
             self._run.cancel()
 
     async def ask(self, messages: list[Any]) -> str | None:
-        """The model's reply to these messages; None if there will be none."""
+        """Ask the model these messages; return its reply, or None if there will be none.
+
+        Called by the foreign side, inside the event loop.
+        """
         waiting = self._reply
         self._asked.set_result(messages)
         return await waiting
 
     async def _played(self, env: Any, task: Any) -> None:
-        """One episode of the `Env`, as verifiers plays it: setup, run, finalize."""
+        """Play one episode of the `Env` in the order of verifiers: setup, run, finalize."""
         v1 = module()
         roles = module("configs.agent").agent_config_fields(env.config)
         agents = Agents({name: Seat(self, name, config) for name, config in roles.items()})
@@ -95,14 +105,14 @@ class Play:
 
 
 class Agents:
-    """The agents of an `Env` by their roles, as attributes."""
+    """The agents of an `Env`, as attributes named by their roles."""
 
     def __init__(self, seats: Mapping[str, "Seat"]) -> None:
         vars(self).update(seats)
 
 
 class Seat:
-    """An agent as an `Env` sees it, whose model is asked by the play."""
+    """An agent as an `Env` sees it; its model is the one that the play asks."""
 
     def __init__(self, play: Play, name: str, config: Any) -> None:
         self.play = play
@@ -111,7 +121,7 @@ class Seat:
         self.trainable = True
 
     async def run(self, task: Any, *, on_trace: Any = None, **borrowed: Any) -> Any:
-        """One answer to a task; its trace, scored."""
+        """Have one answer to a task; return its scored trace."""
         async with self.interaction(task, on_trace=on_trace, **borrowed) as talk:
             await talk.turn()
         return talk.trace
@@ -120,9 +130,9 @@ class Seat:
     async def interaction(
         self, task: Any, *, on_trace: Any = None, **borrowed: Any
     ) -> AsyncIterator["Talk"]:
-        """A context with a conversation about `task`, which is scored at its end.
+        """A context with a conversation about `task`, which is scored at the end of the context.
 
-        Raises NotImplementedError for a runtime or tools that are lent to the agent, and for a
+        Raises NotImplementedError if the `Env` passes the agent a runtime or tools, or begins a
         second conversation in one episode.
         """
         lent = [name for name, value in borrowed.items() if value]
@@ -141,25 +151,27 @@ class Seat:
 
 
 class Talk:
-    """A conversation that the `Env` leads: it speaks as the user, `turn` by `turn`."""
+    """A conversation that the `Env` leads, `turn` by `turn`, in the role of the user."""
 
     def __init__(self, play: Play, exchange: Exchange, most_turns: int | None) -> None:
         self.play = play
         self.exchange = exchange
         self.most_turns = most_turns
-        self.cut = False  # it was ended by a limit on its turns
+        self.cut = False  # whether no further reply comes: a turn limit, or the rollout is over
         self._started = False
 
     @property
     def trace(self) -> Any:
-        """What has been said so far."""
+        """The trace: what has been said so far."""
         return self.exchange.trace
 
     async def turn(self, message: Any = None) -> Any:
-        """The model's reply to a message, as a `Segment`; to the task's prompt without one.
+        """Return the model's reply to `message` as a `Segment`; without a message, to the task's
+        prompt.
 
-        A `terminated` segment says that no reply came. Raises ValueError for a message where the
-        prompt opens the conversation, and the other way round; RuntimeError behind the end.
+        A `terminated` segment means that no reply came. Raises ValueError for a first message if
+        the task has a prompt, or a missing message if it has none or is already under way;
+        RuntimeError after the end.
         """
         if self.cut:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")

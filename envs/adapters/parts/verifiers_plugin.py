@@ -1,4 +1,4 @@
-"""A taskset of verifiers 0.4 by its id, and what of it is not offered: refused by name, before any
+"""Loads a taskset of verifiers 0.4 by its id, and refuses what is not supported here before any
 task is played."""
 
 import importlib
@@ -24,10 +24,10 @@ class Plugin:
     """A taskset that can be played here.
 
     Attributes:
-        name: its id.
-        taskset: the taskset, made of its config.
+        name: the taskset's id.
+        taskset: the taskset, made with its config.
         task_type: the class of its tasks.
-        env: its own `Env`; None where its tasks are answered once.
+        env: the taskset's own `Env`; None if its tasks are answered with one message.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Plugin:
     env: Any
 
     def check_task(self, task: Any) -> None:
-        """Raise EnvProblem ENV_INVALID for a task that needs what is not offered."""
+        """Raise EnvProblem ENV_INVALID if a task needs something that is not supported here."""
         data, expected = task.data, self.task_type.data_type()
         where = f"task {data.idx} of {self.name!r}"
         if type(task) is not self.task_type or type(data) is not expected:
@@ -67,12 +67,12 @@ class Plugin:
 
 
 def refused(message: str, hint: str) -> EnvProblem:
-    """An EnvProblem about what environment.toml names."""
+    """Return an EnvProblem ENV_INVALID about what environment.toml names."""
     return EnvProblem("ENV_INVALID", message, hint=hint, file=FILE)
 
 
 def is_a(taskset_type: type, name: str) -> bool:
-    """Whether a class of tasksets is, or derives from, the one of that name in verifiers."""
+    """Whether a taskset class is, or derives from, the class `name` in verifiers."""
     return any(
         each.__name__ == name and each.__module__.startswith("verifiers.")
         for each in taskset_type.__mro__
@@ -80,12 +80,15 @@ def is_a(taskset_type: type, name: str) -> bool:
 
 
 def load_plugin(folder: Path, name: str, config: Mapping[str, Any]) -> Plugin:
-    """The taskset `name` with its config.
+    """Load the taskset `name` with its config.
 
     Args:
-        folder: of the environment; a path in the config that stands for a file in it is read there.
+        folder: the environment's folder; relative paths in the config that name a file in it are
+            resolved.
+        name: the taskset's id.
+        config: the taskset's config, as in environment.toml.
 
-    Raises EnvProblem ENV_INVALID where there is no such taskset, its config does not fit, or it
+    Raises EnvProblem ENV_INVALID if there is no such taskset, if its config does not fit, or if it
     needs tools, a container, a harness of its own, or more than one agent.
     """
     loaders = module("utils.loaders")
@@ -107,7 +110,11 @@ def load_plugin(folder: Path, name: str, config: Mapping[str, Any]) -> Plugin:
 
 
 def _taskset_class(loaders: Any, name: str) -> Any:
-    """The subclass of `Taskset` that the module of the id `name` exports."""
+    """Return the subclass of `Taskset` that the module with the id `name` exports.
+
+    Raises EnvProblem ENV_INVALID if the module exports none or is written for an older verifiers,
+    and ModuleNotFoundError for a package that the module needs.
+    """
     try:
         found = loaders.import_taskset(name)
     except ModuleNotFoundError as error:
@@ -128,7 +135,8 @@ def _taskset_class(loaders: Any, name: str) -> Any:
 
 
 def _not_importable(name: str, error: ModuleNotFoundError) -> Exception:
-    """What a missing module means: the taskset itself, or a package that it needs."""
+    """Return the error that a missing module means: the taskset itself is missing, or a package
+    that it needs, or it is written for an older verifiers."""
     cause = error.__cause__
     missing = getattr(cause, "name", None) or error.name or ""
     plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
@@ -143,13 +151,13 @@ def _not_importable(name: str, error: ModuleNotFoundError) -> Exception:
 
 
 def _is_of_verifiers(error: AttributeError | ImportError) -> bool:
-    """Whether a name is missing in verifiers itself."""
+    """Whether the missing name was looked for in verifiers itself."""
     owner = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", "")
     return (owner or "").split(".")[0] == "verifiers"
 
 
 def _of_older_api(name: str, reason: str) -> EnvProblem:
-    """The refusal of an environment that was written for verifiers before 0.4."""
+    """Return the error for an environment that was written for verifiers before 0.4."""
     version = importlib.import_module("verifiers").__version__
     return refused(
         f"{name!r} is written for the API of verifiers before 0.4 ({reason}): verifiers {version} "
@@ -160,7 +168,8 @@ def _of_older_api(name: str, reason: str) -> EnvProblem:
 
 
 def _check_class(loaders: Any, name: str, taskset: Any) -> None:
-    """Refuse a taskset whose tasks need tools or a container, or change what the model reads."""
+    """Raise EnvProblem ENV_INVALID for a taskset whose tasks need tools, a container or a harness,
+    or change what the model reads."""
     config, task_type = taskset.config, type(taskset).task_type()
     is_nemo = is_a(type(taskset), NEMO_GYM)
     if is_nemo and config.task.resources_url is None:
@@ -172,12 +181,12 @@ def _check_class(loaders: Any, name: str, taskset: Any) -> None:
     if task_type.NEEDS_CONTAINER or is_a(type(taskset), HARBOR):
         raise refused(f"{task_type.__name__} of {name!r} needs a container", NO_CONTAINER)
     servers = [*type(taskset).toolsets(config), *task_type.toolsets(config.task)]
-    if servers and not is_nemo:  # NeMo Gym's serve what each row names, if anything
+    if servers and not is_nemo:  # NeMo Gym has tools per row; `check_task` looks at these
         names = ", ".join(sorted({type(server).__name__ for server in servers}))
         raise refused(f"the taskset {name!r} gives the model tools ({names})", AS_COMMAND)
     if loaders.default_harness_id(name) == name:
         raise refused(f"the taskset {name!r} brings a harness of its own", AS_COMMAND)
-    probe = object.__new__(task_type)
+    probe = object.__new__(task_type)  # without a call of __init__, just to look at its methods
     decorated = module("utils.decorators").discover_decorated
     hooks = [each.__name__ for kind in ("intercept", "stop") for each in decorated(probe, kind)]
     hooks += list(config.task.stops)
@@ -189,10 +198,14 @@ def _check_class(loaders: Any, name: str, taskset: Any) -> None:
 
 
 def _env_of(loaders: Any, name: str, config: Any) -> Any:
-    """The taskset's own `Env`, its agent without tools; None where one answer is all it asks."""
+    """Return the taskset's own `Env`, with an agent without tools; None if it only asks for one
+    answer.
+
+    Raises EnvProblem ENV_INVALID if the `Env` has several agents or a harness.
+    """
     kind = loaders.environment_class(name)
     single = module("envs.single_agent").SingleAgentEnv
-    # NeMo Gym's `start` does nothing where the server's address is given.
+    # NeMo Gym's `start` does nothing if the server's address is given, which is required here.
     is_nemo = is_a(loaders.taskset_class(name), NEMO_GYM)
     hooks = ("run", "setup", "finalize") if is_nemo else ("run", "setup", "finalize", "start")
     if all(getattr(kind, hook) is getattr(single, hook) for hook in hooks):
@@ -214,7 +227,7 @@ def _env_of(loaders: Any, name: str, config: Any) -> Any:
 
 
 def _paths_in(folder: Path, config: Any) -> dict[str, Path]:
-    """The relative paths of a config that stand for something in the folder, by their fields."""
+    """Return field -> absolute path for the relative paths in a config that exist in the folder."""
     return {
         name: folder / value
         for name, value in config
@@ -223,7 +236,8 @@ def _paths_in(folder: Path, config: Any) -> dict[str, Path]:
 
 
 def _first_fault(error: ValueError) -> str:
-    """The first fault that pydantic names, with its place."""
+    """Return the first fault that pydantic reports, with its place, e.g. "task.url: Field
+    required"."""
     faults = error.errors() if hasattr(error, "errors") else []  # type: ignore[attr-defined]
     if not faults:
         return str(error).splitlines()[0]

@@ -1,8 +1,9 @@
-"""One exchange with a task of verifiers 0.4: the trace that its hooks, rewards and metrics read.
+"""One exchange with a task of verifiers 0.4, and its trace, which the task's hooks, rewards and
+metrics read.
 
-Verifiers runs a harness in a runtime and records what it asked. Here the replies come from outside;
-the trace gets the same nodes, and the task's hooks the same arguments in the same order: `setup`,
-the replies, `finalize`, `score`.
+Verifiers itself runs a harness in a runtime and records what that asked. Here the replies come from
+outside, but the trace gets the same nodes, and the task's hooks the same arguments in the same
+order: `setup`, the replies, `finalize`, `score`.
 """
 
 import asyncio
@@ -16,27 +17,28 @@ from envs.base import Message
 from envs.json_types import JsonObject
 
 T = TypeVar("T")
-MODEL = "policy"  # as which the model stands in a trace
+MODEL = "policy"  # the model's name in a trace
 
 
 def module(name: str = "") -> Any:
-    """The module `name` of `verifiers.v1`, or that package itself."""
+    """Import the module `name` of `verifiers.v1`; with "" that package itself."""
     return importlib.import_module(f"verifiers.v1.{name}" if name else "verifiers.v1")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop for the whole life of a process: what the foreign code opens in it stays open."""
+    """Return an event loop for the whole life of a process: what the foreign code opens in it stays
+    open."""
     return asyncio.new_event_loop()
 
 
 def run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Run the loop until `work` is done; what it returns."""
+    """Run the loop until `work` is done, and return its result."""
     return loop.run_until_complete(work)
 
 
 def opening(task: Any) -> list[Any]:
-    """The foreign messages before the first reply: system prompt and prompt, as a harness without
-    tools sends them."""
+    """Return the foreign messages before the first reply: system prompt and prompt, as a harness
+    without tools sends them."""
     v1, data = module(), task.data
     system = [] if data.system_prompt is None else [v1.SystemMessage(content=data.system_prompt)]
     if data.prompt is None:
@@ -47,7 +49,7 @@ def opening(task: Any) -> list[Any]:
 
 
 def as_message(foreign: Any) -> Message:
-    """A foreign message as ours. Raises ValueError for content that is not text."""
+    """Return a foreign message as `Message`. Raises ValueError if its content is not text."""
     content = foreign.content
     if not isinstance(content, str | None):
         content = [part.model_dump() for part in content]
@@ -71,14 +73,15 @@ class Exchange:
 
     Args:
         task: the foreign task.
-        config: the agent's `AgentConfig`; None for one that says nothing.
-        name: its role.
+        config: the agent's `AgentConfig`; None for an empty one.
+        name: the agent's role.
 
     Attributes:
-        trace: what has been said, and once `finish` is done what it earned.
+        trace: what has been said and, once `finish` is done, what it earned.
     """
 
     def __init__(self, task: Any, config: Any = None, name: str = "agent") -> None:
+        """Begin an empty trace."""
         v1 = module()
         self.task = task
         self.runtime: Any = None
@@ -95,8 +98,8 @@ class Exchange:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """A context in which the task is set up: its hooks run programs in a folder of their own,
-        which ends with it."""
+        """A context in which the task is set up: its hooks may run programs in a temporary folder
+        of their own."""
         self.runtime = module("runtimes").make_runtime(
             module().SubprocessConfig(), name=self.trace.id
         )
@@ -110,7 +113,7 @@ class Exchange:
             await self.runtime.stop()
 
     def messages_of(self, messages: Sequence[Message]) -> list[Any]:
-        """Messages of ours as foreign ones."""
+        """Return `Message` objects as foreign messages."""
         v1 = module()
         kinds = {
             "system": v1.SystemMessage,
@@ -132,11 +135,11 @@ class Exchange:
         return made
 
     def ask(self, messages: Sequence[Any]) -> None:
-        """Add foreign messages to what the model has read."""
+        """Add foreign messages to what the model must answer."""
         self._prompt += messages
 
     def commit(self, text: str) -> Any:
-        """Record the model's reply to all that was asked; the foreign message it is."""
+        """Record the model's reply to everything asked so far; return it as a foreign message."""
         v1 = module()
         reply = v1.AssistantMessage(content=text)
         turn = module("graph").prepare_turn(self.trace, list(self._prompt))
@@ -154,13 +157,14 @@ class Exchange:
         return reply
 
     async def finish(self, condition: str) -> None:
-        """The task's `finalize` and its scores, once the exchange has ended by `condition`."""
+        """Run the task's `finalize` and score the trace; `condition` says why the exchange
+        ended."""
         self.trace.stop(condition)
         await self._called(self.task.finalize)
         await self.task.score(self.trace, self.runtime)
         self.trace.is_completed = self.trace.ok = True
 
     async def _called(self, hook: Any) -> None:
-        """Call a hook of the task with the arguments that it names."""
+        """Call a hook of the task with those of (trace, runtime) that its parameters name."""
         available = {"trace": self.trace, "runtime": self.runtime}
         await module("utils.decorators").invoke(hook, available)

@@ -1,5 +1,6 @@
-"""Plays one rollout of a task app: starts it (or asks the one that runs), posts `/rollout`, prints
-the reward as the last line. Run in a copy of the environment's folder; standard library only."""
+"""Plays one rollout of a task app: starts the app (or asks the one that runs), posts `/rollout`,
+and prints the reward as the last line. Runs in a copy of the environment's folder; standard library
+only."""
 
 import importlib.util
 import json
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[Any, Any]  # JSON of unknown shape
-START_S = 30.0  # for the app to answer /health
+START_S = 30.0  # seconds within which the app must answer /health
 
 
 def _shared(name: str) -> Any:
-    """The module `name` of `envs/adapters/parts/`, which is on no path here."""
+    """Import the module `name` of `envs/adapters/parts/` from its file; `sys.path` does not have it
+    here."""
     path = Path(__file__).resolve().parents[1] / "parts" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # a .py path always has a loader
@@ -28,7 +30,10 @@ local_server = _shared("local_server")
 
 
 def main() -> None:
-    """See the module. Leaves with status 2 and the reason on standard error where the app fails."""
+    """Play the rollout of this process's task and print its reward.
+
+    If the app fails, exits with status 1 and writes the reason to standard error.
+    """
     table = tomllib.loads(Path("environment.toml").read_text("utf-8"))
     options = table["adapter"]
     task = json.loads(Path(os.environ["HONESMITH_TASK"]).read_text("utf-8"))
@@ -45,7 +50,8 @@ def main() -> None:
 
 
 def rollout(url: str, options: Json, task: Json) -> Any:
-    """What the task app answers. Raises ServerFault."""
+    """Post `/rollout` for the task to the app at `url` and return its answer. Raises ServerFault if
+    the app fails."""
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     body = {
         "run_id": f"rollout-{uuid.uuid4().hex}",
@@ -75,9 +81,10 @@ def rollout(url: str, options: Json, task: Json) -> Any:
 
 
 def reward_of(answer: Any) -> Json:
-    """The reward line of a rollout's answer: `outcome_reward`, or what older apps call it.
+    """Return the line to print for an app's answer: the reward, and metrics.
 
-    Raises ValueError for an answer without one, and for an aborted rollout.
+    The reward is `outcome_reward`, or the name that older apps use for it. Raises ValueError if the
+    answer has none, or if the app aborted the rollout.
     """
     metrics = answer.get("metrics") if isinstance(answer, dict) else None
     if not isinstance(metrics, dict):

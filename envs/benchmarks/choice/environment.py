@@ -22,11 +22,13 @@ class MultipleChoice(SingleTurnEnv):
     """One task per row of the data files; a file's name says its split."""
 
     def tasks(self) -> list[Task]:
-        """Every question with its options by letter; the reference answer is "Answer: B"."""
+        """Return every question with its lettered options; the reference answer is e.g. "Answer:
+        B"."""
         return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
-        """1 for the right letter or its text, else 0; `readable`: a letter or text of an option."""
+        """Return 1 for the right letter or its text, else 0. The metric `readable` is 1 if the
+        answer is the letter or text of any option."""
         options = task.metadata["options"]
         right = choice(completion, task.metadata["letter"], options)
         readable = any(choice(completion, letter, options) for letter in options)
@@ -34,18 +36,19 @@ class MultipleChoice(SingleTurnEnv):
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
-    """The task of a row. Raises ValueError if the row has no known form."""
+    """Make the task of a row. Raises ValueError if the row has no question or no right option."""
     texts, right_index = options_of(row, task_id)
     options = dict(zip(LETTERS, texts, strict=False))  # letter -> text
     question = str(row.get("question") or row.get("question_stem") or row.get("ctx") or "").strip()
     if not question or not 0 <= right_index < len(options):
         raise ValueError(f"{task_id}: no question, or no right option, in {sorted(row)}")
-    text_to_read = str(row.get("passage") or row.get("support") or "").strip()  # before it
+    # A text to read before the question.
+    text_to_read = str(row.get("passage") or row.get("support") or "").strip()
     option_lines = [f"{letter}) {text}" for letter, text in options.items()]
     lines = [text_to_read, question, *option_lines, "End with Answer: and the letter."]
     right_letter = LETTERS[right_index]
     metadata = {"letter": right_letter, "options": options}
-    for name in ("subject", "activity_label"):  # the kinds of MMLU and HellaSwag
+    for name in ("subject", "activity_label"):  # how MMLU and HellaSwag name a question's category
         if row.get(name):
             metadata["category"] = str(row[name])
     return Task(
@@ -58,9 +61,9 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task:
 
 
 def options_of(row: dict, task_id: str) -> tuple[list[str], int]:
-    """The options in the order they are shown, and the index of the right one.
+    """Return the options in the order in which they are shown, and the index of the right one.
 
-    -1 if the row says none, as in the closed test splits of some benchmarks.
+    The index is -1 if the row does not say which is right, as in closed test splits.
     """
     choices = row.get("choices")
     if isinstance(choices, dict):
@@ -80,11 +83,13 @@ def options_of(row: dict, task_id: str) -> tuple[list[str], int]:
 
 
 def shuffled_options(row: dict, task_id: str) -> tuple[list[str], int]:
-    """The right answer of a SciQ row among its distractors, in an order made from the task's id."""
+    """Return the options of a SciQ row, in an order that depends on the task's id alone, and the
+    index of the right one."""
     correct = str(row["correct_answer"])
     texts = [correct, *(str(row[f"distractor{number}"]) for number in (1, 2, 3))]
 
     def place(text: str) -> bytes:
+        """Return a sort key that is fixed for each text and task."""
         return hashlib.sha256(f"{task_id} {text}".encode()).digest()
 
     ordered = sorted(texts, key=place)
@@ -92,5 +97,5 @@ def shuffled_options(row: dict, task_id: str) -> tuple[list[str], int]:
 
 
 def load_environment() -> MultipleChoice:
-    """Takes no arguments."""
+    """Return the environment; it takes no parameters."""
     return MultipleChoice()

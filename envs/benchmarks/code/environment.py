@@ -12,24 +12,24 @@ from envs import Score, SingleTurnEnv, Task
 from envs.code_tests import code
 from envs.strict_rows import tasks_beside
 
-SECONDS = 5.0  # for all tests of one answer
+SECONDS = 5.0  # time limit for all tests of one answer
 
 
 class Programs(SingleTurnEnv):
     """One task per usable row of the data files; a file's name says its split."""
 
     def tasks(self) -> list[Task]:
-        """Every problem with the first of its tests, which names the function to write."""
+        """Return every problem with the first of its tests, which names the function to write."""
         return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
-        """The share of passed tests is the reward; success is that all of them passed."""
+        """Reward the share of tests that pass; the task counts as solved if all of them pass."""
         share = code(completion, task.metadata["tests"], timeout_s=SECONDS)
         return Score(share, success=share == 1.0)
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task | None:
-    """The task of a row, with the tests that are used; None if there are none."""
+    """Make the task of a row, with the tests that can be used; None if there are none."""
     tests = [test for text in row["test_list"] if (test := call_and_value(text))]
     if not tests:
         return None
@@ -46,7 +46,8 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task | None:
 
 
 def call_and_value(test: str) -> dict | None:
-    """`assert call == literal` as {"call", "expect"}; None if the test has another form."""
+    """Return the test `assert call == literal` as {"call", "expect"}; None if it has another
+    form."""
     try:
         [statement] = ast.parse(test.strip()).body
         if not isinstance(statement, ast.Assert):
@@ -65,5 +66,5 @@ def call_and_value(test: str) -> dict | None:
 
 
 def load_environment() -> Programs:
-    """Takes no arguments."""
+    """Return the environment; it takes no parameters."""
     return Programs()

@@ -12,7 +12,7 @@ from envs.rewards import final_answer, parse_number
 from envs.strict_rows import tasks_beside
 
 ASKED_FORM = "Put the final answer in \\boxed{}."
-# Commands that change how a formula looks and not what it says.
+# Commands that change only how a formula looks.
 SPACING = re.compile(r"\\(?:left|right|,|;|!|:| |quad|qquad)(?![a-zA-Z])")
 TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\s*\{([^{}]*)\}")
 SHORT_FRACTION = re.compile(r"\\frac\s*([0-9a-z])\s*([0-9a-z])")
@@ -23,18 +23,19 @@ class Mathematics(SingleTurnEnv):
     """One task per row of the data files; a file's name says its split."""
 
     def tasks(self) -> list[Task]:
-        """Every problem, with its solution as the reference answer."""
+        """Return every problem, with its solution as the reference answer."""
         return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
-        """1 for the right expression, else 0; `boxed` is whether the answer has a box."""
+        """Return 1 for the right expression, else 0. The metric `boxed` is 1 if the answer has a
+        box."""
         right = float(same_expression(final_answer(completion), task.metadata["expression"]))
         boxed = float("\\boxed{" in completion)
         return Score(right, success=right == 1.0, metrics={"boxed": boxed})
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
-    """The task of a row; its category is the subject and the level."""
+    """Make the task of a row; its category is the subject and the level."""
     expression = str(row["answer"])
     solution = str(row.get("solution") or "").strip()
     if not same_expression(final_answer(solution), expression):
@@ -50,7 +51,7 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task:
 
 
 def same_expression(left: str, right: str) -> bool:
-    """Whether two expressions are the same number or the same text in `normal_form`."""
+    """Whether two expressions are the same number, or the same text in `normal_form`."""
     left, right = normal_form(left), normal_form(right)
     left_number, right_number = parse_number(left), parse_number(right)
     if left_number is not None and right_number is not None:
@@ -59,7 +60,8 @@ def same_expression(left: str, right: str) -> bool:
 
 
 def normal_form(expression: str) -> str:
-    """The expression without dollar signs, spacing, units in text and other forms of fractions."""
+    """Return the expression with simple fractions as a/b, without dollar signs, spacing and
+    commands for text."""
     text = expression.strip().strip("$").rstrip(".").replace("\\dfrac", "\\frac")
     text = text.replace("\\tfrac", "\\frac").replace("\\%", "").replace("\\$", "")
     text = SPACING.sub("", text)
@@ -73,5 +75,5 @@ def normal_form(expression: str) -> str:
 
 
 def load_environment() -> Mathematics:
-    """Takes no arguments."""
+    """Return the environment; it takes no parameters."""
     return Mathematics()

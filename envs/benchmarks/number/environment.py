@@ -9,7 +9,7 @@ from envs import Score, SingleTurnEnv, Task
 from envs.rewards import final_answer, number, parse_number
 from envs.strict_rows import tasks_beside
 
-# GSM8K notes sums in its solutions, as in "48/2 = <<48/2=24>>24".
+# GSM8K's solutions contain calculations in double brackets, as in "48/2 = <<48/2=24>>24".
 CALCULATOR_NOTE = re.compile(r"<<[^>]*>>")
 ASKED_FORM = "End with Answer: and the number."
 
@@ -18,18 +18,19 @@ class NumberProblems(SingleTurnEnv):
     """One task per row of the data files; a file's name says its split."""
 
     def tasks(self) -> list[Task]:
-        """Every problem, with its solution as the reference answer."""
+        """Return every problem, with its solution as the reference answer."""
         return tasks_beside(__file__, task_of)
 
     def score(self, task: Task, completion: str) -> Score:
-        """1 for the right number, else 0; `readable` is whether the answer was a number at all."""
+        """Return 1 for the right number, else 0. The metric `readable` is 1 if the answer is a
+        number."""
         right = number(completion, task.metadata["number"])
         readable = parse_number(final_answer(completion)) is not None
         return Score(right, success=right == 1.0, metrics={"readable": float(readable)})
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
-    """The task of a row. Raises ValueError if its answer is no number."""
+    """Make the task of a row. Raises ValueError if its answer is not a number."""
     solution = CALCULATOR_NOTE.sub("", str(row["answer"])).strip()
     reasoning, _, result = solution.rpartition("####")
     if parse_number(result) is None:
@@ -46,5 +47,5 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task:
 
 
 def load_environment() -> NumberProblems:
-    """Takes no arguments."""
+    """Return the environment; it takes no parameters."""
     return NumberProblems()
