@@ -140,8 +140,8 @@ class Gate:
         return None
 
     def _check_rate(self, key: Key) -> Response | None:
-        """Count this call of `key`. Returns the response that refuses the call if the key has
-        called too often within the last minute, else None."""
+        """Count this call of `key`. Returns None, or the response that refuses the call if the key
+        calls more often than it may."""
         wait_s = self._rates.wait_s(key)
         if wait_s:
             return PlainTextResponse(
