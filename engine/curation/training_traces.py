@@ -38,7 +38,7 @@ class WrittenTraces(ReplyBase):
 def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     """Write the rollouts of a run whose token ids were kept; an existing file is replaced.
 
-    Raises UserError: ENV_SEALED; NO_EVALUATION, none were kept; BAD_ARGUMENT, the file cannot be
+    Raises UserError: ENV_SEALED; NO_EVALUATION, none were kept; BAD_ARGUMENT if the file cannot be
     written.
     """
     run = home.run(run_id)

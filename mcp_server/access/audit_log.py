@@ -1,7 +1,7 @@
 """The audit log: one line for every call that changes something, over HTTP, stdio or in a shell.
 
-`audit.jsonl` in the home, mode 0600, is only ever added to. It holds a digest of the arguments, not
-the arguments: they may quote what a person would not want kept twice.
+The file `audit.jsonl` in the home (mode 0600) only grows. It holds a digest of the arguments and
+not the arguments, because they may contain what a person does not want to be stored twice.
 """
 
 import contextlib
@@ -49,6 +49,7 @@ class Record:
     """
 
     def __init__(self) -> None:
+        """Start as "cut short", which stays if nothing is noted before the process ends."""
         self.result = "cut short"
         self.details: dict[str, str | bool] = {}
 
@@ -61,7 +62,7 @@ class Record:
         self.result = "ok"
         if not isinstance(reply, Mapping):
             return
-        # A reply has few of these fields, and one of them may be null.
+        # A reply has only some of these fields, and a field may be null.
         self.details = {
             name: reply[name] for name in _ID_FIELDS if isinstance(reply.get(name), str)
         }
@@ -96,13 +97,14 @@ class Audit:
 
     @contextlib.contextmanager
     def recording(self, call: Call) -> Iterator[Record]:
-        """Yield a `Record` to fill in, and write the line of `call` when the block has ended.
+        """Context manager: yield a `Record` for the block to fill in, and write the line of `call`
+        into the log when the block has ended.
 
         The line is written whether the block succeeds, fails or is interrupted. The log is opened
         before the block runs, so a call that could not be recorded is not made.
 
         Raises:
-            UserError: HOME_UNUSABLE, the log cannot be opened.
+            UserError: HOME_UNUSABLE if the log cannot be opened.
         """
         try:
             log_file = Appender(self._home.audit)
@@ -145,9 +147,9 @@ class Audit:
     def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
         """List the ids of the runs that `caller` started or resumed since `since`, oldest first.
 
-        The first successful call of a tool in `STARTS` that names a run has started it. A later one
-        has resumed it if its line says `resumed`. Any other call was answered with a run that was
-        there already, such as a probe that is asked for again.
+        The first successful call of a tool in `STARTS` that names a run has started the run. A
+        later call has resumed the run if its line says `resumed`. Any other call was answered with
+        an existing run, e.g. with a probe that was asked for again.
 
         Args:
             caller: name of a key, or `LOCAL`.
@@ -162,7 +164,8 @@ class Audit:
                     continue
                 run_id = str(line["run_id"])
                 is_start = run_id not in known_runs or bool(line.get("resumed"))
-                # Also if another caller made the call: then `caller` has not started the run.
+                # A run that another caller started is also known from here on: a later call of
+                # `caller` that names it was answered with that run and has not started it.
                 known_runs.add(run_id)
                 if is_start and line["who"] == caller and line["time"] >= since:
                     started_runs[run_id] = None
@@ -171,7 +174,7 @@ class Audit:
         return list(started_runs)
 
     def _lines_about_runs(self) -> Iterator[bytes]:
-        """The lines of the log that name a run, oldest first; none if there is no log yet."""
+        """Yield the raw lines of the log that name a run, oldest first; none if there is no log."""
         try:
             file = open(self._home.audit, "rb")  # noqa: SIM115  the with below closes it
         except FileNotFoundError:
@@ -189,8 +192,8 @@ def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **argum
     `tool` is the name of the change in the log. Returns the reply of `change`.
 
     Raises:
-        UserError: HOME_UNUSABLE, the call cannot be recorded and so is not made; and whatever
-            `change` raises.
+        UserError: HOME_UNUSABLE if the call cannot be recorded; it is then not made. Errors of
+            `change` are passed on.
     """
     with Audit(home).recording(Call(LOCAL, "cli", tool, arguments)) as record:
         reply = change(home, **arguments)

@@ -14,14 +14,14 @@ def load_token(home: Home) -> str:
     """Return the owner's token of `home`; the first call makes the file.
 
     Raises:
-        UserError: HOME_UNUSABLE, the file cannot be read or written, or its text is shorter than
-            `MIN_TOKEN_CHARS` or not printable ASCII.
+        UserError: HOME_UNUSABLE if the file cannot be read or written, or if its text is shorter
+            than `MIN_TOKEN_CHARS` or not printable ASCII.
     """
     try:
         if not home.token.exists():
             _create_token_file(home)
         token = home.token.read_text("utf-8").strip()
-        # 0o077: any right of the group or of others, as a file restored from a backup may give.
+        # 0o077: the group or others have some right, e.g. after a restore from a backup.
         if home.token.stat().st_mode & 0o077:
             home.token.chmod(0o600)
     except (OSError, UnicodeDecodeError) as error:  # UnicodeDecodeError: the file is not text
@@ -44,8 +44,8 @@ def load_token(home: Home) -> str:
 def _create_token_file(home: Home) -> None:
     """Write a new token under a temporary name, then link it into place.
 
-    Making the link is atomic, and fails if the token file exists. So of two servers that start at
-    the same time, the second one keeps the token of the first.
+    Making the link is atomic, and fails if the token file exists. So if two servers start at the
+    same time, both use the token of the one that was first.
     """
     draft = home.token.with_name(f".token.{secrets.token_hex(6)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -94,7 +94,7 @@ LOCAL = Key(STDIO, max_deployments=0)  # 0: no limit
 
 
 class Keys:
-    """The keys of a home. A change of their file counts from the next request on.
+    """The keys of a home. If the key file changes, the next request already uses the new keys.
 
     Args:
         home: the home whose `keys.json` is read.
@@ -103,7 +103,7 @@ class Keys:
     """
 
     def __init__(self, home: Home, token: str, clock: Callable[[], float] = time.time) -> None:
-        """Start with the owner alone; the file is read when the first key is looked for."""
+        """Start with the owner's key only; the file is read by the first call of `find`."""
         self._home = home
         self._owner = Key(
             OWNER,
@@ -156,7 +156,7 @@ class Keys:
 
 
 def digest(token: str) -> str:
-    """The SHA-256 of a text in hex; of a token, only this digest is stored.
+    """Return the SHA-256 of a text in hex. The key file stores only this digest of a token.
 
     A token has 256 random bits and cannot be guessed, so no slower hash is needed.
     """
@@ -167,7 +167,7 @@ def list_keys(home: Home) -> list[Key]:
     """Return the keys of `home`, oldest first; [] if the file does not exist.
 
     Raises:
-        UserError: HOME_UNUSABLE, the file cannot be read or is damaged.
+        UserError: HOME_UNUSABLE if the file cannot be read or is damaged.
     """
     try:
         return [_key_from_row(row) for row in read_json(home.keys)["keys"]]
@@ -204,7 +204,7 @@ def add_key(
     gpu_hours_per_day: float = 0.0,
     max_deployments: int = DEPLOYMENTS,
 ) -> tuple[Key, str]:
-    """Make a key and return it with its token, of which only the digest is stored.
+    """Make a key, store it, and return the key and its token. Only a digest of the token is stored.
 
     Args:
         home: the home for whose server the key is made.
@@ -217,8 +217,8 @@ def add_key(
         max_deployments: processes that serve models for it at once; 0: no limit.
 
     Raises:
-        UserError: BAD_ARGUMENT, the name is not allowed or in use, or a scope is unknown.
-            HOME_UNUSABLE, the keys cannot be read or locked.
+        UserError: BAD_ARGUMENT if the name is not allowed or in use, or a scope is unknown.
+            HOME_UNUSABLE if the keys cannot be read or locked.
     """
     _check_name_and_scopes(name, scopes)
     token = secrets.token_urlsafe(32)
@@ -253,8 +253,8 @@ def _store_new_key(home: Home, key: Key) -> None:
     """Add `key` to the key file of the home.
 
     Raises:
-        UserError: BAD_ARGUMENT, the file has a key of that name already. HOME_UNUSABLE, the keys
-            cannot be read or locked.
+        UserError: BAD_ARGUMENT if the file has a key of that name already. HOME_UNUSABLE if the
+            keys cannot be read or locked.
     """
     with hold_keys_lock(home):
         keys = list_keys(home)
@@ -269,7 +269,7 @@ def remove_key(home: Home, name: str) -> None:
     """Delete the key of that name; running servers refuse its next request.
 
     Raises:
-        UserError: BAD_ARGUMENT, there is no such key. HOME_UNUSABLE, the keys cannot be read or
+        UserError: BAD_ARGUMENT if there is no such key. HOME_UNUSABLE if the keys cannot be read or
             locked.
     """
     with hold_keys_lock(home):
@@ -298,9 +298,9 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     config = home.user_config()
     refused_secrets = [name for name in settings.secrets if name not in config.key_secrets]
     refusals = [f"the secret {name}" for name in refused_secrets]
-    config_lines = []  # that would allow what is refused
+    config_lines = []  # lines of config.toml that would allow what is refused
     if refused_secrets:
-        # The line takes the place of the present one, so it repeats what is allowed already.
+        # The line replaces the present one, so it repeats the secrets that are allowed already.
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
     if settings.limits.network and not config.key_network:
@@ -331,10 +331,10 @@ def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) 
 def stored_request_id(key: Key, request_id: str) -> str:
     """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
-    The name of the key stands before it, so that two keys may use the same `request_id`. If that
-    makes it longer than `MAX_REQUEST_ID` characters, the digest of `request_id` stands in its
-    place. An id of the owner, "" (none was given) and an id that is itself too long, which the
-    engine refuses, are returned unchanged.
+    The stored id begins with the name of the key, so that two keys may use the same `request_id`.
+    If that makes the id longer than `MAX_REQUEST_ID` characters, it holds the digest of
+    `request_id` instead. Three kinds of ids are returned unchanged: those of the owner, "" (none
+    was given), and those that are too long by themselves, which the engine refuses.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id
@@ -349,7 +349,7 @@ def hold_keys_lock(home: Home) -> Iterator[None]:
     """Hold the lock on the keys of a home, across processes, while the block runs.
 
     Raises:
-        UserError: HOME_UNUSABLE, another process has held it for `LOCK_S` seconds.
+        UserError: HOME_UNUSABLE if another process has held the lock for `LOCK_S` seconds.
     """
     lock = take_lock(home.keys_lock, wait_s=LOCK_S)
     if lock is None:
@@ -376,7 +376,7 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
             polls the lock file. Waiting takes no thread.
 
     Raises:
-        UserError: HOME_UNUSABLE, the lock was not free within `LOCK_S` seconds.
+        UserError: HOME_UNUSABLE if the lock was not free within `LOCK_S` seconds.
     """
     # Imported late: every shell command imports this module, and none needs anyio.
     import anyio  # noqa: PLC0415
@@ -407,8 +407,8 @@ def _write_keys(home: Home, keys: Sequence[Key]) -> None:
 
 
 def _bad_argument(field: str, value: str, hint: str) -> UserError:
-    """Make the error for the argument `field` whose `value` cannot be used; a long value is cut to
-    60 characters. `hint` says what can be used."""
+    """Make the BAD_ARGUMENT error for the argument `field`, whose `value` cannot be used. A long
+    value is cut to 60 characters; `hint` says what can be used."""
     return UserError(
         "BAD_ARGUMENT", f"{field}={value[:60]!r} cannot be used", hint=hint, field=field
     )

@@ -16,11 +16,11 @@ def log_file(home: Home) -> Path:
 
 
 class _QuietHandler(logging.handlers.RotatingFileHandler):
-    """Writes records to a file; those that cannot be written (a full or read-only disk) are lost
-    without a word, where the library would print a traceback for each."""
+    """Writes records to a file. A record that cannot be written, because the disk is full or
+    read-only, is dropped silently; the library's handler would print a traceback for each."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Do nothing: whoever logs has told the user already."""
+        """Ignore a record that could not be written: the code that logged it has told the user."""
 
 
 def log_to(home: Home) -> None:

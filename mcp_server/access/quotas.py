@@ -1,7 +1,7 @@
-"""What a key may still start: runs at once, device hours in a day.
+"""Quotas: how many runs a key may have open at once, and how many device hours it may use in a day.
 
-Counted from the audit log (whose runs) and the rows of the runs (what became of them), so there is
-no counter that could go wrong.
+The use is counted anew each time, from the audit log (which key started which runs) and the rows of
+the runs (how many hours they took). So there is no counter that could go wrong.
 """
 
 import math
@@ -24,8 +24,8 @@ from mcp_server.access.keys import Key, stored_request_id
 
 DAY_S = 86_400.0
 ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
-LEAST_HOURS = 0.05  # counted for an evaluation at least: a slow start alone takes a minute
-MARGIN = 2.0  # the cap of an evaluation is its estimate times this
+LEAST_HOURS = 0.05  # the least that an evaluation counts: a slow start alone takes a minute
+MARGIN = 2.0  # the cap of an evaluation is its estimate times this, because estimates are rough
 LISTED_RUNS = 5  # how many open runs an error names at most
 ALL_RUNS = 1_000_000  # a limit that no home reaches
 
@@ -56,28 +56,29 @@ def check_quota(
     arguments: Mapping[str, Any],
     clock: Callable[[], float] = time.time,
 ) -> Cap | None:
-    """Check that `key` may start the run that a call of `tool` would start.
+    """Check that the quota of `key` allows the run that a call of `tool` would start.
 
     A run of the last 24 hours counts with the hours it took, an open run with its cap (the hours
-    after which it is stopped). The hours of an evaluation are known only once it is planned; here
-    it is only checked that some hours are left.
+    after which it is stopped). How many hours an evaluation needs is known only once it is planned,
+    so for an evaluation this function only checks that some hours are left.
 
     Args:
         home: the home that holds the runs and the audit log.
         key: the caller.
         tool: the tool that is called; `starts_a_run` is true for this call.
-        arguments: of the call, without nulls.
+        arguments: the arguments of the call, without nulls.
         clock: returns the present time in unix seconds.
 
-    Returns the cap to use for a submit without `max_gpu_hours`, if the hours of `key` are limited;
-    otherwise None. Raises UserError QUOTA if too many runs are open, or too few hours are left.
+    Returns the cap for the new run, if the hours of `key` are limited and the call is a submit
+    without `max_gpu_hours`; otherwise None. Raises UserError QUOTA if too many runs are open, or
+    too few hours are left.
     """
     if tool == "submit_train":
         return _check_submit(home, key, arguments, clock)
     with Store(home) as store:
         _check_open_runs(home, store, key)
-        # A dry run tries the model on a few tasks, perhaps too briefly to become a run: the hours
-        # are checked when that is planned.
+        # A dry run tries the model on a few tasks. That may be too short to become a run, so its
+        # hours are checked later, when the engine has planned it.
         if key.gpu_hours_per_day and tool != "dry_run":
             _check_any_hours_left(key, _hours_of_last_day(home, store, key, clock))
     return None
@@ -88,10 +89,10 @@ def _check_submit(
 ) -> Cap | None:
     """Check that `key` may submit the training run that these arguments ask for.
 
-    A submit with a `request_id` that was used before starts nothing, so it passes.
+    A submit with a `request_id` that was used before starts nothing new, so it passes.
 
     Returns the cap on GPU-hours for the run, if the hours of `key` are limited and the arguments
-    name no cap; else None. A repeated call gets what the first one had: its cap, or None.
+    name no cap; else None. A repeated call gets the result of the first call.
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
@@ -103,7 +104,7 @@ def _check_submit(
         if _was_submitted(store, request_id):
             if not needs_cap:
                 return None
-            # With another cap the call would count as another request under the same id.
+            # With another cap the submit would refuse the call: same `request_id`, other arguments.
             return _cap_of_first_call(home, store, request_id, resumed_run)
         _check_open_runs(home, store, key, new_runs)
         if not key.gpu_hours_per_day:
@@ -116,7 +117,7 @@ def _check_submit(
 
 
 def _resumed_run(store: Store, arguments: Mapping[str, Any]) -> RunRow | None:
-    """The row of the run that a submit resumes; None if it starts a new one."""
+    """Return the row of the run that a submit resumes; None if the submit starts a new run."""
     return _find_row(store, str(arguments["resume"])) if arguments.get("resume") else None
 
 
@@ -127,9 +128,9 @@ def _check_any_hours_left(key: Key, used_hours: float) -> None:
 
 
 def _largest_cap(key: Key, used_hours: float) -> float:
-    """The most GPU-hours that a submit may name as its cap now, rounded down to thousandths.
+    """Return the largest cap on GPU-hours that a submit may have now, rounded down to thousandths.
 
-    Raises UserError QUOTA if nothing is left of the day.
+    `used_hours` are those of the last 24 hours. Raises UserError QUOTA if no hours are left.
     """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
     if largest_cap == 0:
@@ -147,27 +148,32 @@ def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) 
 def _run_count(store: Store, arguments: Mapping[str, Any]) -> int:
     """Count the runs that a submit with these arguments queues; at least 1.
 
-    A resume queues those of its runs that did not finish. A plan queues one chain of runs for each
-    combination of varied values; an evaluation at the end of the plan is one run for all chains.
-    The arguments are not checked yet: a plan that the submit will refuse is counted too.
+    A resume queues those runs of the plan that did not finish. A plan (several runs, submitted
+    together) queues one chain of runs for each combination of varied values; an evaluation at the
+    end of the plan is one run for all chains. The arguments are not checked yet, so a plan that the
+    submit will refuse is counted too.
     """
     if arguments.get("resume"):
         rows = _rows_of(store, str(arguments["resume"]))
         return max(1, sum(row.state in RESUMABLE for row in rows))
     next_steps, varied = arguments.get("then") or [], arguments.get("vary") or {}
-    chains = math.prod(len(values) if isinstance(values, list) else 1 for values in varied.values())
+    value_counts = [len(values) if isinstance(values, list) else 1 for values in varied.values()]
+    chains = math.prod(value_counts)  # one chain of runs for each combination of the values
     is_evaluated = bool(next_steps) and next_steps[-1].get("algorithm") == "evaluate"
-    evaluations = 1 if is_evaluated else 0  # all chains share it
+    evaluations = 1 if is_evaluated else 0  # all chains share one evaluation
     trainings_of_chain = 1 + len(next_steps) - evaluations
     return max(1, chains * trainings_of_chain + evaluations)
 
 
 def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> None:
-    """Raise UserError QUOTA if `key` would have more open runs than it may have with `new_runs`
-    more."""
-    if not key.max_runs:  # not limited
+    """Raise UserError QUOTA if `new_runs` more runs would exceed the limit of open runs of `key`.
+
+    The two errors differ in what helps: a plan may be too large, or earlier runs must end first.
+    """
+    if not key.max_runs:  # 0: the number of open runs is not limited
         return
     open_runs = _open_runs(home, store, key)
+    # max(1, ...): a single run is never too large a plan; the second check refuses it.
     if new_runs > max(1, key.max_runs - len(open_runs)):
         raise UserError(
             "QUOTA",
@@ -190,9 +196,9 @@ def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> N
 
 
 def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time) -> Reply:
-    """The limits of `key` and how much of each is used, as `get_status` shows them.
+    """Return the limits of `key` and how much of each is used, as `get_status` shows them.
 
-    `clock` returns the present time in unix seconds. Keys of the result:
+    `clock` returns the present time in unix seconds. Fields of the result:
     - `name` of the key, and the ids of its `open_runs`.
     - `max_runs`, if the number of open runs is limited.
     - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
@@ -210,10 +216,10 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
 
 
 def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
-    """The cap for a submit that names none, with a warning if it is not the default.
+    """Return the cap for a submit that names none, with a warning if it is not the default.
 
-    It is the cap that the resumed run had, or the default if `resumed_run` is None (a new run); but
-    never more than `hours_left`.
+    The cap is the one that the resumed run had, or the default if `resumed_run` is None (a new
+    run), but never more than `hours_left`.
     """
     preferred_hours = _cap_of_row(resumed_run)
     hours = min(preferred_hours, hours_left)
@@ -225,17 +231,15 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
 
 
 def cap_of_resumed_run(home: Home, run_id: str) -> float:
-    """The GPU-hours after which a resumed run is stopped, if the call that resumes it names none.
-
-    That is the cap which the run had before, or else the default.
-    """
+    """Return the cap for a call that resumes a run and names none: the GPU-hours that the run was
+    limited to before; the default if the run had no limit or does not exist."""
     with Store(home) as store:
         row = _find_row(store, run_id)
     return _cap_of_row(row)
 
 
 def _cap_of_row(row: RunRow | None) -> float:
-    """The cap of a run; the default if `row` is None or the run has no cap."""
+    """Return the cap of a run in GPU-hours; the default if `row` is None or the run has no cap."""
     if row is None or not row.max_gpu_hours:  # 0: the run has no cap
         return float(DEFAULT_GPU_HOURS)
     return row.max_gpu_hours
@@ -244,10 +248,10 @@ def _cap_of_row(row: RunRow | None) -> float:
 def _cap_of_first_call(
     home: Home, store: Store, request_id: str, resumed_run: RunRow | None
 ) -> Cap | None:
-    """The cap that the first call with this `request_id` got; None if it is not recorded.
+    """Return the cap that the first call with this `request_id` got; None if it is not recorded.
 
-    A repeated call must ask for the same cap as the first, although less may be left of the day
-    now. `resumed_run` is the run that the call resumes; None if it starts a new one.
+    A repeated call must have the same cap as the first call, although fewer hours may be left of
+    the day by now. `resumed_run` is the run that the call resumes; None if it starts a new one.
     """
     if resumed_run is not None:
         # The first call has written its cap into the row of the run that it resumed.
@@ -263,12 +267,12 @@ def _cap_of_first_call(
 def cap_function_of(
     home: Home, key: Key, clock: Callable[[], float] = time.time
 ) -> CapFunction | None:
-    """Make the function by which the engine caps an evaluation or a probe that `key` starts; None
-    if the hours of the key are not limited.
+    """Make the function by which the engine limits the hours of an evaluation or a probe (a short
+    trial of a model) that `key` starts. Returns None if the hours of the key are not limited.
 
-    The function takes the hours that the work is estimated to need at most, and returns the cap:
-    the hours after which the engine stops the work. It raises UserError QUOTA if the estimate does
-    not fit into what is left of the day.
+    The function takes the most hours that the work is estimated to need, and returns the hours
+    after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds what is
+    left of the day.
     """
     if not key.gpu_hours_per_day:
         return None
@@ -278,14 +282,13 @@ def cap_function_of(
 def _cap_of_estimate(
     home: Home, key: Key, clock: Callable[[], float], estimated_hours: float
 ) -> float:
-    """The cap in hours for work that is estimated to take at most `estimated_hours`.
+    """Return the cap in hours for work that is estimated to take at most `estimated_hours`.
 
-    It is `MARGIN` times the estimate, but never more than what is left of the day. A shorter
-    estimate than `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix
-    seconds.
+    The cap is `MARGIN` times the estimate, but never more than what is left of the day. An estimate
+    below `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix seconds.
 
     Raises:
-        UserError: QUOTA, the estimate is longer than what is left of the day.
+        UserError: QUOTA if the estimate is longer than what is left of the day.
     """
     with Store(home) as store:
         used_hours = _hours_of_last_day(home, store, key, clock)
@@ -308,7 +311,7 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     names = Audit(home).runs_of(key.name, day_start)
     plans = set(names)
     for name in names:
-        # A run of a plan that was also resumed by itself counts with its plan.
+        # A run of a plan may also have been resumed alone. It counts once, with its plan.
         rows = [row for row in _rows_of(store, name) if row.plan == name or row.plan not in plans]
         # If the first lines of the audit log were moved away, a repeated call looks like the start
         # of a run that is in fact older. So an older run counts only if it was resumed.
@@ -318,15 +321,16 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
 
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
-    """Ids of the runs that `key` started and that have not ended, oldest first."""
+    """Return the ids of the runs that `key` started and that have not ended, oldest first."""
     rows = [row for name in Audit(home).runs_of(key.name) for row in _rows_of(store, name)]
     open_ids = [row.run_id for row in rows if row.state in OPEN]
     return list(dict.fromkeys(open_ids))  # each once, in order
 
 
 def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
-    """Make the QUOTA error for a submit, with the largest cap that would fit now, if any would.
+    """Make the QUOTA error for a submit whose cap exceeds the hours that are left of the day.
 
+    The hint suggests the largest cap that would still fit, if any hours are left.
     `requested_hours` is 0 if the submit names no cap.
     """
     largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
@@ -363,7 +367,9 @@ def _hours_refusal(
 
 
 def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> str:
-    """What a caller can do who asks for more hours than its key has left.
+    """Make the hint for a caller who asks for more hours than are left of the day.
+
+    Example: "Call again with max_gpu_hours=0.5, or call later: hours come back a day after ...".
 
     Args:
         hours_per_day: how many hours the key may spend in a day.
@@ -377,17 +383,19 @@ def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> s
         call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
     hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
     hint += ": hours come back a day after their run was submitted." if call_later else "."
-    return hint[0].upper() + hint[1:]  # capitalize() would also make small letters of the rest
+    return hint[0].upper() + hint[1:]  # capitalize() would also lower the letters of the rest
 
 
 def _rounded_down(hours: float) -> float:
-    """`hours` rounded down to thousandths and at least 0, so that a call with this number fits."""
-    # ROUNDING / 2: 0.3 may be stored as 0.29999999999999999, and must not become 0.299.
+    """Return `hours` rounded down to thousandths, and at least 0. Rounded up, the number would be
+    more than is left, and a call with it would be refused."""
+    # ROUNDING / 2 is added because 0.3 may be stored as 0.29999999999999999, which must not become
+    # 0.299.
     return max(0.0, math.floor((hours + ROUNDING / 2) * 1000) / 1000)
 
 
 def _hours_text(hours: float) -> str:
-    """Hours with up to three decimals and no zeros at the end, such as "0.5" or "2"."""
+    """Return `hours` with up to three decimals and no zeros at the end, such as "0.5" or "2"."""
     return f"{hours:.3f}".rstrip("0").rstrip(".")
 
 
@@ -397,17 +405,19 @@ def _was_submitted(store: Store, request_id: str) -> bool:
         # {} stands for the arguments of the call, which are not known here.
         return store.requested_run(request_id, {}) is not None
     except UserError:
-        return True  # such a run exists with other arguments; the submit itself compares them
+        return True  # a run has this id and other arguments; the submit itself will refuse it
 
 
 def _find_row(store: Store, run_id: str) -> RunRow | None:
-    """The row of a run, of a plan that of its first run; None if none has this id (any more)."""
+    """Return the row of the run `run_id`; if that is the id of a plan, the row of its first run.
+    Returns None if no run or plan has this id (any more)."""
     rows = _rows_of(store, run_id)
     return rows[0] if rows else None
 
 
 def _rows_of(store: Store, run_id: str) -> list[RunRow]:
-    """The rows of the runs of a plan, or of the one run that has this id; [] if none has it."""
+    """Return the rows of all runs of the plan `run_id`, or the one row of the run `run_id`. Returns
+    [] if no plan or run has this id."""
     try:
         return store.plan_runs(run_id) or [store.get_run(run_id)]
     except UserError:
@@ -415,10 +425,11 @@ def _rows_of(store: Store, run_id: str) -> list[RunRow]:
 
 
 def _counted_hours(rows: Sequence[RunRow]) -> float:
-    """How many hours a run takes of the quota, or the runs of a plan, which share one cap.
+    """Return how many hours of the quota one run takes, or all runs of a plan, which share one cap.
 
-    What has ended takes the hours it spent. What is open takes at least what it may still spend:
-    its cap, or else its estimate, or else the time that the longest evaluation may take.
+    A run that has ended takes the hours that it spent. An open run takes at least what it may
+    still spend: its cap; if it has none, its estimate; if it has neither, the time that the longest
+    evaluation may take.
     """
     spent = sum(row.spent_hours for row in rows)
     if all(row.state not in OPEN for row in rows):
@@ -426,7 +437,7 @@ def _counted_hours(rows: Sequence[RunRow]) -> float:
     # spent_before: the hours of earlier attempts; a cap is for one attempt.
     spent_before = sum(row.spent_before for row in rows)
     first = rows[0]
-    # The estimate of an evaluation does not end it.
+    # Only a training is stopped at its estimate, so the estimate of an evaluation does not count.
     estimated_hours = first.estimated_hours if first.kind == "train" else 0.0
     cap = first.max_gpu_hours or estimated_hours or EVALUATION_WALL_HOURS
     return max(spent, spent_before + cap)

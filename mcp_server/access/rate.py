@@ -1,4 +1,4 @@
-"""How often a key may call: a bucket each, refilled steadily."""
+"""Limits how often each key may call, by a token bucket per key that refills steadily."""
 
 import time
 from collections.abc import Callable
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from mcp_server.access.keys import Key
 
-BURST_S = 10.0  # a key that was idle may make at once the calls of this many seconds
+BURST_S = 10.0  # after a pause a key may make at once as many calls as otherwise in this time
 
 
 @dataclass
 class _Bucket:
-    """How many calls one key may make at once.
+    """The token bucket of one key.
 
     Attributes:
-        level: the number of calls, with a fraction, as it was at `updated_at`.
+        level: how many calls the key could make at once at `updated_at`; may have a fraction.
         updated_at: when `level` was computed, in seconds of the clock.
     """
 
@@ -23,21 +23,22 @@ class _Bucket:
 
 
 class Rates:
-    """How many calls each key may still make: a bucket for each, refilled steadily.
+    """Limits the calls of all keys: each key has a token bucket that refills steadily.
 
     Args:
         clock: returns the present time in seconds, from any start.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start without buckets; a key gets a full one with its first call."""
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_s(self, key: Key) -> float:
         """Count one call of `key`, and return 0.0 if it may be made now.
 
-        If the call comes too early it is not counted, and the number of seconds until a call may be
-        made is returned. A key without a limit may always call.
+        If the call comes too early, it is not counted, and the seconds until a call may be made are
+        returned. A key without a limit may always call.
         """
         if not key.calls_per_minute:
             return 0.0
@@ -45,7 +46,7 @@ class Rates:
         capacity = max(1.0, calls_per_s * BURST_S)  # at least 1, or no call could ever be made
         now = self._clock()
         bucket = self._buckets.setdefault(key.name, _Bucket(capacity, now))
-        # Refilled for the time that has passed since it was computed last.
+        # Refill the bucket for the time that has passed since the last call.
         bucket.level = min(capacity, bucket.level + (now - bucket.updated_at) * calls_per_s)
         bucket.updated_at = now
         if bucket.level < 1:

@@ -40,10 +40,10 @@ class Sessions:
         self._opening_requests: Counter[str] = Counter()
 
     def may_open(self, scope: Scope, key: Key) -> bool:
-        """Whether a request by `key`, given by its ASGI `scope`, may pass.
+        """Whether `key` may make the request with this ASGI `scope`.
 
-        It may if it opens no session, or if `key` may open one more. If the limit is reached,
-        sessions that have been idle for `idle_s` are forgotten first.
+        The request may pass if it opens no session, or if `key` may open one more session. If the
+        limit is reached, sessions that have been idle for `idle_s` are forgotten first.
         """
         if not _opens_session(scope):
             return True
@@ -60,11 +60,12 @@ class Sessions:
 
     @contextlib.contextmanager
     def watch_request(self, scope: Scope, key: Key, send: Send) -> Iterator[Send]:
-        """Yield the `send` with which the block must answer the request.
+        """Context manager around the handling of one request: yield the `send` (ASGI's function
+        that sends a message of the answer) to use instead of the argument `send`.
 
-        This `send` counts the session that the answer opens, and notes one that the answer uses or
-        ends. Until the answer begins, a request that may open a session counts as an open session,
-        so that requests which arrive at the same time cannot exceed the limit together.
+        The yielded `send` counts the session that the answer opens, and notes a session that the
+        answer uses or ends. Until the answer begins, a request that may open a session counts as an
+        open session. Otherwise requests that arrive together could exceed the limit together.
         """
         is_counted = _opens_session(scope)  # whether this request counts in `_opening_requests`
         if is_counted:
@@ -80,7 +81,8 @@ class Sessions:
         counting_send = self.counting_send(scope, key, send)
 
         async def send_and_stop_counting(message: Message) -> None:
-            """Send a message; from the start of the answer on, the session itself is counted."""
+            """Send a message. At the start of the answer stop counting the request, because
+            `counting_send` then counts the session itself."""
             if message["type"] == "http.response.start":
                 stop_counting()
             await counting_send(message)  # counts the new session before it awaits anything
@@ -91,7 +93,8 @@ class Sessions:
             stop_counting()
 
     def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
-        """Return a `send` that also notes which session of `key` the answer opens, uses or ends."""
+        """Wrap `send` so that it also notes which session of `key` the answer opens, uses or
+        ends."""
         session_id = _session_id(scope["headers"])  # b"" if the request uses none
         last_used = self._last_used.setdefault(key.name, {})  # session id -> time
         if session_id in last_used:
@@ -118,8 +121,8 @@ class Sessions:
 def _opens_session(scope: Scope) -> bool:
     """Whether the SDK would open a session for this request, which it decides by the headers.
 
-    It opens none for `/health`, for a request with a session id, or for a newer protocol version,
-    which has no sessions. A request that names no version counts as one of an older version.
+    The SDK opens no session for `/health`, for a request with a session id, or for a newer protocol
+    version, which has no sessions. A request without a version counts as one of an older version.
     """
     if scope["path"] == "/health" or _session_id(scope["headers"]):
         return False
@@ -128,7 +131,7 @@ def _opens_session(scope: Scope) -> bool:
 
 
 def _session_id(headers: object) -> bytes:
-    """The session id in the headers of a request or an answer; b"" if there is none.
+    """Return the session id in the headers of a request or an answer; b"" if there is none.
 
     `headers` should be (name, value) pairs of bytes, as in ASGI; anything else counts as empty.
     """

@@ -1,5 +1,5 @@
-"""What can be read by its address, as `run://pebble/card`: by clients as a resource, and by those
-that have tools alone through `read_playbook`."""
+"""Texts that have an address, e.g. `run://pebble/card`. Clients read them as MCP resources; clients
+that know only tools read them through the tool `read_playbook`."""
 # ruff: noqa: PLC0415  engine modules are imported when first read: see mcp_server/api/verbs.py
 
 import re
@@ -21,10 +21,10 @@ _MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 
 
 def read(home: Home, address: str) -> str:
-    """The text at an address, such as `run://arith-sft-1/report` or `train://settings`.
+    """Return the text at an address, such as `run://arith-sft-1/report` or `train://settings`.
 
-    Raises UserError SECTION_NOT_FOUND for an address of another form, RUN_STATE where the run has
-    not written that yet, and RUN_NOT_FOUND or ENV_NOT_FOUND.
+    Raises UserError SECTION_NOT_FOUND if no address has this form, RUN_STATE if the run has not
+    written the file yet, and RUN_NOT_FOUND or ENV_NOT_FOUND if there is no such run or environment.
     """
     readers: Sequence[tuple[str, Callable[[str], str]]] = (
         (r"playbook://TRAINING\.md/?(.*)", verbs.read_playbook),
@@ -54,7 +54,8 @@ def read(home: Home, address: str) -> str:
 
 
 def _read_written(reader: Callable[[], str], address: str) -> str:
-    """What a reader returns. Raises UserError RUN_STATE where its file is not written yet."""
+    """Call `reader` and return its text. Raises UserError RUN_STATE if the file that it reads is
+    not written yet; `address` is named in that error."""
     try:
         return reader()
     except FileNotFoundError as error:
@@ -64,67 +65,75 @@ def _read_written(reader: Callable[[], str], address: str) -> str:
 
 
 def run_metrics(home: Home, run_id: str) -> str:
-    """The curves of a run, down-sampled, and when it is likely to end, as JSON. Raises UserError
-    RUN_NOT_FOUND."""
+    """Return the down-sampled curves of a run, and when it is likely to end, as JSON. Raises
+    UserError RUN_NOT_FOUND if there is no such run."""
     full_id = _full_run_id(home, run_id)
     return _json_text(verbs.forecast(home, full_id) | verbs.read_logs(home, full_id, "metrics"))
 
 
 def run_config(home: Home, run_id: str) -> str:
-    """What submit resolved, as JSON. Raises UserError RUN_NOT_FOUND, FileNotFoundError."""
+    """Return `config.json` of a run: every setting, as it was resolved when the run was submitted.
+
+    Raises UserError RUN_NOT_FOUND if there is no such run, and FileNotFoundError if its file is
+    missing.
+    """
     return _json_text(read_json(home.run(_full_run_id(home, run_id)).config))
 
 
 def run_card(home: Home, name: str) -> str:
-    """The model card of a run, or of a base model that `get_status` lists, as Markdown.
+    """Return the model card of a run, or of a base model that `get_status` lists, as Markdown.
 
-    Raises UserError RUN_NOT_FOUND.
+    Raises UserError RUN_NOT_FOUND if `name` is neither.
     """
     from engine.evidence.cards import base_card
     from engine.evidence.report import html_report
 
     if name in base_card.base_models(home):
         return base_card.base_card(home, name)
-    run_id, _, _ = name.partition("@")  # of a checkpoint the card is that of its run
+    run_id, _, _ = name.partition("@")  # a checkpoint, RUN@best, has the card of its run
     return html_report.model_card(home, _full_run_id(home, run_id))
 
 
 def run_report(home: Home, run_id: str) -> str:
-    """Verdict and evidence of a run as Markdown. Raises UserError RUN_NOT_FOUND."""
+    """Return verdict and evidence of a run as Markdown. Raises UserError RUN_NOT_FOUND if there is
+    no such run."""
     from engine.evidence.report import html_report
 
     return html_report.report_markdown(home, _full_run_id(home, run_id))
 
 
 def hardware(home: Home) -> str:
-    """Devices and free memory as JSON."""
+    """Return the devices of this machine and their free memory as JSON."""
     return _json_text(verbs.get_status(home, scope="hardware"))
 
 
 def skills() -> str:
-    """The questions that every run asks before and after training, as Markdown."""
+    """Return the questions that every run asks its model before and after training, as Markdown."""
     from engine.skills.card import skills_card  # the questions are drawn when it loads
 
     return skills_card()
 
 
 def settings(kind: str = "") -> str:
-    """What each setting of an algorithm, or of "evaluate", does, as Markdown; "" for the names of
-    all settings and the addresses of those pages. Raises UserError SECTION_NOT_FOUND."""
+    """Return, as Markdown, what each setting of the algorithm `kind` does, or of "evaluate". For ""
+    return the names of all settings and the addresses of these pages.
+
+    Raises UserError SECTION_NOT_FOUND if `kind` is none of these.
+    """
     from engine.settings import resolution  # the schema of the settings is slow to load
 
     return resolution.settings_page(kind) if kind else resolution.settings_index()
 
 
 def read_source(home: Home, env_id: str) -> str:
-    """The files of a pushed environment as Markdown, environment.py first, within a result's size.
+    """Return the files of a pushed environment as one Markdown text, environment.py first.
 
-    A long file is cut at `_MAX_FILE_CHARS`. A file that is not text, or too large for what is left
-    of the result, is listed with its name and size only. If not even that fits, the text says that
-    more files are left out.
+    The text has at most `RESULT_CHARS` characters. A long file is cut at `_MAX_FILE_CHARS`. A file
+    that is not text, or does not fit any more, is listed with its name and size only. If not even
+    that fits, the text says that more files are left out.
 
     Raises:
-        UserError: ENV_NOT_FOUND or ENV_AMBIGUOUS.
+        UserError: ENV_NOT_FOUND if no version has this id, ENV_AMBIGUOUS if several have it.
     """
     from engine.environments import registry
 
@@ -138,18 +147,19 @@ def read_source(home: Home, env_id: str) -> str:
 
 
 def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[str]:
-    """These files of the folder `source` as Markdown sections, and a note if some are left out.
+    """Return one Markdown section for each of these files, and a note if some are left out.
 
-    The sections take at most `max_chars` together with their line breaks, but without the note.
+    `source` is the folder that holds the files. The sections take at most `max_chars` with the line
+    breaks between them; the note comes on top.
     """
     sections = []
     chars_left = max_chars
     for path in files:
         name = path.relative_to(source).as_posix()
         section = _file_section(name, path)
-        if len(section) > chars_left:  # then only its name and its size
+        if len(section) > chars_left:  # the text does not fit: give name and size only
             section = f"## {name}\n\n{path.stat().st_size} bytes\n"
-        if len(section) > chars_left:  # not even that fits
+        if len(section) > chars_left:  # not even name and size fit
             sections.append("More files are left out.\n")
             break
         sections.append(section)
@@ -158,9 +168,10 @@ def _file_sections(files: Sequence[Path], source: Path, max_chars: int) -> list[
 
 
 def _file_section(name: str, path: Path) -> str:
-    """The file at `path` as a Markdown section with the heading `name`.
+    """Return the file at `path` as a Markdown section with the heading `name`.
 
-    It holds the text of the file, cut to `_MAX_FILE_CHARS`; or only the size if it is not text.
+    The section holds the text of the file, cut to `_MAX_FILE_CHARS`. If the file is not text, the
+    section holds only its size.
     """
     try:
         with path.open(encoding="utf-8") as file:
@@ -174,24 +185,25 @@ def _file_section(name: str, path: Path) -> str:
 
 
 def _fence_around(text: str) -> str:
-    """A Markdown fence that is longer than any in `text`, which could close it otherwise."""
-    # A row of backticks that could close the fence stands alone, so it is a word of backticks.
+    """Return a Markdown fence, e.g. "```", that is longer than any fence in `text`. A fence of the
+    same length in `text` would end the code block too early."""
+    # Only backticks that stand alone on a line can close a fence, so words of backticks suffice.
     backtick_rows = [word for word in text.split() if set(word) == {"`"}]
     return "`" * (3 + max(map(len, backtick_rows), default=0))
 
 
 def _full_run_id(home: Home, run_id: str) -> str:
-    """The full id of the run that `run_id` (an id or a unique prefix) names.
+    """Return the full id of the run that `run_id` (an id or a unique prefix) names.
 
-    A client's text must pass here before it becomes part of a path: it could hold `../`.
+    Text from a client must pass here before it becomes part of a path: it could hold `../`.
 
     Raises:
-        UserError: RUN_NOT_FOUND.
+        UserError: RUN_NOT_FOUND if no run, or more than one, has this id.
     """
     with Store(home) as store:
         return store.get_run(run_id).run_id
 
 
 def _json_text(data: Any) -> str:
-    """Data of a home as one line of JSON, cleaned and cut to the size of a result."""
+    """Return `data` as one line of JSON, cleaned and cut to the size of a result."""
     return compact(cut_to_size(clean(data)))

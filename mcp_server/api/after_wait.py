@@ -16,11 +16,11 @@ def suggest(tool: str, **arguments: Any) -> Reply:
     return Call(tool, arguments).to_json()
 
 
-# What a status says of a run that does not change while it goes on.
+# Fields of a run's status that do not change while the run goes on.
 _STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "heldout"})
 _EXPECTED = ("summary", "next", "warnings", "until_met", "state", "run_id")  # even where empty
 _EMPTY = (None, "", [], {})
-# What a metrics line says of the machine and not of the model.
+# Metrics that tell about the machine (speed, memory) and not about the model.
 _OF_THE_MACHINE = frozenset(
     {
         "time",
@@ -36,15 +36,13 @@ _OF_THE_MACHINE = frozenset(
         "matrix_flops",
     }
 )
-_OF_ERRORS = ("attempts", "errors", "value_with_errors")  # of a level; told where scores failed
+# Fields of a level (a mean score with its interval) that matter only if some scores failed.
+_OF_ERRORS = ("attempts", "errors", "value_with_errors")
 
 
 def only_changes(status: Reply) -> Reply:
-    """Drop from the status of a run what a caller of an earlier one knows; return the rest.
-
-    Left out are facts that cannot have changed, and fields that are empty. The status of a run that
-    has ended is returned whole.
-    """
+    """Return the status of a run without what the caller knows from an earlier status: facts that
+    cannot have changed, and empty fields. The status of a run that has ended is returned whole."""
     if status.get("state") in TERMINAL:
         return status
     return {
@@ -55,10 +53,10 @@ def only_changes(status: Reply) -> Reply:
 
 
 def essential(status: Reply) -> Reply:
-    """The status of a run or a plan without what read_logs and the report show better.
+    """Return the status of a run or a plan without what read_logs and the report show better.
 
-    Left out are metrics of speed and memory, measurements of the machine, and of each level what
-    only failed scores would change. A level is a mean with its interval.
+    The result lacks metrics of speed and memory, and measurements of the machine. Each level (a
+    mean score with its interval) lacks the counts of attempts and errors if no score failed.
     """
     short = dict(status)
     if isinstance(status.get("metrics"), dict):
@@ -76,8 +74,8 @@ def essential(status: Reply) -> Reply:
 
 
 def _short_levels(entry: Reply) -> Reply:
-    """An entry whose levels before and after have no counts of attempts and errors, where no score
-    failed."""
+    """Return a copy of `entry` in which the levels `before` and `after` (mean scores with their
+    intervals) have no counts of attempts and errors. A level with failed scores keeps them."""
     short = dict(entry)
     for name in ("before", "after"):
         level = entry.get(name)
@@ -90,8 +88,8 @@ def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:
     """Add a warning to a run's status if its wait was cut short; else return the status as is.
 
     Args:
-        status: the reply of the wait. No warning is added if what was waited for has come, or if
-            the run has ended.
+        status: the reply of the wait. No warning is added if the event that was waited for has
+            come, or if the run has ended.
         requested_s: seconds that the caller wanted to wait.
         waited_s: seconds that the server was ready to wait.
     """
@@ -106,13 +104,14 @@ def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:
 
 
 def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
-    """Return the suggested calls, with every `wait_run` among them waiting as the last call did.
+    """Return the suggested calls; each `wait_run` among them gets the event and the time limit of
+    the caller's last wait.
 
     Args:
         calls: suggested calls, each with `tool` and `arguments`.
-        until: what the caller waited for; the suggested waits get it too, unless it is the default.
-        timeout_s: seconds that the caller waited; the suggested waits get it too if it is above
-            `MAX_WAIT_S`, since then the client has shown that it holds long calls.
+        until: the event that the caller waited for; it is added unless it is the default, "end".
+        timeout_s: seconds that the caller was ready to wait; they are added only if they exceed
+            `MAX_WAIT_S`, because then this client keeps long calls open.
     """
     goal = {} if until == "end" else {"until": until}
     time_limit = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
@@ -125,18 +124,19 @@ def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Rep
 
 
 def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a wait, by the state of the run.
+    """Return the calls to suggest after a wait, by the state of the run.
 
     - done: read the rollouts; if a model was trained, deploy it.
     - failed: read the error, and diagnose. cancelled: resume.
-    - still open: wait on; before that, look at the first step or diagnose an alert, if reached.
+    - still open: wait again. If the wait ended with the first step, read its rollouts before; if it
+      ended with an alert, diagnose before.
     """
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
     reached = until if reply.get("until_met") else ""
     # There is only one first step; another evaluation or alert may follow.
     wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
-    if reached in ("alert", "news"):  # of one run nothing but an alert is news before its end
+    if reached in ("alert", "news"):  # "news" of a run that goes on can only be an alert
         return [suggest("diagnose", run_id=run_id), wait_on]
     if reached == "first_step":
         rollouts = suggest("read_rollouts", run_id=run_id)
@@ -145,7 +145,8 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
 
 
 def _after_end(run_id: str, reply: Reply) -> list[Reply]:
-    """The calls to suggest after a run that is done, failed or cancelled; `reply` is its status."""
+    """Return the calls to suggest for a run that is done, failed or cancelled. `reply` is the
+    status of the run."""
     if reply["state"] == "cancelled":
         return [suggest("submit_train", resume=run_id)]
     if reply["state"] == "failed":
@@ -158,9 +159,10 @@ def _after_end(run_id: str, reply: Reply) -> list[Reply]:
 
 
 def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
-    """The call to suggest after a wait whose run is still open: wait again, for `until`.
+    """Make the suggested call that waits again, for the event `until`.
 
-    It continues from the cursor of `reply`, the reply of that wait, so that nothing is missed.
+    `reply` is the reply of the last wait. The new wait continues from its cursor, so that no event
+    between the two calls is missed.
     """
     arguments = {"run_id": run_id, "until": until}
     if reply.get("cursor"):

@@ -11,17 +11,19 @@ from engine.home.run_dir import Home
 
 
 def show_audit(home: Home, env_id: str) -> Reply:
-    """The stored reward audit of a version of an environment. Raises UserError ENV_NOT_FOUND."""
+    """Return the stored reward audit of an environment version: what its reward pays for answers
+    that are none. Raises UserError ENV_NOT_FOUND if there is no such version."""
     from engine.environments import push_audit
 
     return push_audit.audit_reply(home, env_id)
 
 
 def audit_env(home: Home, env_id: str, workers: int = 0) -> Reply:
-    """Audit the reward of a version over every row, with so many processes (0: as training takes).
+    """Audit the reward of an environment version over every row, in `workers` processes (0: as many
+    as a training would use).
 
-    Raises UserError ENV_NOT_FOUND, ENV_SECRETS, ENV_DEPS, ENV_BUSY, or BAD_ARGUMENT where nothing
-    is scored.
+    Raises UserError ENV_NOT_FOUND if there is no such version, BAD_ARGUMENT if it scores nothing,
+    and ENV_SECRETS, ENV_DEPS or ENV_BUSY if its code cannot be run now.
     """
     from engine.environments import push_audit
 
@@ -29,9 +31,10 @@ def audit_env(home: Home, env_id: str, workers: int = 0) -> Reply:
 
 
 def calibrate_judge(home: Home, rubric: Path, gold: Path) -> Reply:
-    """Hold the judge of a rubric file against gold answers, and store what came of it.
+    """Compare the verdicts of a judge (a language model that scores by the file `rubric`) with
+    those of people in the file `gold`, store the result and return it.
 
-    Raises UserError BAD_ARGUMENT where one of the files cannot be read, or the judge gives no
+    Raises UserError BAD_ARGUMENT if one of the files cannot be read, or if the judge gives no
     verdict.
     """
     from engine.evidence.judges.calibration import calibrate_files

@@ -7,7 +7,8 @@ from engine.core.errors import UserError
 
 
 def names_data(env_id: str) -> bool:
-    """Whether `env_id` is the path of a data file or the id of a dataset, not an environment."""
+    """Whether `env_id` is not the id of an environment but the path of a data file, e.g.
+    "rows.csv", or the id of a dataset on the hub, e.g. "openai/gsm8k"."""
     from envs.dataset import FORMATS  # noqa: PLC0415  a server starts without it
 
     return "/" in env_id or env_id.lower().endswith(FORMATS)
@@ -16,11 +17,14 @@ def names_data(env_id: str) -> bool:
 def from_roots(path: str, roots: Sequence[Path]) -> str:
     """Find a relative path in the current folder, or else in the first of `roots` that has it.
 
-    Clients start servers in any folder, while an agent names paths relative to its project. A path
-    that is absolute, empty, not possible (with a NUL) or in no such folder is returned unchanged.
+    Clients start servers in any folder, but an agent names paths relative to its project. The path
+    is returned unchanged if it is absolute or empty, if it has a NUL character, which no path can
+    have, or if none of these folders has it.
     """
-    # The last of these: the current folder has it.
-    if not path or "\0" in path or Path(path).expanduser().is_absolute() or exists(Path(path)):
+    if not path or "\0" in path:
+        return path
+    is_in_current_folder = exists(Path(path))
+    if Path(path).expanduser().is_absolute() or is_in_current_folder:
         return path
     return next((str(root / path) for root in roots if exists(root / path)), path)
 
@@ -34,14 +38,15 @@ def exists(path: Path) -> bool:
 
 
 def inside_roots(path: str, roots: Sequence[Path]) -> Path:
-    """Resolve `path`, links included, and check that it lies inside one of `roots`.
+    """Resolve `path`, links included, check that it lies inside one of `roots`, and return it.
 
-    A relative path may be meant from the current folder or from a root. Of these the first is taken
-    in which it exists and lies inside a root. If there is none, it is meant from the first root.
+    A relative path is tried from the current folder and from each root. The first of these places
+    wins where something exists and which lies inside a root. If nothing exists yet, the path is
+    taken from the first root.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, the path lies outside all roots. BAD_ARGUMENT, the path has a
-            NUL character in it.
+        UserError: PATH_OUTSIDE_ROOTS if the path lies outside all roots. BAD_ARGUMENT if the path
+            has a NUL character in it.
     """
     if "\0" in path:
         raise UserError("BAD_ARGUMENT", "path has a NUL in it", hint="Name a folder.", field="path")
@@ -51,7 +56,7 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
     else:
         in_roots = [root / user_path for root in roots]
         existing = [option for option in (user_path, *in_roots) if exists(option)]
-        candidates = existing + in_roots  # if no existing one lies in a root: in the first root
+        candidates = existing + in_roots  # `in_roots` comes last, for a path that is yet to be made
     for candidate in candidates:
         resolved = candidate.resolve()
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
@@ -71,8 +76,9 @@ def _outside(path: str, roots: Sequence[Path]) -> UserError:
 
 
 def names_dataset(text: str) -> bool:
-    """Whether `text` names a benchmark, or a dataset on the hub, and no file or folder here."""
+    """Whether `text` names a benchmark or a dataset on the hub. A file or folder of that name on
+    this machine comes first: then the result is False."""
     from engine.hub import benchmarks, data  # noqa: PLC0415  most commands need nothing of the hub
 
-    names_one = benchmarks.names_benchmark(text) or data.parse(text) is not None
-    return names_one and not exists(Path(text))
+    is_remote_name = benchmarks.names_benchmark(text) or data.parse(text) is not None
+    return is_remote_name and not exists(Path(text))

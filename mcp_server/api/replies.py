@@ -12,27 +12,28 @@ from engine.core.reply import RESULT_CHARS, Reply
 from engine.home.sanitize import clean_value
 
 ERROR_CHARS = 1_000
-# How much of the envelope an agent gets; longer parts are cut or left out.
+# The most that an envelope (summary, next, warnings) holds; longer parts are cut or left out.
 SUMMARY_CHARS = 800
 CALL_CHARS = 800
 MAX_CALLS = 3
 WARNING_CHARS = 400
 MAX_WARNINGS = 12
 MIN_CUT_TEXT = 80  # characters; a shorter text is never cut to make a result smaller
-RESERVE_CHARS = 500  # of a result, for what is added to the data of a verb
+RESERVE_CHARS = 500  # of a result, kept free for the envelope that is added to the data of a verb
 HEAD_FIELDS = ("summary", "next", "warnings")
 
 
 def clean(value: Any) -> Any:
-    """Return `value` as it may be shown: texts cleaned, NaN and infinity made null, nulls left out.
+    """Return a copy of `value` that may be shown: its texts are cleaned, and entries of objects
+    that are null, NaN or infinity are left out.
 
-    Nulls are left out of objects only; a list keeps them, so that its items keep their places.
+    A list keeps such items as nulls, so that its items keep their places.
     """
     return _without_nulls(clean_value(value))
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return `value` without null entries of its objects, at any depth; lists keep their nulls."""
+    """Return `value` with the null entries of all objects in it left out; lists keep nulls."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -46,11 +47,11 @@ def compact(value: Any) -> str:
 
 
 def envelope(data: Reply, default_summary: str) -> Reply:
-    """Return the cleaned reply with `summary`, `next` and `warnings` first.
+    """Return a cleaned copy of `data` that begins with `summary`, `next` and `warnings`.
 
-    A reply without a summary gets `default_summary`; missing `next` and `warnings` become []. All
-    three are cut to the sizes at the top of this file. A suggested call that is too long is left
-    out, because a cut call could not be made.
+    If `data` has no summary, `default_summary` is used; missing `next` (the suggested calls) and
+    `warnings` become []. All three are cut to the sizes at the top of this file. A suggested call
+    that is too long is left out, because a cut call could not be made.
     """
     body = clean(data)
     summary = str(body.pop("summary", "")) or default_summary
@@ -65,20 +66,25 @@ def envelope(data: Reply, default_summary: str) -> Reply:
 
 
 def _cut_at_a_word(text: str, chars: int) -> str:
-    """The text in at most so many characters. A cut falls between words and is shown: half of a
-    number would be read as another one."""
+    """Return `text`, cut to at most `chars` characters with " ..." at the end if it is longer.
+
+    The cut falls between two words, because half of a number would be read as another number. Only
+    a text whose first word is too long is cut within that word.
+    """
     if len(text) <= chars:
         return text
     mark = " ..."
-    kept = text[: chars - len(mark) + 1].rpartition(" ")[0]
-    return (kept or text[: chars - len(mark)]) + mark
+    # One character more than is kept, so that a word that just fits ends before a space.
+    whole_words = text[: chars - len(mark) + 1].rpartition(" ")[0]
+    return (whole_words or text[: chars - len(mark)]) + mark
 
 
 def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
-    """Return `read_page(limit)`, or a smaller page if that is too large for a result.
+    """Return a page of at most `limit` items that fits into the size of a result.
 
-    The limit is halved until the page fits. The page is read again, not cut, so that its
-    `next_cursor` is right. A page of one item is returned whatever its size.
+    `read_page(n)` reads a page of n items. While the page is too large, `limit` is halved and the
+    page is read again. It is not cut, because its `next_cursor` would then skip items. A page of
+    one item is returned whatever its size.
     """
     while True:
         data = read_page(limit)
@@ -90,16 +96,16 @@ def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
     """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
 
-    The largest list or text is halved until the result fits. A result that was cut has `truncated`
-    and a warning that says so. If halving cannot make it fit, only summary, next, warnings and
-    `truncated` are left, whatever their size.
+    The largest list or text in it is halved until the copy fits. The copy has the field `truncated`
+    and a warning that says so. If halving cannot make it fit, the copy holds only `summary`,
+    `next`, `warnings` and `truncated`, whatever their size.
     """
     if len(compact(body)) <= size:
         return body
     body = json.loads(compact(body))  # a deep copy, which may be cut in place
     body["truncated"] = True
     note = f"cut to {size} characters; ask for less, or read the rest through a cursor"
-    # Few warnings, because they are not cut below.
+    # At most 5 of the warnings are kept, because `_cut_largest` does not shorten warnings.
     body["warnings"] = [*body.get("warnings", [])[:5], note]
     while len(compact(body)) > size:
         if not _cut_largest(body):
@@ -108,16 +114,16 @@ def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
 
 
 def error_line(error: UserError) -> str:
-    """Return the error as one line of JSON, at most `ERROR_CHARS` long.
+    """Return the error as one line of JSON of at most `ERROR_CHARS` characters.
 
-    A line that is too long is shortened in this order, until it fits: first the suggested call,
-    which stands both in `call` and in the hint, is taken out of one of them; then field, playbook,
-    message and hint are cut.
+    A line that is too long is shortened until it fits. The suggested call stands in both `call` and
+    `hint`: first it is taken out of one of them. Then field, playbook, message and hint are cut, in
+    this order.
     """
     payload = clean(error.payload())
     if "call" in payload and len(compact(payload)) > ERROR_CHARS:
         _leave_call_once(payload, error)
-    # The shortest useful length of each; a hint may be lost altogether.
+    # With each field the shortest length that is still useful; a hint may be lost altogether.
     for name, min_chars in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
         excess = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")
@@ -128,11 +134,11 @@ def error_line(error: UserError) -> str:
 
 
 def _leave_call_once(payload: Reply, error: UserError) -> None:
-    """Shorten the payload of an error, in place: the suggested call stands in `call` and in the
-    text `hint`, and stays in only one of them.
+    """Shorten the payload of an error, in place: remove the suggested call, which stands in both
+    `call` and the text `hint`, from one of them.
 
-    It stays in `call`, unless it is so long that the result might have to be cut: `hint` can be cut
-    and `call` cannot.
+    The call is removed from `hint`, unless it is longer than half of `ERROR_CHARS`: then it is
+    removed from `call`, because `hint` can be cut and `call` cannot.
     """
     if len(compact(payload["call"])) > ERROR_CHARS // 2:
         del payload["call"]
@@ -149,8 +155,8 @@ def _cut_text(text: str, limit: int) -> str:
     if len(compact(text)) <= limit:
         return text
     beginning = text[: max(limit, 0)]
-    # As JSON a character may take several, such as \n; so take characters away until it fits with
-    # the ellipsis, which takes 1.
+    # One character may take several as JSON, e.g. a line break. So characters are taken away until
+    # the text fits together with the ellipsis, which takes 1.
     while beginning and len(compact(beginning)) + 1 > limit:
         beginning = beginning[:-1]
     return beginning + "…" if beginning else ""
@@ -190,16 +196,17 @@ def _largest_part(body: Reply) -> tuple[Any, Any]:
     for holder, key in parts:
         value = holder[key]
         size = _size_if_cuttable(value)
-        # Of a list and a text of the same size, the text is cut.
+        # If a list and a text have the same size, the text is cut.
         is_largest = size > largest_size or (isinstance(value, str) and size == largest_size)
-        if size > 0 and is_largest:  # 0: it may not be cut
+        if size > 0 and is_largest:  # size 0: this part may not be cut
             largest_size = size
             largest = (holder, key)
     return largest
 
 
 def _size_if_cuttable(value: Any) -> int:
-    """The characters that a list or a text takes; 0 if it may not be cut."""
+    """Return the number of characters that a list (as JSON) or a text takes; 0 if `value` may not
+    be cut or is neither."""
     # A list with one item is not halved to nothing; its item is cut instead.
     if isinstance(value, list) and len(value) > 1:
         return len(compact(value))
@@ -225,8 +232,8 @@ def _parts_below(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def with_head(reply: Reply, summary: str, *next_calls: Reply) -> Reply:
-    """Return `reply` with the fields `summary`, `next` and `warnings` first. Where they are missing
-    they become `summary`, `next_calls` and []."""
+    """Return `reply` with the fields `summary`, `next` and `warnings` first. If `reply` lacks one
+    of them, the argument `summary`, the `next_calls` or [] takes its place."""
     head = {
         "summary": reply.get("summary") or summary,
         # An empty `next` stays empty: the engine had nothing to suggest.

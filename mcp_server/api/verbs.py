@@ -1,8 +1,8 @@
-"""The verbs of Honesmith: each calls exactly one engine function and fills in what it left out.
+"""The verbs of Honesmith: each calls one engine function and completes the head of its reply.
 
-The MCP tools and the command line are two faces of these functions. Engine modules are imported
-inside them because a server must answer its first request before it needs any of them
-(measured: the imports together cost more than the rest of the start-up that is ours).
+The MCP tools and the command line both call these functions. Engine modules are imported inside the
+functions, because a server must answer its first request before it needs any of them (measured: the
+imports together take longer than the rest of our own start-up).
 """
 # ruff: noqa: PLC0415
 
@@ -30,12 +30,12 @@ _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes aft
 def get_status(
     home: Home, scope: str = "all", limit: int = 20, cursor: str = "", key: Key = LOCAL
 ) -> Reply:
-    """List devices, queue, runs, environments and models, at most `limit` rows of each.
+    """List devices, queue, runs, environments, models and deployments of a home.
 
     Args:
         home: the home to read.
-        scope: which of these lists, such as "runs"; "all" for a short view of each.
-        limit: rows of each list at most.
+        scope: the list to return, such as "runs"; "all": a short view of every list.
+        limit: the most rows of each list; fewer if the page would be too large for a result.
         cursor: `next_cursor` of the previous page; "" for the first page.
         key: the caller. If its runs are limited, the reply holds under `key` its limits and how
             much of each is used.
@@ -48,7 +48,7 @@ def get_status(
 
         limits = {"key": quotas.limits_and_use(home, key)}
 
-    def read_page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:  # `fitting_page` lowers `count` until the page fits
         return lifecycle.overview(home, scope, count, cursor) | limits
 
     return with_head(fitting_page(read_page, limit), f"Status of {scope}.")
@@ -75,9 +75,9 @@ def push_env(
             networks.
 
     Raises:
-        UserError: an ENV_ code or DATASET_INVALID, the environment cannot be used. FORBIDDEN, `key`
-            may not install, or not give a secret or a network to an environment.
-            PATH_OUTSIDE_ROOTS, the folder lies in none of `roots`.
+        UserError: a code with ENV_, or DATASET_INVALID, if the environment cannot be used.
+            FORBIDDEN if `key` may not install, or may not give it a secret or a network.
+            PATH_OUTSIDE_ROOTS if the folder lies in none of `roots`.
     """
     from engine.environments import push
     from engine.runs.submit import regrading
@@ -93,7 +93,7 @@ def push_env(
         roots=None if roots is None else list(roots),
         check_settings=partial(check_owner_agreed, home, key),
     )
-    # What an edited score() would have told apart is known before anything is trained.
+    # Suggest to score stored answers again with the edited score(), before anything is trained.
     reply = replace(reply, next=[*reply.next, *regrading.preview_calls(home, reply.env_id)])
     return with_head(
         reply.to_json(), f"Pushed {reply.env_id}.", suggest("dry_run", env_id=reply.env_id)
@@ -106,13 +106,13 @@ def dry_run(
     key: Key = LOCAL,
     roots: Sequence[Path] | None = None,
 ) -> Reply:
-    """Check a training run or a plan without training, or look into a data file.
+    """Check a training run or a plan without training; for a data file call `inspect_data` instead.
 
     Args:
         home: the home that holds the environment.
-        request: what could be submitted; its `env_id` may also be the path of a data file, or the
-            id of a dataset on the hub, for what `inspect_data` says of it in tokens of its model.
-        key: the caller, to whose quota the hours of the probe count.
+        request: what could be submitted. Its `env_id` may also be the path of a data file, or the
+            id of a dataset on the hub; `inspect_data` then counts tokens of the request's model.
+        key: the caller; a probe of the model takes hours of its quota.
         roots: folders that a data file must lie in; None: any folder.
 
     Raises UserError if the environment, the model or a setting cannot be used.
@@ -139,21 +139,21 @@ def estimate_cost(home: Home, request: TrainRequest) -> Reply:
 
 
 def _in_words(request: TrainRequest) -> str:
-    """What a request trains: "grpo of pebble on arith"."""
+    """Name what a request trains, e.g. "grpo of pebble on arith"."""
     return f"{request.algorithm} of {request.model} on {request.env_id}"
 
 
 def submit_train(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or resume one, and return at once with its id, state and estimate.
 
-    Raises UserError NOT_APPROVED if a person must agree to the cost first, or another code if the
-    run cannot be trained as requested.
+    Raises UserError NOT_APPROVED if a person must agree to the cost first; another code if the run
+    cannot be trained as requested.
     """
     from engine.runs import lifecycle
 
     reply = lifecycle.submit(home, request)
     run_id = reply["run_id"]
-    if "steps" not in reply:  # the runs of a plan have curves, the plan has none
+    if "steps" not in reply:  # a plan has `steps`: its runs have curves, the plan itself has none
         reply.setdefault("metrics_uri", f"run://{run_id}/metrics")
     return with_head(
         reply, f"{run_id} is {reply.get('state', 'queued')}.", suggest("wait_run", run_id=run_id)
@@ -180,7 +180,7 @@ def wait_run(
         on_progress: called with the status of the run while waiting.
 
     Raises:
-        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+        UserError: RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT, BAD_CURSOR if one is wrong.
     """
     from engine.runs import lifecycle
 
@@ -192,9 +192,9 @@ def wait_run(
 
 
 def forecast(home: Home, run_id: str) -> Reply:
-    """Return `forecast`, what is left of a run that is under way; {} for any other.
+    """Return {"forecast": what is left to do} for a run that is under way; {} for any other run.
 
-    Raises UserError RUN_NOT_FOUND.
+    Raises UserError RUN_NOT_FOUND if there is no such run.
     """
     from engine.pace.progress import read_progress
     from engine.runs.forecast import forecast_of_run
@@ -222,15 +222,15 @@ def read_logs(
         view: metrics, events, console or error.
         keys: names of the metrics to show; empty: all.
         grep: only lines with this text; "": all lines.
-        limit: rows or lines at most; fewer if the page would be too large for a result.
+        limit: the most rows or lines; fewer if the page would be too large for a result.
         cursor: `next_cursor` of the previous page; "" for the first page.
 
     Raises:
-        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+        UserError: RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT, BAD_CURSOR if one is wrong.
     """
     from engine.reading import logs
 
-    def read_page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:  # `fitting_page` lowers `count` until the page fits
         return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
 
     return with_head(fitting_page(read_page, limit), f"{view} of {run_id}.")
@@ -256,17 +256,17 @@ def read_rollouts(
         step: training step; -1: the latest.
         where: a condition such as "reward < 0.5"; "": all rollouts.
         tokens: add token ids and loss mask.
-        limit: rollouts at most; fewer if the page would be too large for a result.
-        max_chars: characters at most of the prompt, of each turn and of the completion.
+        limit: the most rollouts; fewer if the page would be too large for a result.
+        max_chars: the most characters of the prompt, of each turn and of the completion.
         cursor: `next_cursor` of the previous page; "" for the first page.
 
     Raises:
-        UserError: RUN_NOT_FOUND, BAD_ARGUMENT or BAD_CURSOR.
+        UserError: RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT, BAD_CURSOR if one is wrong.
     """
     from engine.reading import rollouts
     from engine.reading.rollout_pages import RolloutQuery
 
-    def read_page(count: int) -> Reply:
+    def read_page(count: int) -> Reply:  # `fitting_page` lowers `count` until the page fits
         query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
         return rollouts.read_rollouts(home, query).to_json()
 
@@ -276,8 +276,8 @@ def read_rollouts(
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
     """Queue an evaluation as a run of its own and return at once with its id.
 
-    Its hours count against the quota of `key`. Raises UserError if the request cannot be run, or
-    QUOTA if its hours do not fit.
+    Its hours count against the quota of `key`. Raises UserError QUOTA if they exceed it, or another
+    code if the request cannot be run.
     """
     from engine.runs import lifecycle
 
@@ -295,13 +295,14 @@ def compare_runs(
 
     Args:
         home: the home that holds the runs and their answers.
-        ids: models, runs or evaluations; the one from before the training first.
+        ids: models, runs or evaluations; the one from before the training comes first.
         env_id: the environment on which to compare them; "" if all were evaluated on only one.
-        metric: a named metric of the environment to judge by; "" for success, else reward.
+        metric: a named metric of the environment; "" for success, or reward if tasks have none.
         group_by: a key of the tasks' metadata, to show the results by its values; "" for none.
 
     Raises:
-        UserError: RUN_NOT_FOUND, NO_EVALUATION, NOT_COMPARABLE or BAD_ARGUMENT.
+        UserError: RUN_NOT_FOUND, NO_EVALUATION or NOT_COMPARABLE if `ids` do not exist, have no
+            answers or share no tasks; BAD_ARGUMENT if another argument is wrong.
     """
     from engine.evidence.compare import compare
 
@@ -310,7 +311,7 @@ def compare_runs(
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """Find what went wrong in a run, causes before effects. Raises UserError RUN_NOT_FOUND."""
+    """List what went wrong in a run, causes first. Raises UserError if there is no such run."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
     return with_head(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
@@ -334,7 +335,7 @@ def curate(
         name: name of the dataset.
         where: a condition on each task, such as "0 < avg < 1"; "": all tasks.
         select: which answers to a task are taken, e.g. correct or best.
-        max_per_task: answers taken of each task at most.
+        max_per_task: the most answers taken of each task.
         pool_models: treat the answers of all models to a task as one group.
         preview: count and show examples, but store nothing.
 
@@ -372,8 +373,8 @@ def deploy(
         patience: how long a start is waited for.
 
     Raises:
-        UserError: PATH_OUTSIDE_ROOTS, `path` lies in none of `roots`; another code, there is no
-            such model, or it cannot be served or written.
+        UserError: PATH_OUTSIDE_ROOTS if `path` lies in none of `roots`; another code if there is no
+            such model, or if it cannot be served or written.
     """
     from engine.processes.deployments import Asker
     from engine.serving import service
@@ -410,7 +411,7 @@ def chat(
 
 
 def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
-    """Stop a run after its next checkpoint; it can be resumed. Raises UserError RUN_NOT_FOUND."""
+    """Stop a run after its next checkpoint; `submit_train` can resume it. Raises UserError."""
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
@@ -435,27 +436,26 @@ def read_playbook(section: str = "", home: Home | None = None) -> str:
 
 
 def report(home: Home, run_id: str) -> Reply:
-    """Write `report.html` of a run and return its path. Raises UserError RUN_NOT_FOUND.
-
-    If the files of the run were deleted, the report written before is kept and its path returned.
-    """
+    """Write `report.html` of a run and return its path. If the files of the run were deleted, keep
+    the report written before and return its path. Raises UserError RUN_NOT_FOUND if there is no
+    such run."""
     from engine.evidence.report.html_report import write_report
 
     with Store(home) as store:
         run_id = store.get_run(run_id).run_id
     run = home.run(run_id)
-    # A report cannot be written again once the files of its run are deleted.
+    # A report cannot be written again after the files of its run were deleted.
     only_report_left = run.deleted.exists() and run.report.exists()
     path = run.report if only_report_left else write_report(home, run_id)
     return with_head({"run_id": run_id, "report": str(path)}, f"The report of {run_id} is {path}")
 
 
 def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
-    """Write the answers of a run into the file `path`: as a table (`form` csv or parquet), or its
-    rollouts as training traces (traces: OpenEnv's form, JSON lines).
+    """Write the answers of a run into the file `path`. `form` is "csv" or "parquet" (a table), or
+    "traces" (rollouts as JSON lines in the form of OpenEnv).
 
-    Raises UserError RUN_NOT_FOUND, NO_EVALUATION if it has none, or BAD_ARGUMENT if the file cannot
-    be written.
+    Raises UserError RUN_NOT_FOUND if there is no such run, NO_EVALUATION if it has no answers, or
+    BAD_ARGUMENT if the file cannot be written.
     """
     from engine.curation.training_traces import write_traces
     from engine.evidence.report.results_table import write_results
@@ -469,7 +469,7 @@ def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Compare a run's files with the hashes taken at its end. Raises UserError RUN_NOT_FOUND."""
+    """Compare a run's files with their hashes at its end. Raises UserError if there is no run."""
     from engine.evidence.verdict import provenance
 
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
@@ -482,19 +482,19 @@ def inspect_data(
     roots: Sequence[Path] | None = None,
     wait_s: float = math.inf,
 ) -> Reply:
-    """List the shapes, bad rows, duplicates, lengths and splits of a data file, with `model` also
-    its lengths in tokens of that model.
+    """List the shapes, bad rows, duplicates, lengths and splits of a data file.
 
     Args:
-        home: the home whose cache holds what was read of large files, and datasets of the hub.
-        path: the path of the file, or the id of a dataset on the hub, of which the first training
-            file is taken.
-        model: the model whose tokens are counted; "" for none.
+        home: the home whose cache holds indexes of large files, and datasets of the hub.
+        path: the path of the file, or the id of a dataset on the hub, whose first training file is
+            then inspected.
+        model: the model whose tokens the lengths are also given in; "" for none.
         roots: folders that the file must lie in; None: any folder.
         wait_s: seconds that fetching a dataset or reading a large file may take.
 
-    Raises UserError: DATASET_INVALID, the file cannot be read as data. DATASET_READING, retryable,
-    it is still being fetched or read. PATH_OUTSIDE_ROOTS, it lies in none of `roots`.
+    Raises UserError: DATASET_INVALID if the file cannot be read as data. DATASET_READING, which is
+    retryable, if fetching or reading goes on after `wait_s`. PATH_OUTSIDE_ROOTS if the file lies in
+    none of `roots`.
     """
     from engine.environments import data_inspection
 
@@ -505,18 +505,16 @@ def inspect_data(
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install the packages in an environment's requirements.txt.
-
-    Raises UserError ENV_DEPS if one of them cannot be installed.
-    """
+    """Install the packages that the requirements.txt in `folder` names, for an environment. Raises
+    UserError ENV_DEPS if one of them cannot be installed."""
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
 
 
 def diff_settings(home: Home, before: str, after: str) -> Reply:
-    """List the settings in which two trainings differ; each is a run or a TOML file, and neither
-    must be evaluated. Raises UserError RUN_NOT_FOUND, RUN_STATE, or the errors of a TOML file."""
+    """List the settings in which two trainings differ; each is a run or a TOML file. Raises
+    UserError if a run does not exist or has no settings, or if a file cannot be read as a run."""
     from engine.runs import diff
 
     return with_head(diff.diff(home, before, after), f"Compared {before} and {after}.")
@@ -524,7 +522,7 @@ def diff_settings(home: Home, before: str, after: str) -> Reply:
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
     """List the files and lines in which two versions of an environment differ. Raises UserError
-    ENV_NOT_FOUND."""
+    ENV_NOT_FOUND if one of them does not exist."""
     from engine.environments import versions
 
     reply = versions.diff(home, before, after)
@@ -534,7 +532,8 @@ def diff_envs(home: Home, before: str, after: str) -> Reply:
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
     """Copy the files of an environment version into a new folder.
 
-    Raises UserError ENV_NOT_FOUND, or BAD_ARGUMENT if the folder cannot be written.
+    Raises UserError ENV_NOT_FOUND if there is no such version, or BAD_ARGUMENT if the folder cannot
+    be written.
     """
     from engine.environments import versions
 
@@ -542,32 +541,30 @@ def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
 
 
 def seal_env(home: Home, env_id: str, looks: int) -> Reply:
-    """Show nothing of a version's tasks any more; `looks` models may be evaluated on it. Raises
-    UserError ENV_NOT_FOUND, BAD_ARGUMENT or RUN_STATE."""
+    """Seal a version: none of its tasks is shown any more, and at most `looks` models may be
+    evaluated on it. Raises UserError if there is no such version or it may not be sealed now."""
     from engine.environments import versions
 
     return with_head(versions.seal(home, env_id, looks).to_json(), f"Sealed {env_id}.")
 
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
-    """Delete an environment version; one that ended runs have used only with `force`.
-
-    Raises UserError ENV_NOT_FOUND, or RUN_STATE if a run still uses the version.
-    """
+    """Delete an environment version; one that ended runs have used needs `force`. Raises UserError
+    ENV_NOT_FOUND if there is no such version, or RUN_STATE if a run still uses it."""
     from engine.environments import versions
 
     return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")
 
 
 def pin(home: Home, run_id: str, step: int) -> Reply:
-    """Keep the checkpoint of `step`. Raises UserError RUN_NOT_FOUND or MODEL_NOT_FOUND."""
+    """Pin the checkpoint of `step`: `keep_checkpoints` does not delete it. Raises UserError."""
     from engine.runs import pins
 
     return pins.pin(home, run_id, step)
 
 
 def unpin(home: Home, run_id: str, step: int) -> Reply:
-    """Keep the checkpoint of `step` no longer. Raises UserError RUN_NOT_FOUND or BAD_ARGUMENT."""
+    """Undo `pin` for the checkpoint of `step`. Raises UserError if it is not pinned."""
     from engine.runs import pins
 
     return pins.unpin(home, run_id, step)
@@ -586,15 +583,16 @@ def deletable_runs(home: Home, run_ids: Sequence[str], force: bool = False) -> R
 
 
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Delete a run's large files, after `deletable_runs`, which checks whether something else needs
-    the run. Raises UserError RUN_STATE if it has not ended."""
+    """Delete a run's large files. Call `deletable_runs` before: it checks whether something else
+    needs the run. Raises UserError RUN_STATE if the run has not ended."""
     from engine.runs import deletion
 
     return with_head(deletion.delete_run(home, run_id), f"Deleted {run_id}.")
 
 
 def _cap_function(home: Home, key: Key) -> Callable[[float], float] | None:
-    """The function from estimated hours to a cap for `key`; None if its hours are not limited."""
+    """Return a function from the estimated hours of a run to its cap in hours, within the quota of
+    `key`; None if the hours of `key` are not limited."""
     from mcp_server.access import quotas
 
     return quotas.cap_function_of(home, key)

@@ -1,7 +1,7 @@
-"""Tells coding agents about the server, by an entry in the configuration file of each.
+"""Tells coding agents about the server, by an entry in the configuration file of each agent.
 
-The entry is added to a file that exists; everything else in it stays. An entry of our server that
-differs is only replaced with `force`. A file that cannot be parsed is not touched.
+If the file exists, everything else in it stays. An existing entry of our server with other values
+is replaced only with `force`. A file that cannot be parsed is not touched.
 """
 
 import json
@@ -53,32 +53,32 @@ class Client:
 
 
 def _command_entry(launch: Launch) -> Entry:
-    """The entry of a client that starts the server as a command."""
+    """Make the fields of an entry for a client that starts the server by a command."""
     return {"command": launch.argv[0], "args": list(launch.argv[1:])}
 
 
 def _headers(launch: Launch) -> Entry:
-    """The HTTP headers with which a client shows its token."""
+    """Make the HTTP headers in which a client sends its token."""
     return {"Authorization": f"Bearer {launch.token}"}
 
 
 def _typed_entry(launch: Launch) -> Entry:
-    """The entry of Claude Code and VS Code, which names the transport."""
+    """Make the entry for Claude Code and VS Code, which must name the transport ("type")."""
     if launch.url:
         return {"type": "http", "url": launch.url, "headers": _headers(launch)}
     return {"type": "stdio", **_command_entry(launch)}
 
 
 def _cursor_entry(launch: Launch) -> Entry:
-    """The entry of Cursor, which infers the transport from the fields."""
+    """Make the entry for Cursor, which infers the transport from the fields."""
     if launch.url:
         return {"url": launch.url, "headers": _headers(launch)}
     return _command_entry(launch)
 
 
 def _codex_entry(launch: Launch) -> Entry:
-    """The entry of Codex, with longer time limits than its defaults."""
-    # By default Codex ends a call after 60 s, too soon after the 50 s that `wait_run` may take.
+    """Make the entry for Codex, with longer time limits than the defaults of Codex."""
+    # By default Codex ends a call after 60 s. `wait_run` may take 50 s, which leaves too little.
     limits = {"startup_timeout_sec": 30, "tool_timeout_sec": 120}
     if launch.url:
         return {"url": launch.url, "http_headers": _headers(launch), **limits}
@@ -94,13 +94,15 @@ CLIENTS = {
 
 
 def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
-    """The command, as words, that starts the server of this installation for `project`.
+    """Return the command, as a tuple of words, that starts the server of this installation for
+    `project`.
 
-    The command names `home`. If that is None, the server itself finds its home: the one in the
-    variable HONESMITH_HOME, or the default.
+    If `home` is None, the command names no home, and the server takes the one in the variable
+    HONESMITH_HOME, or the default.
     """
     installed_script = shutil.which("honesmith", path=str(Path(sys.executable).parent))
-    # uvx runs us from a folder of this name, which it may delete later: let uvx start the server.
+    # uvx runs this program from a cache folder "archive-v0", which it may delete later. So the
+    # command names uvx and not the path of this program.
     if "archive-v0" in Path(sys.executable).parts:
         command: tuple[str, ...] = ("uvx", "honesmith")
     elif installed_script:
@@ -115,8 +117,11 @@ def serve_argv(project: Path, home: Path | None = None) -> tuple[str, ...]:
 def write_entries(
     project: Path, clients: Iterable[str], launch: Launch, force: bool
 ) -> dict[str, str]:
-    """Add or update our entry in the file of each of `clients`. Returns for each file "written",
-    "unchanged" or "kept" (it has another entry, and `force` is off)."""
+    """Add or update the entry of our server in the file of each of `clients`.
+
+    Returns file -> "written", "unchanged", or "kept" if the file has another entry and `force` is
+    off.
+    """
     return {CLIENTS[client].file: write_entry(project, client, launch, force) for client in clients}
 
 
@@ -130,12 +135,12 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
         force: replace an entry of our server that has other values.
 
     Returns:
-        "written"; "unchanged", the file has this entry already; or "kept", the file has an entry
+        "written"; "unchanged" if the file already has this entry; "kept" if the file has an entry
         with other values and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, the file cannot be parsed, is a link, or is TOML with an entry that
-            would have to be replaced.
+        UserError: BAD_ARGUMENT if the file cannot be parsed, is a link, or is TOML with an entry
+            that would have to be replaced.
     """
     spec = CLIENTS[client]
     path = project / spec.file
@@ -150,20 +155,20 @@ def write_entry(project: Path, client: str, launch: Launch, force: bool = False)
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = _file_mode(path, holds_token=bool(launch.token))
     write_text(path, new_text, mode=mode)
-    os.chmod(path, mode)  # the mode that `write_text` sets lacks what the umask forbids
+    os.chmod(path, mode)  # the umask may have removed bits from the mode that `write_text` set
     return "written"
 
 
 def _file_mode(path: Path, holds_token: bool) -> int:
-    """The permission bits for a file that is written: with a token in it, those for its owner
-    alone; otherwise those that it has, or those of a new file."""
+    """Return the permission bits for a file that is written. A file with a token may be read only
+    by its owner (0600). Any other file keeps its bits; a new one gets 0644."""
     if holds_token:
         return 0o600
     return path.stat().st_mode & 0o777 if path.exists() else 0o644
 
 
 def entry_text(client: str, launch: Launch) -> str:
-    """The entry of our server, as a person would paste it into the client's file."""
+    """Return the entry of our server as the text that a person can paste into the client's file."""
     spec = CLIENTS[client]
     entry = spec.entry(launch)
     if spec.file.endswith(".toml"):
@@ -172,13 +177,13 @@ def entry_text(client: str, launch: Launch) -> str:
 
 
 def parse_agents(options: Sequence[str]) -> list[str]:
-    """The names of clients in options such as "claude,cursor", in lower case and each once.
+    """Return the names of clients in options such as "claude,cursor", in lower case, each once.
 
     Raises:
-        UserError: BAD_ARGUMENT, an agent is unknown.
+        UserError: BAD_ARGUMENT if an agent is unknown.
     """
     names = [name.strip().lower() for option in options for name in option.split(",")]
-    agents = [name for name in names if name]  # without the empty ones around extra commas
+    agents = [name for name in names if name]  # extra commas give empty names, which are dropped
     for name in agents:
         if name not in CLIENTS:
             raise UserError(
@@ -201,11 +206,12 @@ def _into_json(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         force: replace an entry of that name that has other values.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if an entry of that
-        name with other values is there and `force` is off.
+        The new text; `text` itself if it already has the same entry; None if it has an entry of
+        that name with other values and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is not JSON, or it or the table is not an object.
+        UserError: BAD_ARGUMENT if `text` is not JSON, or if the file or its table of servers is not
+            a JSON object.
     """
     try:
         config = json.loads(text) if text.strip() else {}
@@ -232,16 +238,16 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
         text: its present text; "" for a new file.
         key: name of the table of servers in the file; the entry becomes [key.NAME].
         entry: the entry.
-        force: whether the caller wants an entry with other values replaced. That is refused with an
+        force: whether the caller wants an entry with other values to be replaced. That raises an
             error, because it would rewrite the file.
 
     Returns:
-        The new text, or `text` itself if the same entry is there already. None if an entry with
-        other values is there and `force` is off.
+        The new text; `text` itself if it already has the same entry; None if it has an entry with
+        other values and `force` is off.
 
     Raises:
-        UserError: BAD_ARGUMENT, `text` is not TOML, or `force` is on and an entry with other values
-            is there.
+        UserError: BAD_ARGUMENT if `text` is not TOML, or if `force` is on and the file has an entry
+            with other values.
     """
     try:
         existing_entry = tomllib.loads(text).get(key, {}).get(NAME)
@@ -263,7 +269,7 @@ def _into_toml(path: Path, text: str, key: str, entry: Entry, force: bool) -> st
 
 
 def _appended(text: str, table: str) -> str:
-    """The text of a TOML file with a table at its end, behind an empty line."""
+    """Return the text of a TOML file with `table` added at the end, after an empty line."""
     if not text:
         return table
     end_of_line = "" if text.endswith("\n") else "\n"
@@ -271,9 +277,9 @@ def _appended(text: str, table: str) -> str:
 
 
 def _toml_table(key: str, entry: Entry) -> str:
-    """The entry as a TOML table, named [key.NAME]; inner objects become inline tables."""
+    """Return the entry as a TOML table named [key.NAME]; inner objects become inline tables."""
     lines = [f"[{key}.{NAME}]"]
-    # The texts, numbers and lists of an entry are written the same in JSON and TOML.
+    # json.dumps can write the values, because texts, numbers and lists look the same in TOML.
     for name, value in entry.items():
         if isinstance(value, dict):
             fields = [f"{json.dumps(field)} = {json.dumps(value[field])}" for field in value]
@@ -284,7 +290,7 @@ def _toml_table(key: str, entry: Entry) -> str:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    """Make the error BAD_ARGUMENT for the config file of an agent that cannot be parsed.
+    """Make the BAD_ARGUMENT error for an agent's configuration file that cannot be parsed.
 
     `error` is what the parser raised; its text is part of the message.
     """

@@ -64,7 +64,7 @@ def new(
 
 
 def _templates_reply() -> Reply:
-    """A reply that lists the templates, each with what it is for."""
+    """Make the reply that lists the templates for environments, each with what it is for."""
     templates = starter.templates()
     return {"summary": counted(len(templates), "template"), "templates": templates}
 
@@ -77,7 +77,7 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
         working(PUSHING, as_json),
     ):
-        # A check is a push into a home that is deleted afterwards.
+        # A check is a push into a temporary home, so nothing stays.
         reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), install=install)
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
@@ -104,7 +104,7 @@ def push(
     path = folder if paths.names_dataset(folder) else _folder_path(Path(folder))
     arguments = {"path": path, "name": name, "install": install}
     reply = None
-    # A call returns before large data are read whole. A person waits until they are.
+    # `_push_reply` returns None while large data are still being read. A person waits: ask again.
     while reply is None:
         reply = _push_reply(home, arguments, as_json)
     show(reply, as_json)
@@ -112,9 +112,9 @@ def push(
 
 
 def _push_reply(home: Path | None, arguments: JsonObject, as_json: bool) -> Reply | None:
-    """The reply of one call of `push_env` with these arguments.
+    """Call `push_env` once with these arguments and return its reply.
 
-    None if large data are still being read; stderr then says so.
+    Returns None if large data are still being read, and says so on stderr.
     """
     with working(PUSHING, as_json):
         try:
@@ -240,7 +240,8 @@ def delete(
 
 
 def _folder_path(folder: Path) -> str:
-    """The absolute path of `folder`. Raises UserError ENV_INVALID if it is not a folder."""
+    """Return the absolute path of `folder`. Raises UserError ENV_INVALID if there is no such
+    folder."""
     if paths.exists(folder) and folder.is_dir():
         return str(folder.absolute())
     raise UserError(

@@ -22,7 +22,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="As the audit log call
 
 @dataclass(frozen=True)
 class KeyLimits:
-    """What `honesmith key add` allows a key; the fields mean the same as in `keys.Key`."""
+    """The options of `honesmith key add` that say what the key may do; the fields mean the same as
+    in `keys.Key`."""
 
     scope: Annotated[
         list[str] | None,
@@ -40,7 +41,7 @@ class KeyLimits:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes in all `--scope` options, one by one; ["read"] if there is no such option."""
+        """The scopes in all `--scope` options as one list; ["read"] if there is no such option."""
         options = self.scope or ["read"]
         # An option may hold several scopes, such as "read,train".
         names = [name.strip() for option in options for name in option.split(",")]
@@ -95,14 +96,15 @@ def _add(home: Home, **arguments: Any) -> Reply:
 
 
 def _remove(home: Home, name: str) -> Reply:
+    """Remove a key, and return its name as the reply that the audit log records."""
     keys.remove_key(home, name)
     return {"key": name}
 
 
 def _public_fields(key: keys.Key) -> dict[str, object]:
-    """The fields of a key that may be shown: its name, scopes, expiry and limits.
+    """Return the fields of a key that may be shown: its name, scopes, expiry and limits.
 
-    An expiry or a limit that the key does not have is left out.
+    The expiry or a limit is left out if the key has none.
     """
     fields: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
     if key.expires:

@@ -1,7 +1,8 @@
-"""The command line: the server, and the same verbs for people.
+"""The command line `honesmith`: it starts the server, and offers the verbs of the tools to people.
 
 Heavy modules are imported inside the command that needs them: `honesmith --help` and the start of
-`honesmith serve` must not wait for tables, templates or schemas (mcp itself costs half a second).
+`honesmith serve` must not wait for tables, templates or schemas (importing mcp alone takes half a
+second).
 """
 # ruff: noqa: PLC0415
 
@@ -234,13 +235,13 @@ def init(
 
 
 def _file_states(written: Sequence[str], kept: Sequence[str]) -> dict[str, str]:
-    """For each of these files: whether it was written or kept."""
+    """Map each file to what `init` did with it: "written" or "kept"."""
     return {**dict.fromkeys(written, "written"), **dict.fromkeys(kept, "kept")}
 
 
 def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
-    """How coding agents reach the server: over HTTP at `port`; or, if `port` is None, by a command
-    with which each agent starts a server of its own in `folder`."""
+    """Describe how coding agents reach the server: over HTTP at `port`; if `port` is None, by a
+    command with which each agent starts a server of its own for the project `folder`."""
     from mcp_server.cli import client_config
 
     if port is None:
@@ -252,10 +253,10 @@ def _launch(folder: Path, port: int | None, home: Path | None) -> "Launch":
 
 
 def _init_warnings(agents: Sequence[str], *, http: bool) -> list[str]:
-    """The warnings that `init` shows at its end.
+    """Return the warnings that `init` shows at its end.
 
-    `agents` are the coding agents that were named; with `http` the files written for them hold a
-    token.
+    `agents` are the coding agents that the user named. With `http` the files written for them hold
+    a token.
     """
     warnings = []
     if http and agents:
@@ -314,9 +315,8 @@ def _print_entries(agents: Sequence[str], launch: "Launch", as_json: bool) -> No
 
 
 def _log_check(path: Path) -> dict[str, str]:
-    """A check for `doctor`: a warning, with path and size, if the server's log exists.
-
-    The file is made when the first internal error is logged, so its existence is the warning.
+    """Make the check of the server's log for `doctor`: a warning with path and size if the log
+    exists, otherwise a pass. The file is made only when an internal error is logged.
     """
     if not path.exists():
         return {"name": "server log", "status": "pass", "detail": "no fault of ours was logged"}
@@ -326,10 +326,10 @@ def _log_check(path: Path) -> dict[str, str]:
 
 
 def _resolved_roots(roots: list[Path] | None) -> list[Path] | None:
-    """The folders given with `--root`, resolved; None if the option was not used.
+    """Return the folders given with `--root` as absolute paths; None if the option was not used.
 
     Raises:
-        UserError: BAD_ARGUMENT, one of them is not a folder.
+        UserError: BAD_ARGUMENT if one of them is not a folder.
     """
     if not roots:
         return None
@@ -355,7 +355,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _has_torch() -> bool:
-    """Whether torch is installed beside this program."""
+    """Whether torch is installed in the same Python environment as this program."""
     import importlib.util
 
     return importlib.util.find_spec("torch") is not None
@@ -396,5 +396,5 @@ for _name, _function in {
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line; the installed script `honesmith` calls this."""
     app()

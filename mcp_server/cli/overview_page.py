@@ -1,4 +1,5 @@
-"""All runs and environments of a home on one page that opens offline, each run with its report."""
+"""Writes one HTML page of all runs and environments of a home. The page opens offline and links the
+report of each run."""
 
 import contextlib
 import os
@@ -53,9 +54,9 @@ td { overflow-wrap: anywhere }
 
 
 def write_page(home: Home) -> Reply:
-    """Write the page of all runs and environments, and reports for ended runs that have none.
+    """Write the page of all runs and environments, and a report for each ended run that has none.
 
-    Returns a reply with `page` (its path), and with `runs` and `envs` (how many are on it).
+    Returns a reply with `page` (the path of the page), `runs` and `envs` (how many it lists).
     """
     with Store(home) as store:
         run_rows = store.list_runs(MAX_ROWS)
@@ -63,14 +64,14 @@ def write_page(home: Home) -> Reply:
     _write_missing_reports(home, run_rows)
     text = _page_text(home, run_rows, envs)
     home.page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_text(home.page, text, fsync=False)  # after a crash it can be written anew
+    write_text(home.page, text, fsync=False)  # a page lost in a crash can be written again
     reply = {"page": str(home.page), "runs": len(run_rows), "envs": len(envs)}
     return with_head(reply, f"The page of {counted(len(run_rows), 'run')} is {home.page}")
 
 
 def _page_text(home: Home, run_rows: Sequence[RunRow], envs: Sequence[EnvRow]) -> str:
-    """Fill the template of the page with these runs and environments; return it as HTML."""
-    # autoescape: names and notes are text that strangers wrote, and must not become HTML.
+    """Fill the template of the page with these runs and environments, and return the HTML."""
+    # autoescape: names and notes are untrusted text, which must not become HTML.
     page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(_PAGE)
     context = {
         "runs": [_run_fields(home, row) for row in run_rows],
@@ -84,14 +85,14 @@ def _page_text(home: Home, run_rows: Sequence[RunRow], envs: Sequence[EnvRow]) -
 def _write_missing_reports(home: Home, rows: Sequence[RunRow]) -> None:
     """Write the report of each ended run that has none; a run whose files are damaged gets none."""
     for row in rows:
-        # Reading damaged files can fail in all these ways; the page must still show the other runs.
+        # A damaged file can raise any of these errors; the page must still list the other runs.
         with contextlib.suppress(UserError, OSError, ValueError, KeyError, TypeError):
             if row.state in TERMINAL and not home.run(row.run_id).report.exists():
                 write_report(home, row.run_id)
 
 
 def _env_fields(env: EnvRow) -> Mapping[str, object]:
-    """What the page shows of an environment version, by the names that the template uses."""
+    """Return what the page shows of an environment version: template name -> value."""
     return {
         "id": env.env_id,
         "kind": env.kind,
@@ -102,7 +103,7 @@ def _env_fields(env: EnvRow) -> Mapping[str, object]:
 
 
 def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
-    """What the page shows of a run, by the names that the template uses."""
+    """Return what the page shows of a run: template name -> text."""
     return {
         "id": row.run_id,
         "state": row.state,
@@ -116,7 +117,7 @@ def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
 
 
 def _report_address(home: Home, row: RunRow) -> str:
-    """The file:// address of a run's report; "" if the run has not ended, or has no report."""
+    """Return the file:// address of a run's report; "" if the run goes on or has no report."""
     report: Path = home.run(row.run_id).report
     if row.state not in TERMINAL or not os.path.exists(report):
         return ""
@@ -124,6 +125,6 @@ def _report_address(home: Home, row: RunRow) -> str:
 
 
 def _utc_time(seconds: float | None = None) -> str:
-    """A time (unix seconds) such as "2026-07-28 12:00 UTC"; the present time for None."""
+    """Return a time, given in unix seconds, as "2026-07-28 12:00 UTC"; None is the present time."""
     moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
     return moment.strftime("%Y-%m-%d %H:%M UTC")

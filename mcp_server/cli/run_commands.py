@@ -49,9 +49,9 @@ Step = Annotated[int, typer.Argument(min=1, metavar="STEP", help="Of the checkpo
 
 runs = typer.Typer(help="The runs of this home, newest first.", cls=CommandGroup)
 
-FOLLOW_EVERY_S = 1.0  # between two reads of followed logs
-SMOKE_S = 600.0  # that a smoke run may take; a person waits longer than an agent's call does
-WAIT_STEP_S = 30.0  # the longest single wait, of those that a command makes
+FOLLOW_EVERY_S = 1.0  # seconds between two reads of the logs for `logs --follow`
+SMOKE_S = 600.0  # seconds that a smoke run may take; a person waits longer than an agent's call
+WAIT_STEP_S = 30.0  # seconds of the longest single wait; a command waits as often as needed
 MEASURING = "checking; the first time in a home its speed is measured, about 20 s"
 
 
@@ -69,6 +69,8 @@ def status(
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
+    """Print one page of runs. As a `command` it prints its errors, which the typer callback
+    `list_runs` would not do itself."""
     show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 
 
@@ -83,8 +85,8 @@ def list_runs(
     """The runs of this home, newest first."""
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
-    # An option between `runs` and the subcommand would be ignored silently. Of an option that was
-    # given, the source is ParameterSource.COMMANDLINE.
+    # An option between `runs` and the subcommand would be ignored silently, so it is refused. The
+    # source of an option that the user typed is ParameterSource.COMMANDLINE.
     elif any(str(ctx.get_parameter_source(name)).endswith("COMMANDLINE") for name in ctx.params):
         ctx.fail(f"Options go behind: honesmith runs {ctx.invoked_subcommand} RUN --home DIR")
 
@@ -104,17 +106,17 @@ def delete_runs(
     deletable = verbs.deletable_runs(located_home, run_ids, force)
     replies, failures = _delete_each(located_home, deletable["run_ids"])
     reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failures])
-    if not as_json:  # people see only the ids: the summary names the bytes already
+    if not as_json:  # people are shown only the ids: the summary already names the bytes
         reply["deleted"] = list(reply["deleted"])
-        reply["bytes"] = ""  # a field without a value is not shown
+        reply["bytes"] = ""  # an empty field is not printed
     show(reply, as_json)
     return FAILED if failures else OK
 
 
 def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
-    """Make the reply of a command that deleted several runs from those about each run.
+    """Merge the replies about single deleted runs into one reply, with the sum of the freed bytes.
 
-    It sums the freed bytes. `warnings` come before those of the single replies.
+    `warnings` are further warnings, which come before those of the single replies.
     """
     freed_bytes = sum(reply["bytes"] for reply in replies)
     return {
@@ -130,13 +132,13 @@ def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
 
 
 def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[str]]:
-    """Delete runs, and go on if one fails, so that the command can say what was deleted.
+    """Delete runs one by one. If one cannot be deleted, go on with the others.
 
     Returns:
         The replies for the deleted runs, and a warning for each run that was not deleted.
 
     Raises:
-        UserError or OSError: there is only one run, and it cannot be deleted.
+        UserError or OSError: if there is only one run and it cannot be deleted.
     """
     replies = []
     failures = []
@@ -144,7 +146,7 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
         try:
             replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
-            if len(run_ids) == 1:  # nothing else was deleted that a reply could tell of
+            if len(run_ids) == 1:  # the command deleted nothing, so an error says it all
                 raise
             failures.append(f"{run_id} was not deleted: {error}")
     return replies, failures
@@ -241,7 +243,8 @@ def logs(
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
-    """Show the pages of a run's logs, and wait for new ones until the run has ended."""
+    """Print the pages of a run's logs one after the other, and wait for new lines until the run has
+    ended."""
     cursor = options.cursor
     while True:
         page = _log_page(home, run_id, options, cursor)
@@ -251,26 +254,28 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
             show(_without_repeated(page, as_json), as_json, paint=_painter_of(options))
         previous_cursor = cursor
         cursor = page.get("next_cursor", "")
-        # There are no newer pages after the end of the run; a cursor to older ones is not followed.
+        # No cursor: the run has ended and this was the last page. A cursor that ends in ":older"
+        # leads to lines from before, which following does not show.
         if not cursor or cursor.endswith(":older"):
             return
         if has_lines or cursor != previous_cursor:
-            continue  # more may be there already
+            continue  # there may already be another page
         if page.get("state") in TERMINAL:
             return
-        # Unlike a sleep, this ends with the run, and closes a run whose processes were killed.
+        # Unlike a sleep, this wait ends when the run does. It also notices if the run's processes
+        # were killed.
         verbs.wait_run(home, run_id, until="end", timeout_s=FOLLOW_EVERY_S)
 
 
 def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Reply:
-    """Read the page of logs at `cursor`; the other `options` stay the same for each page."""
+    """Read the page of a run's logs at `cursor`, with the view and filters of `options`."""
     return verbs.read_logs(
         home, run_id, options.view, options.keys or (), options.grep, options.limit, cursor
     )
 
 
 def _painter_of(options: LogOptions) -> str:
-    """The name of the function that prints the page of logs."""
+    """Return the name of the function in `mcp_server.screen.render` that prints a page of logs."""
     return "all_logs" if options.all_columns else "logs"
 
 
@@ -431,9 +436,9 @@ def results(
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
-    """A page of followed logs without the fields that each page would repeat.
+    """Return a page of `logs --follow` without the fields that would be the same on each page.
 
-    People do not need the summary on each page; the JSON keeps it.
+    For people the summary is left out too; JSON keeps it.
     """
     repeated_fields = {"next", "next_cursor"}
     if not as_json:
@@ -442,9 +447,9 @@ def _without_repeated(page: Reply, as_json: bool) -> Reply:
 
 
 def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
-    """Show a run that was submitted; with `wait`, follow it to its end.
+    """Print the reply to a submit; with `wait`, also wait for the end of the run.
 
-    With `as_json` only the last reply is printed, so that there is one JSON value.
+    With `wait` and `as_json` only the last reply is printed, so that stdout holds one JSON value.
 
     Returns:
         The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
@@ -453,23 +458,23 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
         show(reply, as_json, paint="run")
     if not wait:
         return OK
-    # timeout_s=0: without a limit.
+    # timeout_s=0: wait without a limit.
     return _follow(home, str(reply["run_id"]), until="end", timeout_s=0, as_json=as_json)
 
 
 def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool) -> int:
-    """Wait for a run while showing its progress, then show its status.
+    """Wait for a run and show its progress meanwhile, then print its status.
 
     Args:
         home: the home that holds the run.
         run_id: the run, or a unique prefix.
-        until: what to wait for: end, first_step, next_eval or alert.
-        timeout_s: seconds to wait at most; 0: no limit.
+        until: the event to wait for: end, first_step, next_eval, alert or news.
+        timeout_s: the most seconds to wait; 0: no limit.
         as_json: print the last reply as JSON, and no progress.
 
     Returns:
-        The exit status: OK if `until` was reached or the run ended as done; FAILED if the run
-        failed or was cancelled, or if the time was up first.
+        The exit status: OK if the event came or the run ended as done; FAILED if the run failed or
+        was cancelled, or if the time was up first.
     """
     deadline = time.monotonic() + timeout_s if timeout_s else math.inf
     progress = _ProgressLine(quiet=as_json)
@@ -482,18 +487,18 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
 def _wait_until(
     home: Home, run_id: str, until: str, deadline: float, progress: "_ProgressLine"
 ) -> tuple[Reply, bool]:
-    """Wait for a run, at most until `deadline` on the monotonic clock, and show its progress.
+    """Wait for a run and show its progress, at most until `deadline` (seconds of `time.monotonic`).
 
-    `until` is end, first_step, next_eval or alert. Returns the last reply, and whether `until` was
-    reached or the run has ended.
+    `until` is the event to wait for, such as "end" or "first_step". Returns the last reply, and
+    whether the event came or the run has ended.
     """
     cursor = ""
     while True:
         seconds_left = max(0.0, deadline - time.monotonic())
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
-        cursor = reply.get("cursor", cursor)  # no event between two waits is missed
-        # For "end" the state below tells whether it was reached.
+        cursor = reply.get("cursor", cursor)  # so that no event between two waits is missed
+        # Whether "end" has come is told by the state of the run, below.
         is_reached = until != "end" and bool(reply.get("until_met"))
         is_over = is_reached or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
@@ -501,18 +506,21 @@ def _wait_until(
 
 
 class _ProgressLine:
-    """A line about a run's progress on stderr, rewritten in place; shown on a terminal only.
+    """A line on stderr about the progress of a run. The line is rewritten in place, and shown only
+    if stderr is a terminal.
 
     Args:
         quiet: never show the line.
     """
 
     def __init__(self, quiet: bool) -> None:
+        """Start with nothing shown."""
         self._is_shown = sys.stderr.isatty() and not quiet
         self._shown_text = ""
 
     def show(self, status: Reply) -> None:
-        """Show the state, the step and the time left of a run, if the line has changed."""
+        """Show the state, the step and the time left of a run. `status` is the reply of a wait. An
+        unchanged line is not written again."""
         if not self._is_shown:
             return
         from mcp_server.screen.render import duration  # noqa: PLC0415  late: it loads rich
@@ -527,12 +535,12 @@ class _ProgressLine:
         if status.get("eta_s") is not None:
             text += f", {duration(status['eta_s'])} left"
         if text != self._shown_text:
-            sys.stderr.write("\r\x1b[2K" + text)  # to the start of the line, and erase it
+            sys.stderr.write("\r\x1b[2K" + text)  # go to the start of the line and erase it
             sys.stderr.flush()
             self._shown_text = text
 
     def close(self) -> None:
-        """Remove the line, if one was shown."""
+        """Erase the line, if one was shown."""
         if self._shown_text:
-            sys.stderr.write("\r\x1b[2K")  # to the start of the line, and erase it
+            sys.stderr.write("\r\x1b[2K")  # go to the start of the line and erase it
             sys.stderr.flush()

@@ -28,8 +28,8 @@ Wait = Annotated[bool, typer.Option("--wait", help="Stay until it ends.")]
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What to train, of `honesmith train`, `dry-run` and `estimate`; "" stands for the value in the
-    TOML files, or the default."""
+    """The options of `honesmith train`, `dry-run` and `estimate` that say what to train. "" means
+    that the TOML files decide, or else the default."""
 
     env: Annotated[
         list[str] | None,
@@ -75,10 +75,11 @@ class PlanOptions:
     ] = None
 
     def planned(self) -> "PlannedRequest":
-        """The request for the run or the plan, from the options and the TOML files that are named.
+        """Make the request for the run or the plan from the options and the named TOML files.
 
         An option replaces the value in the files; `--set` replaces single settings. Raises
-        UserError where a file cannot be read, or a `--set` is not NAME=VALUE.
+        UserError if a file cannot be read, if a `--set` is not NAME=VALUE, or if more than one
+        environment is named.
         """
         request = TrainRequest(
             max_gpu_hours=self.max_gpu_hours,
@@ -103,12 +104,13 @@ class PlanOptions:
     def _with_own_settings(
         self, request: TrainRequest, files: list[JsonObject]
     ) -> "PlannedRequest":
-        """Put the settings of the command line over those of `request`; return both as a plan.
+        """Return `request` with the settings of the command line in place of those with the same
+        names, together with what each file and the command line set.
 
         Args:
             request: what the files and the other options ask for.
-            files: for each TOML file, what it set and changed; the settings of the command line are
-                added as one more entry.
+            files: for each TOML file, what it set and changed. An entry for the settings of the
+                command line is added, if there are any.
         """
         teacher = {"teacher": self.teacher} if self.teacher else {}
         command_line_settings = {**teacher, **settings_from(self.settings)}
@@ -125,13 +127,15 @@ class PlanOptions:
 
 @dataclass(frozen=True)
 class PlannedRequest:
-    """What the options ask for, and what each TOML file said of it, in order; [] without files."""
+    """A request, and for each TOML file what it set and changed, in order of merging; () if the
+    request comes from options alone."""
 
     request: TrainRequest
     files: Sequence[JsonObject] = ()
 
     def added_to(self, reply: Reply) -> Reply:
-        """The reply to the request, with what the files said where several were merged."""
+        """Return `reply` (to the request) with the field `files`, which shows what each file set,
+        if several files were merged; otherwise return `reply` unchanged."""
         return reply | {"files": list(self.files)} if len(self.files) > 1 else reply
 
 
@@ -154,8 +158,8 @@ class TrainOptions(PlanOptions):
     ] = False
 
     def planned(self) -> PlannedRequest:
-        """The request for the run, as `PlanOptions` makes it. A resumed run (`--resume`) keeps its
-        environment, so `env` is ignored."""
+        """Make the request as `PlanOptions.planned` does, with the options of `train` added. A
+        resumed run (`--resume`) keeps its environment, so `env` is then ignored."""
         options = replace(self, env=None) if self.resume else self
         planned = PlanOptions.planned(options)
         request = replace(
@@ -275,8 +279,8 @@ class ChatOptions:
     ] = DRAW_SEED
 
     def request(self) -> ChatRequest:
-        """Make the request. Raises UserError BAD_ARGUMENT for a file that cannot be read, and for
-        what is no JSON."""
+        """Make the request of a chat. Raises UserError BAD_ARGUMENT if a file cannot be read, or if
+        `--messages` or `--tools` is not made of JSON objects."""
         return ChatRequest(
             model=self.model,
             message=self.message,
@@ -292,16 +296,16 @@ class ChatOptions:
 
 
 def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]:
-    """The JSON objects in the values of `option`, in order.
+    """Read the JSON objects in the values of a repeated option, in order.
 
-    Each value is an object, a list of objects, or the name of a file that holds one of the two.
-    Raises UserError BAD_ARGUMENT for a value that is neither JSON nor a file of JSON, or that holds
-    something else than objects.
+    Each value is a JSON object, a JSON list of objects, or the name of a file that holds one of the
+    two. `option` is the name of the option, for errors. Raises UserError BAD_ARGUMENT if a file
+    cannot be read, or if a value is not JSON or holds anything but objects.
     """
     objects: list[JsonObject] = []
     for value in values or ():
         try:
-            # A value that begins like JSON is JSON, any other is the name of a file.
+            # A value that begins with [ or { is JSON; any other is the name of a file.
             text = value if value.lstrip().startswith(("[", "{")) else Path(value).read_text()
             parsed = json.loads(text)
         except (OSError, ValueError, RecursionError) as error:
@@ -314,7 +318,8 @@ def _json_objects(option: str, values: Sequence[str] | None) -> list[JsonObject]
 
 
 def _no_json_objects(option: str, value: str, fault: str) -> UserError:
-    """The error for a value of `option` that is not made of JSON objects."""
+    """Make the error for a `value` of `option` that is not made of JSON objects; `fault` says why,
+    e.g. "cannot be read: ..."."""
     return UserError(
         "BAD_ARGUMENT",
         f"--{option} {value[:80]} {fault}",
@@ -325,10 +330,10 @@ def _no_json_objects(option: str, value: str, fault: str) -> UserError:
 
 def _varied(assignments: Sequence[str] | None) -> JsonObject:
     """Read varied settings: ["seed=1,2", "loss=dapo,grpo"] becomes {"seed": [1, 2], "loss":
-    ["dapo", "grpo"]}. Values that are a JSON list are taken as they are.
+    ["dapo", "grpo"]}. A JSON list, as in "seed=[1, 2]", is taken as the list of values.
 
-    Raises UserError BAD_ARGUMENT for an assignment without "=" or without a name, and for a name
-    that is given twice.
+    Raises UserError BAD_ARGUMENT if an assignment has no "=" or no name, or if a name is given
+    twice.
     """
     varied: JsonObject = {}
     for assignment in assignments or ():
@@ -341,7 +346,7 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
                 field="vary",
             )
         if isinstance(values, str):
-            # Each value is read as that of an assignment of its own: a number, or else a text.
+            # Each value is read like that of a separate assignment: as JSON, or else as a text.
             assignments_of_one = [f"{name}={value.strip()}" for value in values.split(",")]
             varied[name] = [settings_from([single])[name] for single in assignments_of_one]
         else:
@@ -352,15 +357,17 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
 def _with_toml_files(
     request: TrainRequest, names: Sequence[str]
 ) -> tuple[TrainRequest, list[JsonObject]]:
-    """The request with what TOML files say; the second result is what each file said.
+    """Return `request` completed by TOML files, and for each file what it set and changed.
 
-    The files are merged in order. They decide environment and settings, and model and algorithm
-    where they name one; of `then` and `vary` what stands on the command line wins.
+    The files are merged in order: a later one replaces what an earlier one says. They decide the
+    environment and the settings, and the model and the algorithm if they name one. If the command
+    line gives `then` or a varied setting, it wins over the files.
 
     Args:
+        request: the request from the other options.
         names: the arguments of the command line; they must all end in .toml.
 
-    Raises UserError if a file cannot be read, or a name does not end in .toml.
+    Raises UserError if a file cannot be read, or if a name does not end in .toml.
     """
     other_names = [name for name in names if not name.endswith(".toml")]
     if other_names:
@@ -382,7 +389,8 @@ def _with_toml_files(
 
 
 def _second_env_error(names: Sequence[str]) -> UserError:
-    """The error for environments beside each other or beside a TOML file, which names its own."""
+    """Make the error for several environments on the command line, or for an environment beside a
+    TOML file, which itself names the environment."""
     return UserError(
         "BAD_ARGUMENT",
         f"{' '.join(names)[:200]} cannot stand here",

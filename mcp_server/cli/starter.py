@@ -27,18 +27,18 @@ env = "{env}"
 
 
 def templates() -> dict[str, str]:
-    """The templates for environments: for each name, what the template is for."""
+    """Return the templates for environments, sorted: name -> what the template is for."""
     return dict(sorted(scaffold.TEMPLATES.items()))
 
 
 def push_suggestion(folder: Path, template: str = "") -> Reply:
-    """The call to suggest after making an environment in `folder`: push it.
+    """Return the call to suggest after an environment was made in `folder`: `push_env`.
 
-    Its field `first` says what to edit before that, such as "edit tasks() and score() in ...". The
-    template "" stands for the default one.
+    The field `first` of the call says what to edit before, such as "edit tasks() and score() in
+    ...". `template` is the one that the environment was made from; "" means the default.
     """
     file = folder / "environment.py"
-    if template.replace("-", "_") == "sft_only":  # a template may be named with dashes, too
+    if template.replace("-", "_") == "sft_only":  # the user may write "sft-only" too
         first_step = f"put your rows into {folder / 'datasets'}"
     else:
         first_step = f"edit tasks() and score() in {file}"
@@ -48,8 +48,8 @@ def push_suggestion(folder: Path, template: str = "") -> Reply:
 def new_env(folder: Path, template: str = DEFAULT_TEMPLATE) -> list[str]:
     """Copy a template to `folder`, and return the paths of the files written, relative to it.
 
-    Raises UserError BAD_ARGUMENT if no environment may be made in the folder; with the code of the
-    EnvProblem behind it if the template is unknown or the folder is not empty.
+    Raises UserError BAD_ARGUMENT if no environment may be made in the folder. If the template is
+    unknown or the folder is not empty, the error has the code of the EnvProblem behind it.
     """
     _check_folder(folder)
     try:
@@ -67,7 +67,7 @@ def _check_folder(folder: Path) -> None:
     - if a relative path leads out of the current folder;
     - if the folder is a link, or lies where coding agents keep files.
     """
-    # At most 63 characters; the first is a letter or digit.
+    # A name has at most 63 characters, and the first is a letter or digit.
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", folder.absolute().name):
         raise UserError(
             "BAD_ARGUMENT",
@@ -82,7 +82,7 @@ def _check_folder(folder: Path) -> None:
             hint="Go there first, or name it in full.",
             field="folder",
         )
-    # Not where coding agents keep files that they obey or run, such as .claude.
+    # In folders such as .claude, coding agents keep files that they obey or run.
     refuse_folder_of_agent_files(folder.absolute(), field="folder")
 
 
@@ -94,8 +94,8 @@ def starter_project(folder: Path, env: str = FIRST_ENV) -> tuple[list[str], list
         existed already and are kept as they are.
 
     Raises:
-        UserError: BAD_ARGUMENT, one of the paths is a link or goes through one, or `new_env` cannot
-            make the environment.
+        UserError: BAD_ARGUMENT if one of the paths is a link or goes through one, or if `new_env`
+            cannot make the environment.
     """
     written_files: list[str] = []
     kept_files: list[str] = []

@@ -46,11 +46,11 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
     call itself waits for the answer, at most `MAX_WAIT_S` seconds.
 
     Raises:
-        UserError: NOT_APPROVED, nobody can be asked or nobody agreed; another code, `submit` raised
-            it.
+        UserError: NOT_APPROVED if the run needs consent and nobody can be asked or nobody agreed.
+            Every other error of `submit` is passed on.
     """
-    # The client calls again with an answer. The SDK has signed the state, so the question was asked
-    # about this same call.
+    # This is the second call, which brings the answer. The SDK has signed the state, so the
+    # question was asked about this same call.
     if ctx.request_state == SPEND:
         return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
     try:
@@ -76,14 +76,14 @@ def _question_as_result(question: str) -> InputRequiredResult:
 
 
 async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> Reply:
-    """Submit the run after the person was asked; `answer` is None if none came in time.
+    """Submit the run after a person was asked, and return the reply of `submit`.
 
-    Without consent the run is submitted all the same, as not approved: if it costs less by now, it
-    needs no consent.
+    `answer` is what the client sent back; None if nothing came in time. Without consent the run is
+    submitted as not approved: its estimate may have fallen below the limit in the meantime.
 
     Raises:
-        UserError: NOT_APPROVED, consent is needed and was not given; another code, `submit` raised
-            it.
+        UserError: NOT_APPROVED if consent is needed and was not given. Every other error of
+            `submit` is passed on.
     """
     if _is_consent(answer):
         return await anyio.to_thread.run_sync(submit, CONSENT)
@@ -103,7 +103,8 @@ def _is_consent(answer: Any) -> bool:
 
 
 def _can_ask(ctx: Context) -> bool:
-    """Whether the client can show a form and its user (the owner) may agree to a spend."""
+    """Whether the client can show a form and the call comes from the owner of the home, who alone
+    may agree to the cost of a run."""
     caller = caller_of(ctx)
     is_owner = caller is LOCAL or caller.name == OWNER
     elicitation = ctx.client_capabilities and ctx.client_capabilities.elicitation

@@ -47,7 +47,7 @@ ICON = Icon(
     sizes=["any"],
 )
 METRICS_EVERY_S = 10.0  # between two checks for new metrics
-TEND_AFTER_S = 1.0  # from then on waiting runs are started; the first replies come before
+TEND_AFTER_S = 1.0  # wait before the runs that wait are started; the first replies come before
 LIST_TTL_MS = 300_000  # how long clients may keep the lists of tools, prompts and resources
 CACHED_LISTS = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 MAX_OPEN_RUNS = 200  # whose metrics are watched
@@ -98,9 +98,9 @@ def build_server(
 
 
 def default_roots() -> tuple[Path, ...]:
-    """The folders that agents may use by default: the current one.
+    """Return the folders that agents may use by default: only the current folder.
 
-    The result is empty if that is `/` or the user's home directory, which hold too much.
+    Returns () if the current folder is `/` or the user's home directory, which hold too much.
     """
     current_folder = Path.cwd().resolve()
     file_system_root = Path(current_folder.anchor)
@@ -110,19 +110,22 @@ def default_roots() -> tuple[Path, ...]:
 
 
 class CountingBus(InMemorySubscriptionBus):
-    """An event bus that counts its subscribers, so that without any nothing need be looked up.
+    """An event bus that counts its subscribers. While there are none, no metrics need be read.
 
     Attributes:
         listeners: how many subscribers there are now.
     """
 
     def __init__(self) -> None:
+        """Start without subscribers."""
         super().__init__()
         self.listeners = 0
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber: `listener` is called with each event. Returns the function that removes
-        it, which may be called repeatedly."""
+        """Add a subscriber: the bus calls `listener` with each event.
+
+        Returns a function that removes the subscriber and may be called repeatedly.
+        """
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
         has_left = False
@@ -148,7 +151,7 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
     """
     sizes: dict[str, int] = {}  # bytes of the metrics at the last check, by run id
     while True:
-        if bus.listeners:  # without any, nothing need be looked up
+        if bus.listeners:  # without subscribers nobody would get the updates
             try:
                 changed_runs = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
             except Exception:  # noqa: BLE001  raised here it would end the server
@@ -160,10 +163,10 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
 
 
 def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
-    """Ids of the runs whose metrics have grown since the last call with the same `sizes`, sorted.
+    """Return the sorted ids of the runs whose metrics have grown since the last call.
 
-    `sizes` maps the ids of the runs that were open at the last call to the bytes of their metrics.
-    It is updated in place.
+    `sizes` is the memory between calls: it maps the id of each run that was open (queued or
+    running) at the last call to the bytes of its metrics. It is updated in place.
     """
     with Store(home) as store:
         open_runs = [row.run_id for row in store.list_runs(MAX_OPEN_RUNS, states=OPEN)]
@@ -222,6 +225,7 @@ def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any]
 
 
 async def _start_waiting_runs_later(home: Home) -> None:
+    """Start the runs that wait, in a thread, after the first replies had time to go out."""
     await anyio.sleep(TEND_AFTER_S)
     await anyio.to_thread.run_sync(_start_waiting_runs, home, abandon_on_cancel=True)
 

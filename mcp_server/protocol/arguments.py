@@ -29,7 +29,8 @@ _EXPECTED_WORDS = {
 
 
 def without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without nulls: some clients send null for an argument they leave out."""
+    """Return the arguments whose value is not null. Some clients send null for an argument that
+    they leave out."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
@@ -39,8 +40,9 @@ def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
     The SDK ignores unknown arguments, so a call with a misspelt one would run with the default.
 
     Raises:
-        UserError: UNKNOWN_ARGUMENT, with the nearest name as hint. BAD_ARGUMENT, a value is wrong
-            or an argument is missing, with what is expected as hint.
+        UserError: UNKNOWN_ARGUMENT if the tool has no argument of some name; the hint names the
+            nearest one. BAD_ARGUMENT if a value is wrong or an argument is missing; the hint says
+            what is expected.
     """
     schemas: Mapping[str, Any] = tool.parameters.get("properties", {})
     for name in arguments:
@@ -70,10 +72,8 @@ def _unknown_argument(tool: str, name: str, value: Any, schemas: Mapping[str, An
 
 
 def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
-    """Raise UserError BAD_ARGUMENT if the schema wants a boolean or a number, and `value` is none.
-
-    Values of other types are checked by pydantic.
-    """
+    """Raise UserError BAD_ARGUMENT if the schema wants a boolean and `value` is not one, or if the
+    schema wants a number and `value` is not one. All other types are checked by pydantic."""
     json_type = str(schema.get("type"))
     if json_type in _CHECKED_TYPES and not _has_json_type(json_type, value):
         raise UserError(
@@ -134,9 +134,10 @@ def compact_value(value: Any) -> str:
 
 
 def _expected(schema: Mapping[str, Any]) -> str:
-    """Say what an argument takes, from its schema, such as "It takes a whole number, at least 1."
+    """Make a sentence that says which values an argument takes, from the schema of the argument.
 
-    The description of the argument, if it has one, follows.
+    Example: "It takes a whole number, at least 1." The description of the argument, if the schema
+    has one, follows.
     """
     if "enum" in schema:
         type_words = "one of " + ", ".join(map(str, schema["enum"]))
@@ -165,13 +166,13 @@ def did_you_mean(name: str, known_names: list[str]) -> str:
 def _nearest(name: str, known_names: list[str], least_similarity: float) -> str:
     """Return the name in `known_names` most similar to `name`; "" if none is similar enough.
 
-    A name that is a word of `name`, as "ids" is of "run_ids", comes before any that only has many
-    of its letters, as "env_id" has. `least_similarity` is what is enough, from 0 (any name) to 1
-    (the same name).
+    A known name that is one of the words of `name` comes first: for "run_ids" that is "ids", not
+    "env_id", which only shares many letters. `least_similarity` is what counts as similar enough,
+    from 0 (any name) to 1 (the same name).
     """
     words = name.lower().split("_")
     if len(words) > 1 and name.lower() not in known_names:
-        for word in reversed(words):  # the last word says what it is
+        for word in reversed(words):  # the last word of a name is the noun, as "ids" in "run_ids"
             if word in known_names:
                 return word
     near_names = difflib.get_close_matches(name.lower(), known_names, n=1, cutoff=least_similarity)
@@ -179,10 +180,10 @@ def _nearest(name: str, known_names: list[str], least_similarity: float) -> str:
 
 
 def _correction(name: str, value: object, schemas: Mapping[str, Any]) -> Change | None:
-    """How to correct an unknown argument: move it into settings, or use the nearest name.
+    """Return the change that corrects an unknown argument: move it into `settings` if it is the
+    name of a setting, else give it the nearest name. Returns None if no name is near.
 
-    None if no name is near. `value` is the argument's value, `schemas` holds the schemas of the
-    arguments that the tool has.
+    `value` is the argument's value; `schemas` holds the schemas of the tool's arguments, by name.
     """
     setting = _nearest_setting(name, schemas)
     if setting:
@@ -194,22 +195,23 @@ def _correction(name: str, value: object, schemas: Mapping[str, Any]) -> Change 
 
 
 def _settings_hint(name: str, schemas: Mapping[str, Any]) -> str:
-    """A sentence for a setting that was passed as an argument; "" if `name` is near to no setting.
+    """Return a sentence that tells to pass the setting `name` inside `settings`, not as an
+    argument. Returns "" if `name` is near to no setting.
 
-    `schemas` holds the schemas of the tool's arguments.
+    `schemas` holds the schemas of the tool's arguments, by name.
     """
     setting = _nearest_setting(name, schemas)
     return f' Settings go inside settings, e.g. settings={{"{setting}": ...}}.' if setting else ""
 
 
 def _nearest_setting(name: str, schemas: Mapping[str, Any]) -> str:
-    """The setting whose name is nearest to `name`; "" if none is near or the tool has none.
-
-    `schemas` holds the schemas of the tool's arguments.
+    """Return the name of the setting that is nearest to `name`; "" if none is near or the tool
+    takes no settings. `schemas` holds the schemas of the tool's arguments, by name.
     """
     if "settings" not in schemas:
         return ""
-    # Only `evaluate` has attempts, and it takes sampling settings alone.
+    # `attempts` marks the tool `evaluate`, the only one with that argument. It takes no settings
+    # but those of sampling.
     setting_schemas = [SamplingSettings] if "attempts" in schemas else list(TRAINERS.values())
     names = [field for schema in setting_schemas for field in schema.model_fields]
     return _nearest(name, names, NEAR_SETTING)

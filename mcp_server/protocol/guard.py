@@ -1,12 +1,13 @@
-"""The one place a call passes on its way in and out.
+"""The one place that every call passes on its way in and out.
 
 In: a call is refused if its key lacks the scope, or if it names an unknown tool or argument (the
-error says the nearest name) or a wrong value; what changes something goes into the audit log.
-Out: an envelope, clean text, at most 10,000 characters; a `UserError` becomes an error result whose
-text is one line of JSON; anything else becomes INTERNAL, with its traceback in the home's log only.
+error says the nearest name) or a wrong value. A call that changes something is written into the
+audit log. Out: a reply is an envelope of clean text, at most 10,000 characters. A `UserError`
+becomes an error result whose text is one line of JSON. Any other exception becomes INTERNAL, and
+its traceback goes into the home's log only.
 
-It wraps the tool handler and is not a middleware of the SDK, so that the SDK completes its answers
-(`resultType`, server info) as the version of the protocol demands.
+The guard wraps the tool handler and is not a middleware of the SDK. The SDK therefore still adds to
+its answers what the protocol version demands (`resultType`, server info).
 """
 
 import contextlib
@@ -56,7 +57,7 @@ _DELETING = (
     "No tool deletes: a person does it with {command}. cancel_run only stops a run, and keeps what "
     "it has made."
 )
-# What is told to an agent that calls for something which is there, but not as a tool.
+# Hints for agents that call a tool of this name although only the command line can do it.
 _BESIDE_TOOLS = {
     "delete_run": _DELETING.format(command="`honesmith runs delete RUN`"),
     "delete_runs": _DELETING.format(command="`honesmith runs delete RUN...`"),
@@ -176,9 +177,9 @@ class GuardedServer(MCPServer[Any]):
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
         """Make the result of a call that succeeded.
 
-        An object `data` is sent twice: as structured content, and as text (compact JSON). A text is
-        sent as text, cut to `RESULT_CHARS`. Suggested calls that `caller` may not make are left
-        out.
+        If `data` is a JSON object, it is sent twice: as structured content, and as text (compact
+        JSON), without the suggested calls (`next`) that `caller` may not make. If `data` is a text,
+        it is sent as text, cut to `RESULT_CHARS`.
         """
         if isinstance(data, str):
             return CallToolResult(content=[TextContent(text=clean_text(data)[:RESULT_CHARS])])
@@ -190,8 +191,9 @@ class GuardedServer(MCPServer[Any]):
         """Return the tool of that name, if `caller` may call it with these arguments.
 
         Raises:
-            UserError: READ_ONLY or BAD_ARGUMENT, there is no such tool here. FORBIDDEN, the key of
-                `caller` lacks the scope. UNKNOWN_ARGUMENT or BAD_ARGUMENT, an argument is wrong.
+            UserError: READ_ONLY if a read-only server hides the tool. BAD_ARGUMENT if no tool has
+                this name, or if an argument has a wrong value or is missing. UNKNOWN_ARGUMENT if
+                the tool has no such argument. FORBIDDEN if the key of `caller` lacks the scope.
         """
         tool = self._offered_tools.get(name)
         if tool is None:
@@ -208,7 +210,7 @@ class GuardedServer(MCPServer[Any]):
         The SDK calls this for every request, with the next handler as `call_next`.
 
         Raises:
-            MCPError: INVALID_REQUEST, the key lacks the scope.
+            MCPError: INVALID_REQUEST if the key lacks the scope.
         """
         if ctx.method not in _FREE_METHODS and not ctx.method.startswith("notifications/"):
             try:
@@ -227,11 +229,12 @@ class GuardedServer(MCPServer[Any]):
         """Check the quota of `caller` for a call that starts a run, and take the lock of its quota.
 
         The lock is held until `quota_lock` is closed, so that calls of one key pass one at a time.
-        Of two calls that would each just fit, the second is then checked after the first is logged.
+        Two calls that fit only one by one can then not both pass: the second is checked after the
+        first is logged.
 
-        Returns the cap (a limit of GPU-hours) to use for a submit that names none, by a key whose
-        hours are limited; otherwise None. Raises UserError QUOTA if the call does not fit, and
-        HOME_UNUSABLE if earlier calls of this key have held the lock for too long.
+        Returns the cap (a limit of GPU-hours) for the new run if the hours of the key are limited
+        and the call names no cap; otherwise None. Raises UserError QUOTA if the call exceeds the
+        quota, and HOME_UNUSABLE if earlier calls of this key have held the lock for too long.
         """
         # Imported late: it loads the database, which a key without a quota does not need.
         from mcp_server.access import quotas  # noqa: PLC0415
@@ -245,7 +248,8 @@ class GuardedServer(MCPServer[Any]):
         )
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
-        """The limit of GPU-hours for a call that resumes a run and names none: that of the run."""
+        """Return the limit of GPU-hours that the run `run_id` has. A call that resumes the run
+        without naming a limit keeps this one."""
         from mcp_server.access import quotas  # noqa: PLC0415  late: it loads the database
 
         return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
@@ -260,8 +264,8 @@ class GuardedServer(MCPServer[Any]):
         explore the file system. The owner's calls are not checked.
 
         Raises:
-            UserError: MODEL_NOT_FOUND, a path leads to no model; FORBIDDEN, a model behind a URL is
-                not shared.
+            UserError: MODEL_NOT_FOUND if a path leads to no model; FORBIDDEN if a model behind a
+                URL is not shared.
         """
         if caller.is_owner:
             return
@@ -271,7 +275,8 @@ class GuardedServer(MCPServer[Any]):
 
             for name in names:
                 await anyio.to_thread.run_sync(references.check_shared, self._home, name)
-        # Names that cannot be paths, such as run ids, need no check.
+        # A path has a slash, or begins with "." or "~". Other names, such as run ids, need no
+        # check.
         paths = [name for name in names if "/" in name or name[0] in ".~"]
         if not paths:
             return
@@ -291,11 +296,13 @@ class GuardedServer(MCPServer[Any]):
         return tool.annotations is None or not tool.annotations.read_only_hint
 
     def _may_call(self, caller: Key, tool: Any) -> bool:
-        """Whether `caller` may call the tool of that name; False if it is not offered or None."""
+        """Whether `caller` may call the tool named `tool`; False if `tool` is None or the name of a
+        tool that is not offered."""
         return tool in self._offered_tools and self._scope_of_tool[tool] in caller.scopes
 
     def _no_such_tool(self, name: str) -> UserError:
-        """Make the error for a tool that is not offered: READ_ONLY if hidden, else BAD_ARGUMENT."""
+        """Make the error for a call of a tool that is not offered: READ_ONLY if the server hides
+        the tool because it is read-only, else BAD_ARGUMENT."""
         if name in self._hidden_names:
             return UserError(
                 "READ_ONLY",
@@ -320,7 +327,7 @@ def caller_of(context: Any) -> Key:
         context: the context of a tool, or that of a request in the middleware.
 
     Raises:
-        KeyError: the HTTP request did not pass the gate; such a call must fail.
+        KeyError: if an HTTP request did not pass the gate; such a call must fail.
     """
     if isinstance(context, Context):
         try:
@@ -332,7 +339,8 @@ def caller_of(context: Any) -> Key:
 
 
 def _add_cap_warning(data: Reply, cap: "Cap | None") -> None:
-    """Add to the reply of a submit why its cap on GPU-hours is not the default, if so."""
+    """Add the warning of `cap` to the reply of a submit: why the run's limit of GPU-hours is lower
+    than the default. Add nothing if the quota set no cap, or if the cap has no warning."""
     if cap is not None and cap.warning:
         data["warnings"] = [*data["warnings"], cap.warning]
 
@@ -347,13 +355,14 @@ def _refusal_of(error: Exception, name: str, arguments: Mapping[str, Any]) -> Ca
 
 
 def _transport(caller: Key) -> str:
+    """The transport of a call, as the audit log names it: only stdio has the caller `LOCAL`."""
     return STDIO if caller is LOCAL else "http"
 
 
 def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """List the texts in the arguments of a call of `tool` that name models, without empty ones.
+    """List every model name in the arguments of a call of `tool`, e.g. "pebble" or a path.
 
-    The arguments are not checked yet, so values of a wrong type are left out too.
+    The arguments are not checked yet, so values of a wrong type and empty texts are left out.
     """
     values = [arguments.get("model"), arguments.get("compare_to")]
     if tool == "deploy":  # elsewhere a run_id names a run, not the model that it trained

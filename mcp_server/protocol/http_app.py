@@ -122,9 +122,10 @@ class Gate:
         return key, receive_body
 
     def _check_headers(self, scope: Scope) -> Response | None:
-        """The refusal of a request with wrong headers; None if size, Host and Origin are allowed.
+        """Check the size of a request's headers, its Host and its Origin.
 
-        There must be exactly one Host. The Origin may be missing, because only browsers send one.
+        Returns the response that refuses the request, or None if the headers are allowed. There
+        must be exactly one Host. The Origin may be missing, because only browsers send one.
         """
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         # Each header takes 4 more bytes: the colon, a space and the end of the line.
@@ -139,7 +140,8 @@ class Gate:
         return None
 
     def _check_rate(self, key: Key) -> Response | None:
-        """Count this call of `key`, and return the refusal if it comes too early; else None."""
+        """Count this call of `key`. Returns None, or the response that refuses the call if the key
+        calls more often than it may."""
         wait_s = self._rates.wait_s(key)
         if wait_s:
             return PlainTextResponse(
@@ -156,11 +158,13 @@ class Gate:
         return match is not None and (host in self._hosts or match["name"] in self._hosts)
 
     def _is_known_origin(self, origin: str) -> bool:
+        """Whether an Origin value, e.g. "http://localhost:8321", is one of an accepted Host."""
         scheme, _, host = origin.partition("://")
         return scheme in ("http", "https") and self._is_known_host(host)
 
     def _key_of_token(self, scope: Scope) -> Key | None:
-        """The key of the request's bearer token; None if it has no valid token, or several."""
+        """Return the key that belongs to the bearer token of a request. Returns None if the request
+        has no Authorization header, or several, or no token that is valid."""
         authorizations = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(authorizations) != 1:
             return None
@@ -169,7 +173,7 @@ class Gate:
 
 
 def _noting_end(receive: Receive, has_left: threading.Event) -> Receive:
-    """A `receive` that sets `has_left` when the client has closed its connection."""
+    """Wrap `receive` so that `has_left` is set when the client has closed its connection."""
 
     async def receive_and_note() -> Message:
         """Return the next message of the client; if it has disconnected, set `has_left`."""
@@ -248,7 +252,6 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
 
     async def receive_body() -> Message:
         """Return the whole body at the first call, then the messages that come after it."""
-        # The whole body at the first call, then what comes after it.
         return messages.pop() if messages else await receive()
 
     return receive_body
@@ -280,12 +283,12 @@ def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIAp
 
 
 def allowed_hosts(host: str, explicit: Sequence[str]) -> tuple[str, ...]:
-    """The Host values to accept when the server listens on `host`.
-
-    They are the ones in `explicit`, and for a loopback address also those in `LOOPBACK`.
+    """Return the Host values to accept when the server listens on `host`: those in `explicit`, and
+    if `host` is a loopback address also those in `LOOPBACK`.
 
     Raises:
-        UserError: BAD_ARGUMENT, `host` can be reached from elsewhere and `explicit` is empty.
+        UserError: BAD_ARGUMENT if `host` can be reached from other machines and `explicit` is
+            empty.
     """
     if host in ("127.0.0.1", "localhost", "::1"):
         return (*LOOPBACK, *explicit)
@@ -308,7 +311,7 @@ def serve_http(
     with or without a port.
 
     Raises:
-        UserError: BAD_ARGUMENT, the address cannot be listened on.
+        UserError: BAD_ARGUMENT if the server cannot listen on this address.
     """
     listener = _listener(host, port)
     host_in_url = f"[{host}]" if ":" in host else host  # only IPv6 has colons
@@ -345,9 +348,9 @@ class Server(uvicorn.Server):
 
 
 def max_connections() -> int:
-    """How many connections may be open at once.
+    """Return how many connections may be open at once.
 
-    That is `MAX_CONNECTIONS`, or fewer if the limit on open files is low, but at least
+    This is `MAX_CONNECTIONS`, or fewer if the process may open few files, but at least
     `MIN_CONNECTIONS`. A connection takes one file descriptor; `RESERVED_FILES` are kept free.
     """
     max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -358,10 +361,10 @@ def max_connections() -> int:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket that listens on the address, which may be IPv4 or IPv6.
+    """Open a socket that listens on the address, which may be IPv4 or IPv6.
 
     Raises:
-        UserError: BAD_ARGUMENT, the address is in use, forbidden or not of this machine.
+        UserError: BAD_ARGUMENT if the address is in use, forbidden or not one of this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET  # only IPv6 has colons
     # asyncio turns Nagle's algorithm off only if the protocol is named; otherwise every call would

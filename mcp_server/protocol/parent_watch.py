@@ -20,7 +20,7 @@ def watch_parent(
     Returns the thread, which does not keep the process alive.
 
     Args:
-        parent: process id of the parent to watch; None: the present one.
+        parent: process id of the parent to watch; None: the parent that this process has now.
         every_s: seconds between two checks.
         on_death: called once, in the thread. By default it ends this process at once: a stdio
             server has nothing to clean up.
@@ -29,7 +29,8 @@ def watch_parent(
     never_set = threading.Event()  # waiting for it with a timeout is a pause
 
     def call_after_death() -> None:
-        """Wait until this process has another parent, then call `on_death`."""
+        """Wait until this process has another parent, then call `on_death`. The system gives a
+        process another parent when its parent dies."""
         while os.getppid() == parent_id:
             never_set.wait(every_s)
         on_death()

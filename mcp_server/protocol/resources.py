@@ -195,12 +195,12 @@ def _possible_values(home: Home, argument: str) -> list[str]:
 def _resource_text(read_resource: Callable[[], str]) -> str:
     """Call `read_resource` and return its text, cleaned and cut to the size of a result.
 
-    Errors are raised as those of the SDK, which sends them to the client.
+    Every error is turned into an exception of the SDK, which sends the text of it to the client.
 
     Raises:
-        ResourceNotFoundError: no run, environment or section has this id, or the run has not
+        ResourceNotFoundError: if no run, environment or section has this id, or if the run has not
             written the file yet.
-        ResourceError: any other UserError, or a damaged file.
+        ResourceError: if `read_resource` raises any other UserError, or if a file is damaged.
     """
     try:
         text = read_resource()

@@ -32,12 +32,13 @@ def end_by_interrupt() -> None:
 
 @asynccontextmanager
 async def plain_broken_pipe() -> AsyncIterator[None]:
-    """Context manager: raise one plain BrokenPipeError where its block raises a group of them.
+    """Context manager that turns an exception group of BrokenPipeErrors into one BrokenPipeError.
 
-    The error means that nobody reads the answers any more. The command line expects it plain, and
-    then exits quietly.
+    The error means that nobody reads the answers any more. The command line exits quietly when it
+    gets the single error, but does not look into groups.
     """
-    client_left = False  # raised after the `except*`, which would make a group of it again
+    # The error is raised after the `except*` block, which would make a group of it again.
+    client_left = False
     try:
         yield
     except* BrokenPipeError:
@@ -76,7 +77,7 @@ async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
 
     A blank line is ignored. `error` is what the reader gave for the line.
     """
-    line, json_object = _source_of(error)  # None for what is not known
+    line, json_object = _source_of(error)  # at most one of them is known; the other is None
     repaired_message = _repaired_message(line)
     is_blank = line is not None and not line.strip()
     if repaired_message is not None:

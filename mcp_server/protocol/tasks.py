@@ -152,17 +152,19 @@ class WaitTasks(Extension):
         return Wait(status["run_id"], until, int(time.time()), since), status
 
     def _status_now(self, run_id: str, until: str, since: str) -> Reply:
-        """The status of a run now, without waiting, with `until_met`: whether `until` has come.
-        Raises UserError as `wait_run` does.
+        """Return the status of a run without waiting; its field `until_met` says whether the event
+        `until` has come.
 
-        `since` is the cursor from which events count; "" for those from now on.
+        `since` is the cursor from which events count; "" if they count from now on. Raises
+        UserError if there is no such run or the cursor is not one of `wait_run`.
         """
-        # The full run id, which the status may hold, takes the place of a prefix in `run_id`.
+        # `run_id` may be only a prefix. If the status holds the full id, that one is returned.
         status = verbs.wait_run(self._home, run_id, until, timeout_s=0, cursor=since)
         return {"run_id": run_id} | status
 
     async def _status_of(self, wait: Wait) -> Reply:
-        """The status of the run that a task waits for, now. Raises UserError."""
+        """Return the status now of the run that a task waits for. Raises UserError if the run or
+        its files cannot be read."""
         return await anyio.to_thread.run_sync(
             partial(self._status_now, wait.run_id, wait.until, wait.since)
         )
@@ -173,7 +175,7 @@ class WaitTasks(Extension):
         If the run cannot be read, the task is completed, with an error as its result.
 
         Raises:
-            MCPError: the task id is malformed.
+            MCPError: if the task id is malformed.
         """
         wait = _parse_wait(params)
         if wait.task_id in self._cancelled_ids:
@@ -198,7 +200,7 @@ class WaitTasks(Extension):
         """Answer `tasks/cancel`: end the waiting. The run goes on; `cancel_run` would stop it.
 
         Raises:
-            MCPError: the task id is malformed, or its run does not exist.
+            MCPError: if the task id is malformed, or if its run does not exist.
         """
         wait = _parse_wait(params)
         try:
@@ -242,11 +244,12 @@ def _parse_wait(params: TaskParams) -> Wait:
 
 
 def _unknown_task(params: TaskParams) -> MCPError:
+    """Make the error for a task id that no task has; it repeats at most `MAX_ID` characters."""
     return MCPError(code=INVALID_PARAMS, message="Unknown task", data=params.task_id[:MAX_ID])
 
 
 def _is_over(status: Reply, until: str) -> bool:
-    """Return whether a wait is over: what was waited for has come, or the run has ended.
+    """Whether a wait is over: the event `until` has come, or the run has ended.
 
     `status` is the reply of `wait_run`; `until` what was waited for, such as "end" or "first_step".
     """
@@ -285,4 +288,5 @@ def _iso(seconds: float) -> str:
 
 
 def _as_json(result: CallToolResult) -> Reply:
+    """Return the result of a tool as the JSON object that the protocol sends."""
     return result.model_dump(by_alias=True, mode="json", exclude_none=True)

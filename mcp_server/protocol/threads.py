@@ -1,7 +1,7 @@
 """Calls that block, in a thread: they report progress, and end when the client cancels them.
 
-Such a call may hold for an hour. It takes none of the threads in which all other calls are answered
-(40, by the library's default), so that many held waits do not silence a server.
+Such a call may take an hour. All other calls share 40 threads, the library's default. Blocking
+calls have threads of their own, so that many waits at once do not keep the server from answering.
 """
 
 import threading
@@ -18,7 +18,7 @@ from mcp.server.mcpserver import Context
 from engine.core.reply import Reply
 from engine.serving.chat_request import ChatRequest, Heard
 
-_LEAST_PROGRESS = 1e-6  # of a step, between two reports of a wait
+_LEAST_PROGRESS = 1e-6  # steps by which each report of a wait exceeds the one before
 TOKENS_EVERY_S = 1.0  # between two reports of an answer's tokens
 _MOST_HELD = 400  # calls at once; further ones begin when one of them has ended
 # The entry of the ASGI scope that is set when the client of a request has closed its connection.
@@ -31,7 +31,7 @@ class _ClientCancelled(Exception):
 
 
 def asks_for_progress(ctx: Context) -> bool:
-    """Whether the client wants progress of this call, with which it may keep the call alive."""
+    """Whether the client wants progress reports of this call: it then sends a progress token."""
     meta = ctx.request_context.meta
     return meta is not None and meta.get("progress_token") is not None
 
@@ -50,8 +50,8 @@ async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     """Run a blocking wait in a thread, report its progress to the client, and return its reply.
 
     `wait` takes a function `on_progress`, which it calls with the status of the run. If the client
-    cancels the call, this returns at once; the thread ends when it next reports progress. So does
-    the wait of a client that has left, whom no answer can reach.
+    cancels the call, this function ends at once, and the thread ends when it next reports progress.
+    The thread also ends then if the client has closed its connection: no answer can reach it.
     """
     cancelled = threading.Event()
     has_left = _has_left(ctx)
@@ -62,8 +62,8 @@ async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
         nonlocal reported
         if cancelled.is_set() or has_left.is_set():
             raise _ClientCancelled
-        # The protocol wants each report above the one before, also where nothing has moved: it
-        # shows the client that the call is alive.
+        # The protocol demands that each report is larger than the one before. A report is sent even
+        # if no step was done, because it shows the client that the call is alive.
         reported = max(float(status.get("step") or 0), reported + _LEAST_PROGRESS)
         total = status.get("total_steps")
         anyio.from_thread.run(
@@ -77,7 +77,7 @@ async def answer_in_thread(chat: Callable[..., Reply], request: ChatRequest, ctx
     """Run a blocking chat in a thread, report its tokens to the client, and return its reply.
 
     `chat` takes a function `listener` and calls it with each new piece of an answer. If the client
-    cancels the call, this returns at once; the sampling ends with the next token.
+    cancels the call, this function ends at once, and the sampling ends with the next token.
     """
     cancelled = threading.Event()
     report = _TokenReport(request, ctx, cancelled)
@@ -104,9 +104,13 @@ class _TokenReport:
         self._reported_at = time.monotonic()
 
     def hear(self, heard: Heard) -> None:
-        """Report the tokens sampled so far, or end the chat if the client cancelled the call."""
+        """Take one piece of an answer, and report the tokens of all answers so far to the client.
+
+        Nothing is reported within `TOKENS_EVERY_S` seconds of the last report. Raises
+        _ClientCancelled if the client has cancelled the call.
+        """
         if self._cancelled.is_set():
-            raise _ClientCancelled  # through the engine, which ends the sampling
+            raise _ClientCancelled  # it passes through the engine, which then stops sampling
         self._counts[heard.model] = heard.tokens
         now = time.monotonic()
         if now - self._reported_at < TOKENS_EVERY_S:
@@ -122,8 +126,8 @@ class _TokenReport:
 
 
 async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:
-    """Run a blocking call in a thread and return its reply. If the client cancels the call,
-    `cancelled` is set, so that the thread can end, and this returns at once."""
+    """Run a blocking call in a thread and return its reply. If the client cancels the call, set
+    `cancelled`, which tells the thread to end, and end without waiting for the thread."""
     try:
         return await anyio.to_thread.run_sync(
             call, abandon_on_cancel=True, limiter=_held_calls_limiter()
@@ -134,7 +138,10 @@ async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> R
 
 
 def _held_calls_limiter() -> anyio.CapacityLimiter:
-    """The limit of calls at once of the event loop that runs now."""
+    """Return the limiter that lets at most `_MOST_HELD` blocking calls run at once.
+
+    A limiter belongs to one event loop, so the running loop gets its own at the first call.
+    """
     limiter = _limiter_of_loop.get(None)
     if limiter is None:
         limiter = anyio.CapacityLimiter(_MOST_HELD)
@@ -149,7 +156,7 @@ def _progress_line(status: Reply) -> str:
         parts.append(str(status["state"]))
     if status.get("total_steps"):
         parts.append(f"step {status.get('step') or 0}/{status['total_steps']}")
-    if status.get("now"):  # of a plan, the run that is under way
+    if status.get("now"):  # only plans have this: the run of the plan that is under way
         parts.append(str(status["now"]))
     if status.get("percent") is not None:
         phase = f"{status['phase']} " if status.get("phase") else ""

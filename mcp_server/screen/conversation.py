@@ -1,6 +1,6 @@
-"""Answers of models as they come, and a conversation in the terminal.
+"""Shows the answers of models while they are sampled, and holds conversations in the terminal.
 
-A slow model is waited for as long as tokens come; Ctrl-C ends an answer.
+The program waits for a slow model as long as tokens come. Ctrl-C ends an answer.
 """
 
 import sys
@@ -26,9 +26,10 @@ def is_possible() -> bool:
 
 
 def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
-    """Ask once and show the reply; on a terminal the answer is shown while it comes."""
+    """Ask the question of `request` and print the reply. On a terminal the answer is printed while
+    it is sampled, unless `as_json`."""
     if as_json or not sys.stdout.isatty():
-        show(_chat(home, request, unheard), as_json)  # `unheard` shows nothing
+        show(_chat(home, request, unheard), as_json)  # `unheard` ignores the pieces of the answer
         return
     stream = _Stream(shows_names=bool(request.compare_to))
     reply = _chat(home, request, stream.hear)
@@ -37,15 +38,17 @@ def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
 
 
 def talk(home: Home, request: ChatRequest) -> None:
-    """Hold a conversation until the person ends it; each line typed is the next message.
+    """Hold a conversation until the person ends it. Each typed line is the next message, or a
+    command such as /reset.
 
     `request` names the model or models, the system prompt and how answers are sampled.
     """
-    import readline  # noqa: F401, PLC0415  late: it gives `input` its line editing, here alone
+    # Importing readline gives `input` its line editing, which only this function needs.
+    import readline  # noqa: F401, PLC0415
 
     _say(f"{request.model}. {_HELP}")
     beginning = request  # before the first message: /reset and /system go back to it
-    can_go_on = False  # whether the last answer was cut, so that an empty line goes on with it
+    can_go_on = False  # whether the last answer was cut; an empty line then continues it
     while True:
         line = _typed_line()
         if line is None or line == "/quit":
@@ -66,24 +69,25 @@ def talk(home: Home, request: ChatRequest) -> None:
 
 
 def _typed_line() -> str | None:
-    """The next line that the person types, without spaces around it; None at the end of input."""
+    """Read the next line that the person types, and return it without spaces around it. Returns
+    None at the end of input (Ctrl-D)."""
     while True:
         try:
             return input(_PROMPT).strip()
         except EOFError:
             _say("")
             return None
-        except KeyboardInterrupt:  # clears the line, as in a shell
+        except KeyboardInterrupt:  # drop the typed line and ask again, as a shell does
             _say("")
 
 
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
-    """Ask the next question of a conversation and show the answer as it comes.
+    """Ask the next question of a conversation and show the answer while it is sampled.
 
     Returns:
-        The request for the question after this one, and whether the answer was cut: then an empty
-        line continues the answer. After an error or a Ctrl-C the request is `request` without its
-        question, so the conversation is as it was.
+        The request for the question after this one, and whether the answer was cut; an empty line
+        then continues the answer. After an error or a Ctrl-C, the returned request is `request`
+        without its question, so that the conversation stays as it was.
     """
     unchanged = replace(request, message="")  # the conversation without this question
     reply = _shown_reply(home, request)
@@ -95,15 +99,15 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
         _say("(an empty line goes on)")
     # The system prompt and the messages given at first are part of the conversation now.
     conversation = str(reply.get("conversation", ""))
-    if not conversation:  # too long to be kept, as a warning has said
+    if not conversation:  # the conversation is too long to be kept; a warning has said so
         return unchanged, False
     return replace(unchanged, conversation=conversation, system="", messages=()), is_cut
 
 
 def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
-    """Ask the question of `request` and show the answer as it comes; return the reply.
+    """Ask the question of `request`, show the answer while it is sampled, and return the reply.
 
-    Returns None after an error or a Ctrl-C, which is shown too.
+    Returns None after an error, which is printed, or after a Ctrl-C.
     """
     stream = _Stream(shows_names=bool(request.compare_to))
     try:
@@ -121,7 +125,7 @@ def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
 
 
 def _say_calls_and_warnings(reply: Reply) -> None:
-    """Show the tools that the answers of a reply call, and its warnings."""
+    """Print the tool calls in the answers of a reply, and the warnings of the reply."""
     for answer in reply["answers"]:
         for call in answer.get("tool_calls", []):
             function = call["function"]
@@ -131,13 +135,14 @@ def _say_calls_and_warnings(reply: Reply) -> None:
 
 
 def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
-    """Ask, with the patience of a person, and record the call."""
+    """Ask the question of `request` and record the call in the audit log. The call waits as long as
+    a person may like to; `listener` gets each piece of an answer."""
     chat = partial(verbs.chat, patience=OF_PEOPLE, listener=listener)
     return call_and_record(home, "chat", chat, request=request)
 
 
 def _without_shown(reply: Reply) -> Reply:
-    """Return a copy of a reply without the texts of its answers, which were shown as they came."""
+    """Return a copy of a reply without the texts of its answers, which were already printed."""
     answers = [
         {name: value for name, value in answer.items() if name != "answer"}
         for answer in reply["answers"]
@@ -146,25 +151,26 @@ def _without_shown(reply: Reply) -> Reply:
 
 
 def _say(line: str) -> None:
-    """Print a piece of an answer at once, without a line end."""
+    """Print a line at once, without waiting for more output."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 class _Stream:
-    """Shows the text of answers while it comes.
+    """Prints the text of answers while it is sampled.
 
     Args:
         shows_names: write the name of each model above its answer.
     """
 
     def __init__(self, shows_names: bool) -> None:
+        """Start before the first piece of an answer; the docstring of the class explains more."""
         self._shows_names = shows_names
         self._model = ""
         self._is_in_line = False  # whether the text so far ends within a line
 
     def hear(self, heard: Heard) -> None:
-        """Show the next piece of an answer."""
+        """Print the next piece of an answer, and before it the model's name if that has changed."""
         if self._shows_names and heard.model != self._model:
             self.end()
             _say(f"{clean_text(heard.model)}:")
@@ -175,7 +181,7 @@ class _Stream:
             self._is_in_line = not heard.text.endswith("\n")
 
     def end(self) -> None:
-        """End the line of the answer, if it has not ended itself."""
+        """End the line of the answer, unless the answer has ended it itself."""
         if self._is_in_line:
             _say("")
         self._is_in_line = False

@@ -1,7 +1,7 @@
 """Shows the steps of the demo while they happen.
 
-On a terminal that is one live panel with growing curves; elsewhere (a log, a pipe) it is a line per
-step, and one every few seconds in between.
+A terminal shows one live panel with growing curves. Elsewhere (a log, a pipe) a line is printed at
+the end of each step, and every few seconds during a step.
 """
 
 import sys
@@ -69,7 +69,7 @@ class Stage:
         self._last_line_at = 0.0
 
     def __enter__(self) -> "Stage":
-        """Start the live panel, or print the title where there is no terminal."""
+        """Start the live panel; without a terminal, print the title."""
         if self.console.is_terminal:
             self._live = Live(
                 get_renderable=self._panel,
@@ -87,24 +87,25 @@ class Stage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the panel; if an error ended the block, the step at work is shown as failed."""
+        """Stop the live panel. If an error ended the block, first show the step that was working as
+        failed."""
         if kind is not None and self._steps and self._steps[-1].state == "working":
             self.end(self._steps[-1], "stopped", failed=True)
         if self._live is not None:
             self._live.stop()
 
     def begin(self, name: str, text: str = "") -> Step:
-        """Add a step that is working from now on, and return it. `text` is shown behind its name
-        until there is something else to show."""
+        """Add a step that starts now, and return it. `text` is shown behind the step's name until
+        `show_progress` or `end` replaces it."""
         step = Step(name, text)
         self._steps.append(step)
         return step
 
     def show_progress(self, step: Step, text: str, curve: Sequence[float] = ()) -> None:
-        """Show what a step is doing now.
+        """Show `text` and `curve` for a step that is working.
 
         An empty `curve` keeps the curve shown so far. Without a live panel a line is printed, but
-        none within `LINE_EVERY_S` of the last one.
+        at most one in `LINE_EVERY_S` seconds.
         """
         step.text = text
         if curve:
@@ -115,7 +116,7 @@ class Stage:
             self.console.print(line, soft_wrap=True)
 
     def end(self, step: Step, text: str, failed: bool = False) -> None:
-        """Show that a step is done, or that it `failed`; `text` says how it ended."""
+        """Show that a step is done, or failed if `failed`; `text` says how the step ended."""
         step.text = text
         step.ended = time.monotonic()
         step.state = "failed" if failed else "done"
@@ -124,7 +125,8 @@ class Stage:
             self._last_line_at = time.monotonic()
 
     def _panel(self) -> RenderableType:
-        """The title, and below it all steps as a table: mark, name and text of each."""
+        """Render the live panel: the title, and below it a table of all steps with mark, name and
+        text."""
         table = Table.grid(padding=(0, 1), expand=True)
         table.add_column(width=1)
         table.add_column(width=14, no_wrap=True)
@@ -136,21 +138,22 @@ class Stage:
         return Group(Text(self._title, style="bold"), table)
 
     def _mark(self, step: Step) -> RenderableType:
-        """The mark before a step in the panel: the spinner while it works, then how it ended."""
+        """Return the mark before a step in the panel: a spinner while the step is working, then a
+        tick or a cross."""
         if step.state == "working":
             return self._spinner
         mark, style = MARKS[step.state]
         return Text(mark, style=style)
 
     def _row(self, step: Step, in_panel: bool) -> Text:
-        """A step as one line: its duration, its curve and its text.
+        """Return a step as one line: its duration, its curve and its text.
 
-        Outside the panel the line begins with the mark and the name of the step; in the panel
-        (`in_panel`) these two have columns of their own.
+        With `in_panel`, the mark and the name of the step are left out, because the panel has
+        columns for them. Otherwise the line begins with them.
         """
         line = Text()
         if not in_panel:
-            mark, style = MARKS.get(step.state, ("·", ""))  # the dot: a step that has not ended
+            mark, style = MARKS.get(step.state, ("·", ""))  # a dot: the step has not ended
             line.append(f"{mark} ", style=style).append(f"{step.name:<14} ")
         if step.seconds >= 1:  # a shorter duration says nothing
             line.append(f"{duration(step.seconds):>5} ", style="dim")
@@ -160,10 +163,10 @@ class Stage:
 
 
 def progress_text(reply: Mapping[str, Any], latest_values: str = "") -> str:
-    """Return one line about a run at work, as "r-1  3/60  loss 0.412  about 40s left".
+    """Return one line about a run that is under way: "r-1  3/60  loss 0.412  about 40s left".
 
-    A run without a number of steps shows its state instead. `latest_values`, such as "loss 0.412",
-    is shown as it is.
+    `reply` is the status of the run; if it has no number of steps, its state is shown instead.
+    `latest_values`, such as "loss 0.412", is inserted unchanged.
     """
     progress = str(reply.get("state", ""))
     if reply.get("total_steps"):
@@ -175,6 +178,7 @@ def progress_text(reply: Mapping[str, Any], latest_values: str = "") -> str:
 
 
 def stage_console(quiet: bool) -> Console:
-    """The console of the demo: stdout, or stderr if `quiet`, because stdout carries JSON then."""
+    """Make the console of the demo: on stderr if `quiet`, because stdout then carries JSON;
+    otherwise on stdout."""
     stream = sys.stderr if quiet else sys.stdout
     return Console(file=stream, highlight=False, width=None if stream.isatty() else PLAIN_WIDTH)

@@ -1,4 +1,5 @@
-"""Prints the runs of a plan before it is submitted, and what merged TOML files say."""
+"""Prints the runs of a plan (several runs submitted together) before it is submitted, and what each
+of several merged TOML files sets."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from engine.core.format import words
 from mcp_server.api.replies import compact
 from mcp_server.screen.values import grid
 
-_LEVELS = ("low", "likely", "high")  # of an estimate
+_LEVELS = ("low", "likely", "high")  # an estimate has a value for each
 
 
 def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: bool) -> None:
@@ -23,7 +24,7 @@ def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: b
     """
     columns = ["step", "run", "time", "money"]
     rows = [_row(step) for step in steps]
-    is_money_known = any(row[-1] for row in rows)  # not without a price
+    is_money_known = any(row[-1] for row in rows)  # False if no price of a GPU-hour is set
     if not is_money_known:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     out.print(grid(columns, rows))
@@ -34,29 +35,29 @@ def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: b
 
 
 def _settings_line(step: Mapping[str, Any]) -> str:
-    """The settings of a plan's run in a line: "step 1 seed=2: lr = 0.001, steps = 40"."""
+    """Return the settings of a plan's run as a line: "step 1 seed=2: lr = 0.001, steps = 40"."""
     assignments = [f"{name} = {compact(value)}" for name, value in step["settings"].items()]
     return f"step {step['step']} {step.get('label', '')}: {', '.join(assignments)}"
 
 
 def _row(step: Mapping[str, Any]) -> list[str]:
-    """Return the cells of a plan's run: its number, what it is, its hours and its cost.
+    """Return the table cells of one run of a plan: its number, what it is, its time and its cost.
 
-    Hours are "?" and the cost is "" where the estimate does not know them.
+    The time is "?" and the cost is "" if the estimate does not know them.
     """
-    words_of_run = [step["algorithm"], step.get("env_id", ""), step.get("label", "")]
+    name_parts = [step["algorithm"], step.get("env_id", ""), step.get("label", "")]
     hours, money = step.get("hours"), step.get("money")
     time_text, money_text = "?", ""
     if hours:
         time_text = _range([words(hours[level]) for level in _LEVELS])
     if money:
         money_text = _range([f"{money[level]:.2f}" for level in _LEVELS])
-    name = " ".join(part for part in words_of_run if part)
+    name = " ".join(part for part in name_parts if part)
     return [str(step["step"]), name, time_text, money_text]
 
 
 def _range(texts: Sequence[str]) -> str:
-    """A figure from low to high: "3 min (2 min to 5 min)"."""
+    """Join the texts (low, likely, high) of an estimate: "3 min (2 min to 5 min)"."""
     low, likely, high = texts
     return f"{likely} ({low} to {high})"
 

@@ -35,7 +35,7 @@ from mcp_server.screen.values import (
 PIPED_WIDTH = 200  # columns where the output is not a terminal
 COLUMN_GAP = 2  # spaces between two columns
 SPARKS = "▁▂▃▄▅▆▇█"
-# Fields of a run that only programs need.
+# Fields of a run's status that only programs need; people are not shown them.
 PAPERWORK = ("estimate", "result", "metrics_uri", "cursor", "until_met", "kind", "queue_position")
 # Fields of a page of logs that are printed below its table.
 _LOG_FIELDS = ("error", "heldout", "next_cursor", "older_cursor")
@@ -46,9 +46,10 @@ _CHECK_NAME_WIDTH = 13  # fits the names of most checks
 
 
 class _Trimmed:
-    """A stream that drops spaces at the ends of lines; rich fills its tables with such spaces."""
+    """A text stream that drops spaces at the ends of lines, with which rich fills its tables."""
 
     def __init__(self, stream: IO[str]) -> None:
+        """Wrap `stream`, which gets the trimmed text."""
         self._stream = stream
 
     def write(self, text: str) -> int:
@@ -56,14 +57,15 @@ class _Trimmed:
         return self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
 
     def __getattr__(self, name: str) -> Any:
+        """Take every other attribute, such as `flush`, from the wrapped stream."""
         return getattr(self._stream, name)
 
 
 def console(stderr: bool = False) -> Console:
     """Make the console that prints on stdout, or on stderr with `stderr`.
 
-    For a terminal it is as wide as the terminal. For a file or a pipe it is as wide as the variable
-    COLUMNS says, or else `PIPED_WIDTH`, and lines have no spaces at their ends.
+    On a terminal the console is as wide as the terminal. For a file or a pipe it is as wide as the
+    variable COLUMNS says, or else `PIPED_WIDTH`, and its lines have no spaces at the end.
     """
     stream = sys.stderr if stderr else sys.stdout
     if stream.isatty():
@@ -74,7 +76,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def reply(data: Any) -> None:
-    """Print any reply of a verb: its summary and fields, its warnings, what to do next.
+    """Print any reply of a verb: its summary, its fields, its warnings and the suggested calls.
 
     A reply that is a text (the playbook) is printed as Markdown on a terminal, and unchanged
     elsewhere.
@@ -125,7 +127,8 @@ def run(data: Any) -> None:
 
 
 def _with_heldout_sentence(data: Reply) -> Reply:
-    """Replace the field `heldout` of a reply, if it is an object, by the sentence it holds."""
+    """Return a reply whose field `heldout` (scores on held-out tasks), if it is an object, is
+    replaced by the sentence `about` in it."""
     heldout = data.get("heldout")
     if not isinstance(heldout, Mapping):
         return data
@@ -141,8 +144,8 @@ def logs(data: Any, all_columns: bool = False) -> None:
     """Print a page of a run's logs: its lines, its events one per line, its metrics as a table.
 
     The table has the columns that fit the terminal; with `all_columns` the others follow in further
-    tables. On a page of followed logs, which has no `summary`, the metrics are printed one step per
-    line, without a table and without the fields of the page.
+    tables. A page of `logs --follow` has no `summary`: its metrics are printed one step per line,
+    without a table and without the other fields of the page.
     """
     out = console()
     for line in data.get("lines", []):
@@ -150,7 +153,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
     for event in data.get("events", []):
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
-    if "summary" not in data:  # a page of followed logs
+    if "summary" not in data:  # a page of `logs --follow`
         _print_steps(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
@@ -165,7 +168,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
 
 
 def _print_steps(out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
-    """Print rows of metrics, a line each."""
+    """Print each row of metrics as a line of names and values."""
     for row in rows:
         out.print(_step_line(columns, row), soft_wrap=True)
 
@@ -178,16 +181,15 @@ def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
 
 
 def _page_fields(page: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """The fields of a page that have these names, in the order of the names."""
+    """Return those fields of `page` whose names are in `names`, in the order of `names`."""
     return {name: page[name] for name in names if name in page}
 
 
 def _print_metrics(
     out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]], all_columns: bool
 ) -> None:
-    """Print metrics as a table of the columns that fit, and the names of the other columns.
-
-    With `all_columns` the other columns follow in further tables.
+    """Print metrics as a table of the columns that fit the width, and below it the names of the
+    other columns. With `all_columns` the other columns follow in further tables instead.
     """
     for table in _metric_tables(columns, rows, out.width, all_columns):
         out.print(table)
@@ -200,9 +202,9 @@ def _print_metrics(
 def _foremost_first(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]]
 ) -> tuple[list[Any], list[list[Any]]]:
-    """Return the columns with those in `FOREMOST` moved to the front, and the rows to match."""
-    # The order holds indexes of columns, so that the cells of the rows can follow.
-    order: list[int] = []
+    """Return the columns with those in `FOREMOST` moved to the front, and the rows with their cells
+    in the same new order."""
+    order: list[int] = []  # indexes of columns, by which the cells of each row are ordered too
     for name in FOREMOST:
         order += [index for index, column in enumerate(columns) if column == name]
     order += [index for index in range(len(columns)) if index not in order]
@@ -244,21 +246,23 @@ def _metric_tables(
 def _columns_that_fit(
     columns: Sequence[Any], rows: Sequence[Sequence[Any]], width: int
 ) -> tuple[list[Any], list[list[Any]]]:
-    """The first columns that fit side by side into `width`, but at least two; and their rows."""
+    """Return the first columns that fit side by side into `width` characters, but at least two, and
+    the rows cut to these columns."""
     width_left = width
     fitting_count = 0
     for index, name in enumerate(columns):
         width_left -= _column_width(str(name), index, rows)
         if index > 0:  # no gap stands before the first column
             width_left -= COLUMN_GAP
-        if width_left < 0 and index >= 2:  # the first two are shown even where they do not fit
+        if width_left < 0 and index >= 2:  # the first two are shown even if they do not fit
             break
         fitting_count = index + 1
     return list(columns[:fitting_count]), [list(row[:fitting_count]) for row in rows]
 
 
 def _column_width(name: str, index: int, rows: Sequence[Sequence[Any]]) -> int:
-    """How many characters a column takes: its name, or the widest cell at `index` of the rows."""
+    """Return the width of the column `name` in characters: that of its name or of its widest cell.
+    The cells of the column stand at `index` in each row."""
     cell_widths = [len(scalar(name, row[index])) for row in rows if len(row) > index]
     return max([len(name), *cell_widths])
 
@@ -283,7 +287,7 @@ def event_line(event: Mapping[str, Any]) -> Text:
 
 
 def plan(data: Any) -> None:
-    """Print a dry run in short.
+    """Print a dry run in short:
 
     - its summary, and the checks that fail or warn, failures first.
     - the names of the checks that pass or were skipped.
@@ -293,12 +297,12 @@ def plan(data: Any) -> None:
     out = console()
     _print_summary(out, data)
     all_checks = data.get("checks", [])
-    # A smoke run was asked for, so what it came to is shown however it ended.
+    # The user asked for a smoke run (two real steps), so its result is shown even if it passed.
     checks_to_mend = [
         item for item in all_checks if item["status"] in ("fail", "warn") or item["name"] == "smoke"
     ]
     if checks_to_mend:
-        # False sorts first: the checks that fail, then those that warn.
+        # False sorts before True, so the checks that fail come first.
         out.print(checks(sorted(checks_to_mend, key=lambda item: item["status"] != "fail")))
     _print_check_names(out, [item for item in all_checks if item not in checks_to_mend])
     print_files(out, data.get("files", []))
@@ -314,13 +318,13 @@ def plan(data: Any) -> None:
 def _warnings_beside(
     printed_checks: Sequence[Mapping[str, Any]], warnings: Sequence[str]
 ) -> list[str]:
-    """The warnings that do not repeat a check which was printed already."""
+    """Return the warnings that do not end with the text of a check that was printed already."""
     repeated = tuple(f"{item['name']}: {item.get('detail', '')}" for item in printed_checks)
     return [warning for warning in warnings if not warning.endswith(repeated)]
 
 
 def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) -> None:
-    """Print the names of the checks that pass, and of those that were skipped, a line each."""
+    """Print one line with the names of the checks that pass, and one with those skipped."""
     for status, heading in (("pass", "passed"), ("skip", "skipped")):
         names = ", ".join(str(item["name"]) for item in all_checks if item["status"] == status)
         if names:
@@ -332,7 +336,7 @@ def _print_user_settings(
 ) -> None:
     """Print the settings that the user gave, and the number of those chosen for the user.
 
-    `sources` says of each setting where its value comes from: "user" if the user gave it.
+    `sources` maps the name of each setting to where its value comes from; "user": the user gave it.
     """
     user_settings = [name for name in settings if sources.get(name) == "user"]
     if user_settings:
@@ -357,7 +361,7 @@ def whole_plan(data: Any) -> None:
     if probes:
         out.print(Text("\nreward audit:", style="dim"))
         out.print(object_table(probes))
-    # Only SFT trains on rows. A dry run with samples has a probe: how the model did on a few tasks.
+    # Only SFT, which trains on rows, has `row`. `probe` says how the model did on a few tasks.
     if data.get("row"):
         out.print(Text("\none row as it is trained:", style="dim"))
         out.print(trained_row(data["row"]))
@@ -383,7 +387,8 @@ def cost(data: Any) -> None:
     _print_summary(out, data)
     out.print(grid(["", *LEVELS], _level_rows(data)))
     print_files(out, data.get("files", []))
-    if isinstance(data.get("steps"), list):  # a plan: its runs take memory and tokens of their own
+    # The estimate of a plan has no memory and tokens: these differ between its runs.
+    if isinstance(data.get("steps"), list):
         print_steps(out, data["steps"], settings=False)
         _print_advice(out, data)
         return
@@ -394,7 +399,8 @@ def cost(data: Any) -> None:
 
 
 def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """An estimate's measures as table rows: a name, then its value at each level of `LEVELS`."""
+    """Return the table rows of an estimate: time, GPU-hours and money, each with its name and its
+    value at each level of `LEVELS`."""
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
@@ -404,7 +410,8 @@ def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _cost_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields that are printed below an estimate's table; "" or {} for what is not known."""
+    """Return the fields that are printed below an estimate's table; "" or {} for those that are not
+    known."""
     durations = data.get("seconds", {})  # by phase of the run
     does_not_fit = data.get("fit") != "fits"
     return {
@@ -413,13 +420,14 @@ def _cost_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
         "seconds": {name: value for name, value in durations.items() if value},
         "tokens": data.get("tokens", {}),
         "basis": f"{data['basis']}, {counted(data.get('calibrated_on_runs', 0), 'finished run')}",
-        # The setting to lower so that the run fits.
+        # The setting to lower so that the run fits into the memory.
         "lower": data.get("lower_this", "") if does_not_fit else "",
     }
 
 
 def _memory_text(data: Mapping[str, Any]) -> str:
-    """The memory of an estimate in words: its total, what there is, and what takes how much."""
+    """Return the memory of an estimate in words: the total, how much the device has, and the parts
+    of the total, e.g. "2 GB of 8 GB on cuda:0: weights 1 GB, ..."."""
     memory = data["peak_memory"]
     memory_parts = [f"{name} {size(used)}" for name, used in memory.items() if name != "total"]
     total_text = f"{size(memory['total'])} of {size(data['memory_available'])} on {data['device']}"
@@ -427,14 +435,15 @@ def _memory_text(data: Mapping[str, Any]) -> str:
 
 
 def check(item: Mapping[str, Any]) -> None:
-    """Print one check of `doctor`; the column of names is fixed, so that all checks line up."""
+    """Print one check of `doctor`. The column of names has a fixed width, so that checks that are
+    printed one by one line up."""
     console().print(checks([item], name_width=_CHECK_NAME_WIDTH))
 
 
 def diagnosis(data: Any) -> None:
-    """Print the findings of a diagnosis, and then what was looked at and what was not judged.
+    """Print the findings of a diagnosis, then what was examined and what could not be judged.
 
-    For each finding: the cause, its numbers, what to change, and examples.
+    Each finding is printed with its cause, its numbers, what to change, and examples.
     """
     out = console()
     for number, finding in enumerate(data.get("findings", []), 1):
@@ -449,7 +458,7 @@ def custody(data: Any) -> None:
     """Print whether a run's files are unchanged.
 
     First come the links of the run's chain of evidence, each with the files that have changed. Then
-    come the runs that it descends from: of each only whether all its files are unchanged.
+    come the runs that it descends from, each only with whether all of its files are unchanged.
     """
     out = console()
     for link in data.get("links", []):
@@ -468,18 +477,18 @@ def custody(data: Any) -> None:
 
 
 def _marked(status: str, text: str) -> Text:
-    """A text with the mark and in the color of its status: pass, warn or fail."""
+    """Return `text` behind the mark and in the color of `status`: pass, warn or fail."""
     return Text(f"{MARKS[status]} {text}", style=STATES[status])
 
 
 def trained_row(row: Mapping[str, Any]) -> Text:
-    """The text of a training row, and how many of its tokens carry loss.
+    """Return the text of a training row, and a line that counts the tokens that carry loss.
 
     Text that is trained on is bold; text that is cut away for length is struck out.
 
     Args:
-        row: the field of that name in the reply of a dry run. Of its text each of `pieces` says
-            whether it is trained on, and `lost` is what was cut away, if anything was.
+        row: the field `row` in the reply of a dry run. Each of its `pieces` has a `text` and says
+            whether it is `trained` on; `lost` holds the text that was cut away, if any was.
     """
     text = Text()
     for piece in row["pieces"]:
@@ -493,7 +502,7 @@ def trained_row(row: Mapping[str, Any]) -> Text:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The last `width` values as a row of bars, such as "▁▃▂▇█"; "" if there are none.
+    """Return the last `width` values as a row of bars, such as "▁▃▂▇█"; "" if there are none.
 
     The lowest value gets the lowest bar, the highest value the highest. NaN is left out.
     """
@@ -501,13 +510,13 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
     if not drawn_values:
         return ""
     low, high = min(drawn_values), max(drawn_values)
-    span = (high - low) or 1.0  # all values equal: not a division by 0
+    span = (high - low) or 1.0  # 1.0 if all values are equal, to avoid a division by 0
     top = len(SPARKS) - 1
     return "".join(SPARKS[round((value - low) / span * top)] for value in drawn_values)
 
 
 def duration(seconds: float | None) -> str:
-    """A duration in words: "42s", "1m35s" or "2h05m"; "?" for None."""
+    """Return a duration as a short text: "42s", "1m35s" or "2h05m"; "?" for None."""
     if seconds is None:
         return "?"
     total = max(0, round(seconds))

@@ -1,4 +1,4 @@
-"""Calls of tools as the shell commands a person types."""
+"""Translates calls of tools into the shell commands that a person types."""
 
 import json
 import shlex
@@ -17,8 +17,8 @@ class _Command:
 
     Attributes:
         name: the words after `honesmith`.
-        positional: the arguments that have no option, in order.
-        options: the names of options that differ from their argument's, by argument.
+        positional: names of the arguments that are typed without an option, in order.
+        options: argument -> name of its option, for options named otherwise than the argument.
     """
 
     name: str
@@ -44,21 +44,21 @@ COMMANDS: dict[str, _Command] = {
     "cancel_run": _Command("cancel", ("run_id",)),
     "read_playbook": _Command("playbook", ("section",)),
 }
-# Calls for which there is another command if an argument has a value: (tool, argument, value).
+# (tool, argument, value) -> the command to use instead if the argument has this value.
 _SPECIAL: dict[tuple[str, str, str], _Command] = {
     ("get_status", "scope", "envs"): _Command("env list"),
     ("get_status", "scope", "runs"): _Command("runs"),
     ("deploy", "action", "stop"): _Command("undeploy", ("run_id",)),
     ("deploy", "action", "export"): _Command("export", ("run_id", "path")),
 }
-_LEFT_OUT = ("cursor",)  # arguments that commands do not need: they page by themselves
+_LEFT_OUT = ("cursor",)  # arguments that commands do not have: a command reads all pages by itself
 
 
 def as_command(call: Call) -> str:
-    """The shell command that a person types for `call`, such as `honesmith wait arith-grpo-7`.
+    """Return the shell command that a person types for `call`: `honesmith wait arith-grpo-7`.
 
-    Words are quoted where needed. For a tool that is not in `COMMANDS` the command is the tool's
-    name with dashes.
+    Words are quoted if the shell needs it. The command of a tool that is not in `COMMANDS` is the
+    tool's name with dashes.
     """
     arguments = dict(call.arguments)
     command = _take_command(call.tool, arguments)
@@ -71,11 +71,10 @@ def as_command(call: Call) -> str:
 
 
 def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
-    """The command for a call of `tool`.
+    """Return the command for a call of `tool`. Remove from `arguments` what the command implies.
 
-    Some values of an argument have a command of their own (`_SPECIAL`), such as `undeploy` for
-    action="stop". The command needs no option for such an argument, so it is removed from
-    `arguments`.
+    Some values of an argument have a command of their own (`_SPECIAL`), e.g. `undeploy` for
+    action="stop". Such a command needs no option for the argument.
     """
     command = COMMANDS.get(tool) or _Command(tool.replace("_", "-"))
     for (special_tool, name, value), special in _SPECIAL.items():
@@ -86,9 +85,9 @@ def _take_command(tool: str, arguments: dict[str, object]) -> _Command:
 
 
 def as_typed(hint: Hint) -> str:
-    """A hint as a person types it: its sentence, then the command to run or the options to change.
+    """Return a hint for a person: its sentence, then the command to type or the options to change.
 
-    For example "Wait for it: honesmith wait r-1" or "Try fewer steps. --set steps=20".
+    Examples: "Wait for it: honesmith wait r-1", "Try fewer steps. --set steps=20".
     """
     if hint.call is not None:
         return f"{hint.text} {as_command(hint.call)}".strip()
@@ -98,7 +97,7 @@ def as_typed(hint: Hint) -> str:
 
 
 def _changed_options(change: Change) -> str:
-    """The options that set what `change` changes, such as "--install --set steps=3"."""
+    """Return the options that make the change, such as "--install --set steps=3"."""
     arguments = {**change.arguments, "settings": change.settings}
     return shlex.join(_options(arguments, names=_NO_NAMES))
 
@@ -106,10 +105,10 @@ def _changed_options(change: Change) -> str:
 def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[str]:
     """Turn arguments into the words of options, such as ["--limit", "5"].
 
-    - `names` gives the option's name for arguments whose option is named differently.
-    - "", None, False, and the arguments in `_LEFT_OUT` are left out.
-    - True becomes the option alone; a list repeats its option.
-    - each setting becomes `--set NAME=VALUE`.
+    - `names` maps an argument to the name of its option, if the two differ.
+    - An argument that is "", None or False, or is in `_LEFT_OUT`, gets no option.
+    - True becomes the option alone; a list repeats its option for each item.
+    - Each setting becomes `--set NAME=VALUE`.
     """
     words: list[str] = []
     for name, value in arguments.items():
@@ -118,8 +117,8 @@ def _options(arguments: Mapping[str, object], names: Mapping[str, str]) -> list[
 
 
 def _option_words(name: str, value: object, option: str) -> list[str]:
-    """The words for the argument `name`, such as ["--limit", "5"]; `option` is its option, such as
-    "--limit". [] for an argument that is left out of the command."""
+    """Return the words of a command for one argument, such as ["--limit", "5"]. Returns [] if the
+    argument is left out of the command. `option` is the option of the argument, e.g. "--limit"."""
     if name == "settings" and isinstance(value, Mapping):
         return _setting_words(value)
     if name == "preview":  # the command has --save instead, for preview=false
@@ -134,14 +133,14 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
         return [option]
     if isinstance(value, list | tuple):
         return [word for item in value for word in (option, _typed_value(item))]
-    # `is False`, since 0 equals False: an option of 0 has to be written.
+    # `is False` and not `== False`, because 0 equals False and "--limit 0" must be written.
     if value in ("", None) or value is False or name in _LEFT_OUT:
         return []
     return [option, _typed_value(value)]
 
 
 def _setting_words(settings: Mapping[str, object]) -> list[str]:
-    """Settings as the words of options, such as ["--set", "steps=3"]."""
+    """Return settings as words of a command, such as ["--set", "steps=3"]."""
     words = []
     for name, value in settings.items():
         words += ["--set", f"{name}={_typed_value(value)}"]
@@ -149,5 +148,5 @@ def _setting_words(settings: Mapping[str, object]) -> list[str]:
 
 
 def _typed_value(value: object) -> str:
-    """A value as a word of a command: a text as it is, anything else as JSON."""
+    """Return a value as a word of a command: a text unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

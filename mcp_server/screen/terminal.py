@@ -59,21 +59,21 @@ class CommandGroup(TyperGroup):
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make the group, and hide the type of each flag in the help of it and its commands."""
+        """Make the group. In the help of the group and of its commands, hide the type of flags."""
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
-            # --help is not among `params`; click makes it when it is asked for.
+            # --help is not among `params`: click makes that option only when it is asked for.
             help_option = shown_command.get_help_option(typer.Context(shown_command))
             for parameter in [*shown_command.params, help_option]:
                 if isinstance(parameter, TyperOption) and parameter.is_flag:
-                    parameter.metavar = ""  # what the help shows as the type
+                    parameter.metavar = ""  # the help shows the metavar as the type
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that `args` begin with.
+        """Find the command whose name is the first of `args`, as typer does.
 
         An unknown name ends the program with a message, which suggests known names: those that
-        begin with it, if it has three letters or more, or else similar ones.
+        begin with the unknown one, if it has three letters or more, or else similar ones.
         """
         name = args[0] if args else ""
         is_option = name.startswith("-")
@@ -86,7 +86,8 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _near_names(self, name: str) -> list[str]:
-        """Return the commands that begin with `name`, or else those with similar names."""
+        """Return the commands whose names begin with `name`; if there are none, or if `name` has
+        fewer than three letters, those with similar names."""
         if len(name) > 2:  # too many commands begin with the same one or two letters
             longer_names = [command for command in self.commands if command.startswith(name)]
             if longer_names:
@@ -98,8 +99,8 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     """Turn a function into a typer command that prints its errors and exits with its status.
 
     The function returns the exit status (None means OK) or raises UserError. A parameter whose type
-    is a dataclass (a bundle) stands for several arguments or options: typer sees one for each
-    field, the function gets the object.
+    is a dataclass (a bundle) stands for several arguments or options: typer sees one option for
+    each field of the dataclass, and the function gets the object.
     """
     bundles = _bundles_of(function)
 
@@ -107,7 +108,7 @@ def command(function: Callable[..., int | None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         """Call the function, print its error if it raises one, and exit with the status."""
         as_json = bool(arguments.get("as_json"))
-        # typer passes each field of a bundle as an argument of its own: rebuild the bundle of them.
+        # typer passes each field of a bundle as a separate argument: build the bundles again.
         for name, bundle in bundles.items():
             values = {option.name: arguments.pop(option.name) for option in fields(bundle)}
             arguments[name] = bundle(**values)
@@ -131,10 +132,10 @@ def _bundles_of(function: Callable[..., int | None]) -> dict[str, type[Any]]:
 def _call_and_print_error(
     function: Callable[..., int | None], arguments: Mapping[str, Any], as_json: bool
 ) -> int | None:
-    """Call the function of a command with `arguments`, and print its error if it raises one; as
-    JSON if `as_json`.
+    """Call the function of a command with `arguments`. If it raises an error, print the error (as
+    JSON if `as_json`) and do not raise it.
 
-    Returns the exit status; None, which means OK, where the function returned that.
+    Returns the exit status; None, which means OK, if the function returned None.
     """
     try:
         return function(**arguments)
@@ -147,7 +148,7 @@ def _call_and_print_error(
         sys.stderr.write("\nstopped; runs go on\n")
         return INTERRUPTED
     except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
-        sys.stderr.close()  # or Python would complain there that stdout is broken
+        sys.stderr.close()  # otherwise Python would report the broken stdout there at its exit
         return OK
     except Exception as error:  # noqa: BLE001  the outermost handler of every command
         print_error(_internal_error(function.__name__, error, arguments.get("home")), as_json)
@@ -166,13 +167,14 @@ def _flatten_signature(run: Callable[..., None], bundles: Mapping[str, type[Any]
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         parameters += [_parameter_of(option) for option in fields(bundles[parameter.name])]
-    # typer reads both: the types from the annotations, all else from the signature.
+    # typer reads the types from the annotations and all else from the signature.
     run.__annotations__ = {option.name: option.annotation for option in parameters}
     run.__dict__["__signature__"] = inspect.Signature(parameters)
 
 
 def _parameter_of(option: Field[Any]) -> inspect.Parameter:
-    """The keyword-only parameter for one field of a bundle, a dataclass of several options."""
+    """Make the keyword-only parameter for one field of a bundle (a dataclass of several options),
+    with the type and the default of the field."""
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -182,10 +184,11 @@ def _parameter_of(option: Field[Any]) -> inspect.Parameter:
 
 
 def _internal_error(name: str, error: Exception, home: Path | None) -> UserError:
-    """Make the INTERNAL error for a bug, and write its traceback to the log of the home.
+    """Make the INTERNAL error for a bug in the command `name`, and write its traceback to the log
+    of the home.
 
-    The hint names the log; it is "" if the home cannot be used and so there is no log. `name` is
-    the command that failed.
+    The hint of the error names the log. If the home cannot be used, there is no log and the hint is
+    "".
     """
     hint = ""
     with contextlib.suppress(UserError):  # the home cannot be used
@@ -229,7 +232,8 @@ def working(activity: str, as_json: bool = False) -> Iterator[None]:
 
 
 def print_error(error: UserError, as_json: bool) -> None:
-    """Print an error, what to try and what to read: as JSON on stdout, or as lines on stderr."""
+    """Print an error, its hint and the playbook section (advice on training) that it names: as JSON
+    on stdout if `as_json`, otherwise as lines on stderr."""
     if as_json:
         typer.echo(json.dumps(clean(error.payload()), ensure_ascii=False, indent=1))
         return
@@ -242,15 +246,15 @@ def print_error(error: UserError, as_json: bool) -> None:
 
 
 def home_of(home: Path | None) -> Home:
-    """The home in the folder `home`; the default home for None.
+    """Return the home in the folder `home`; if `home` is None, the default home.
 
     Raises:
-        UserError: HOME_UNUSABLE, the folder cannot be used as a home.
+        UserError: HOME_UNUSABLE if the folder cannot be used as a home.
     """
     try:
         return Home.locate(home)
     except UserError as error:
-        # A home that was named is an input: the command then exits with the status for wrong input.
+        # The user chose the home. `field` makes the command exit with the status for wrong input.
         error.field = "home"
         raise
 
@@ -258,11 +262,11 @@ def home_of(home: Path | None) -> Home:
 def settings_from(assignments: Sequence[str] | None, option: str = "set") -> GivenSettings:
     """Read settings: ["steps=60", "loss=dapo"] becomes {"steps": 60, "loss": "dapo"}.
 
-    A value is read as JSON, or else taken as a text. None becomes {}. `option` is the one that the
-    assignments were given with.
+    A value is read as JSON; a value that is not JSON is taken as a text. None becomes {}. `option`
+    is the name of the option that the assignments were given with, for the error.
 
     Raises:
-        UserError: BAD_ARGUMENT, an assignment has no "=" or no name.
+        UserError: BAD_ARGUMENT if an assignment has no "=" or no name.
     """
     settings: dict[str, object] = {}
     for assignment in assignments or ():

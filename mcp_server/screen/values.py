@@ -44,7 +44,8 @@ MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "skip": "-"}
 
 
 def field(name: str, value: Any) -> RenderableType:
-    """One field of a reply: its value beside its name if it fits into a line, otherwise below."""
+    """Render one field of a reply: the value beside the name if both fit into a line, otherwise
+    below the name."""
     label = Text(f"{name}: ", style="dim")
     if is_scalar(value) and len(str(value)) <= LONG_LINE:
         return label + scalar(name, value)
@@ -56,9 +57,8 @@ def field(name: str, value: Any) -> RenderableType:
 
 
 def _one_line(name: str, value: Any) -> Text | None:
-    """A flat object or a list of plain values as one line, however long; None for other values.
-
-    `name` is the field that holds the value.
+    """Return a flat object or a list of plain values as one line, however long; None for any other
+    value. `name` is the field that holds the value.
     """
     if is_flat(value):
         return scalar(name, value)
@@ -68,7 +68,7 @@ def _one_line(name: str, value: Any) -> Text | None:
 
 
 def block(value: Any) -> RenderableType:
-    """A value that needs lines of its own, by its kind.
+    """Render a value that takes one line or more of its own, by its kind:
 
     - an object with `columns` and `rows`, or a list of objects: a table.
     - any other object: its fields one below the other, without empty ones.
@@ -83,8 +83,8 @@ def block(value: Any) -> RenderableType:
 
 
 def _object_block(value: Mapping[str, Any]) -> RenderableType:
-    """An object as a table, if it has `columns` and `rows`; otherwise as its filled fields, one
-    below the other. A suggested call is shown as the shell command to type."""
+    """Render an object as a table if it has `columns` and `rows`; otherwise its fields that have a
+    value, one below the other. A suggested call is shown as the shell command to type."""
     if is_table(value):
         return grid(value["columns"], value["rows"])
     items = with_typed_hint(value).items()
@@ -93,8 +93,8 @@ def _object_block(value: Mapping[str, Any]) -> RenderableType:
 
 
 def _list_block(items: Sequence[Any]) -> RenderableType:
-    """A list of objects as a table; a list of plain values on one line, if it fits; any other list
-    as its items, one below the other."""
+    """Render a list: objects as a table; plain values on one line if they fit; the items of any
+    other list one below the other."""
     if items and all(isinstance(item, Mapping) for item in items):
         return object_table(items)
     if all(is_scalar(item) for item in items):
@@ -117,11 +117,11 @@ def with_typed_hint(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Objects as a table with their fields as columns, without columns that are empty in all rows.
+    """Render objects as a table with their fields as columns; a column without a value is left out.
 
-    There are two exceptions. Objects that all have `name` and `status` are checks: of each a mark,
-    the name and the detail are shown. If an object holds a long text, the objects are shown one
-    below the other.
+    There are two exceptions. If all objects have `name` and `status`, they are checks, and `checks`
+    renders them. If an object holds a text too long for a cell, the objects are shown one below the
+    other.
     """
     if all({"name", "status"} <= set(item) for item in items):
         return checks(items)
@@ -134,13 +134,15 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _filled_names(items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The names of the fields that have a value in any of these objects, in order of appearance."""
+    """Return the names of the fields that have a value in any of these objects, in the order in
+    which they first appear."""
     names = list(dict.fromkeys(name for item in items for name in item))
     return [name for name in names if any(item.get(name) not in (None, "") for item in items)]
 
 
 def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> RenderableType:
-    """Checks as a table: mark, name and detail; below the detail stands how to fix it, if known.
+    """Render checks as a table with mark, name and detail. How to fix a check stands below its
+    detail, if the check says it.
 
     `name_width` is the least width of the column of names, in characters.
     """
@@ -156,7 +158,7 @@ def checks(items: Sequence[Mapping[str, Any]], name_width: int = 0) -> Renderabl
 
 
 def _check_detail(item: Mapping[str, Any]) -> Text:
-    """The detail of a check, and below it how to fix it, if that is known."""
+    """Return the detail of a check, and on a second line how to fix it, if the check says that."""
     detail = Text(str(item.get("detail", "")))
     if item.get("fix"):
         fix = Hint.from_fields(str(item["fix"]), item.get("call"))
@@ -165,12 +167,12 @@ def _check_detail(item: Mapping[str, Any]) -> Text:
 
 
 def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
-    """A plain table; columns that hold only numbers are aligned to the right."""
+    """Render a plain table; columns that hold only numbers are aligned to the right."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for index, name in enumerate(columns):
         # A row may lack its last cells.
         only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        alignment = "right" if only_numbers and rows else "left"  # all() of no rows is true
+        alignment = "right" if only_numbers and rows else "left"  # `rows`: all() of nothing is True
         table.add_column(str(name), justify=alignment, overflow="fold")
     for row in rows:
         cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]
@@ -179,10 +181,11 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
 
 
 def scalar(name: str, value: Any) -> Text:
-    """One value as text, by its type; a time, size or verdict is recognised by the field's name.
+    """Return a value as one line of text.
 
-    `name` is "" for a value that stands in no field. A flat object becomes `name value` pairs with
-    commas; a list or nested object becomes JSON.
+    `name` is the field that holds the value, or "". By that name a time, a size in bytes and a
+    verdict are recognised. A flat object becomes `name value` pairs with commas; a list or a nested
+    object becomes JSON.
     """
     if value is None:
         return Text("")
@@ -199,9 +202,10 @@ def scalar(name: str, value: Any) -> Text:
 
 
 def _quantity(name: str, value: float) -> str:
-    """A number as people read it: as a time or a size if the field `name` holds one, else rounded.
+    """Return a number as people read it: a date if the field `name` holds a time, e.g. "1.2 MB" if
+    it holds bytes, and any other fraction rounded to four digits.
 
-    "" for any other whole number, which needs no change.
+    Returns "" for any other whole number, which is shown unchanged.
     """
     if name in TIMES and value > LEAST_TIME:  # a smaller number is a duration
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
@@ -214,22 +218,23 @@ def _quantity(name: str, value: float) -> str:
 
 
 def _pairs(value: Mapping[str, Any]) -> Text:
-    """The fields of a flat object as `name value` pairs with commas, without empty ones."""
+    """Return the fields of a flat object as `name value` pairs with commas; empty texts are left
+    out."""
     filled_fields = {str(key): item for key, item in value.items() if item != ""}
     texts = [Text(f"{key} ") + scalar(key, item) for key, item in filled_fields.items()]
     return Text(", ").join(texts)
 
 
 def is_flat(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether `value` is an object whose values are all plain ones."""
+    """Whether `value` is an object whose values are all plain (see `is_scalar`)."""
     return isinstance(value, Mapping) and all(is_scalar(item) for item in value.values())
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether `value` is a plain one: null, a text, a number or a boolean."""
+    """Whether `value` is plain: null, a text, a number or a boolean."""
     return value is None or isinstance(value, str | int | float | bool)
 
 
 def is_table(value: Mapping[str, Any]) -> bool:
-    """Whether an object holds a table: its `columns` and `rows`."""
+    """Whether an object holds a table: the two lists `columns` and `rows`."""
     return isinstance(value.get("columns"), list) and isinstance(value.get("rows"), list)

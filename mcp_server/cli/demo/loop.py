@@ -1,8 +1,8 @@
 """`honesmith demo`: the whole loop on one base model, through a real MCP client.
 
-Everything is as it is for agents: the server over stdio, runs as detached workers, the verdict from
-held-out answers. At the end the demo shows the verdict, the answers of the model before and after
-training to the same question, and the report. What is trained stands in `plans.py`.
+The demo uses what an agent uses: the server over stdio, runs as detached workers, and the verdict
+from held-out answers. At the end it shows the verdict, the answers of the model before and after
+training to the same question, and the report. `plans.py` says what is trained.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from mcp_server.screen.terminal import FAILED, OK, show
 
 MAX_GPU_HOURS = 1.0
 MAX_LOADING_CALLS = 20  # each waits up to 40 s for a model that is being loaded
-POLL_S = 2.0  # the longest single wait for a run; then its progress is shown
+POLL_S = 2.0  # seconds of a single wait for a run; after each the progress is shown
 INTERRUPTED = 130  # exit status after a Ctrl-C, as shells have it
 CURVES = {"sft": "loss", "grpo": "reward_mean"}  # the metric that is drawn, by algorithm
 HELDOUT_METRIC = "heldout_success"
@@ -48,7 +48,7 @@ LOG_ROWS = 200  # more than the demo has steps
 
 
 class DemoFailed(Exception):
-    """A tool refused or a run failed; the text says which, and why."""
+    """A tool call was refused or a run failed; the text says which one, and why."""
 
 
 @dataclass
@@ -106,9 +106,10 @@ def run_demo(
 
 
 def _run_scene(scene: Scene, console: Console) -> bool:
-    """Run the demo, and stop what it has started, however it ends.
+    """Run the demo, and afterwards stop everything that it started, however it ends.
 
-    If it fails, the reason is printed and noted in the facts. Returns False only after a Ctrl-C.
+    If the demo fails, the reason is printed and stored in `scene.facts["error"]`. Returns False
+    only after a Ctrl-C.
     """
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -129,7 +130,7 @@ def _run_scene(scene: Scene, console: Console) -> bool:
 
 
 def _check_model(model: str) -> None:
-    """Raise UserError BAD_ARGUMENT for a model that no demo trains."""
+    """Raise UserError BAD_ARGUMENT if no demo trains this model."""
     if model not in PLANS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -143,7 +144,7 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
     """Start a server, call its tools through an MCP client, and show each call as a step.
 
     Raises:
-        DemoFailed: a tool refused or a run failed.
+        DemoFailed: if a tool call is refused or a run fails.
     """
     examples = Path(str(envs.__file__)).resolve().parent / "examples"
     # -P: modules in the current folder must not replace ours.
@@ -156,17 +157,18 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
         try:
             with Stage(title, console) as stage:
                 await _run_loop(_ToolCaller(client, stage), scene, examples)
-        except DemoFailed as error:  # if raised in here, it would arrive in exception groups
+        # The error is raised after the block: the client would wrap it in exception groups.
+        except DemoFailed as error:
             failure = error
     if failure is not None:
         raise failure
 
 
 async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None:
-    """Call the tools one after the other, as an agent would, and note in `scene` what came of it.
+    """Call the tools one after the other, as an agent would, and store the results in `scene`.
 
-    `examples` is the folder with the environments to train on. Raises DemoFailed if a tool refuses
-    or a run fails.
+    `examples` is the folder with the environments to train on. Raises DemoFailed if a tool call is
+    refused or a run fails.
     """
     base_model = scene.plan.model
     await caller.call("get_status", {})
@@ -183,18 +185,18 @@ async def _run_loop(caller: "_ToolCaller", scene: Scene, examples: Path) -> None
         **_facts_of_trainings(scene, trainings),
         "compared": comparisons,
         "chats": chats,
-        "chat": chats[last.plan.algorithm],  # "chat" and "report": the last training's alone
+        "chat": chats[last.plan.algorithm],  # "chat" and "report" are those of the last training
         "reports": reports,
         "report": reports[-1],
     }
 
 
 def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> Reply:
-    """Make the part of the demo's report that is about its trainings.
+    """Return the facts about the trainings of the demo, for `Scene.facts`:
 
-    It holds `env_id`, the version of the last environment; `runs`, the last status of each run; and
-    `kept_skills`, what became of the skills that the model had before. The latter two are by
-    algorithm.
+    - `env_id`: the version of the last environment.
+    - `runs`: algorithm -> the last status of its run.
+    - `kept_skills`: algorithm -> a sentence on what became of skills that the model had before.
     """
     runs, kept_skills = {}, {}
     for training in trainings:
@@ -204,7 +206,7 @@ def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) 
 
 
 def _write_reports(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> list[str]:
-    """Write the report of the last run on each environment; returns their paths."""
+    """Write a report of the last run on each environment, and return the paths of the reports."""
     last_of_env = {training.env_id: training for training in trainings}
     return [str(write_report(scene.home, training.run_id)) for training in last_of_env.values()]
 
@@ -227,11 +229,12 @@ class _FinishedTraining:
 
     @property
     def run_id(self) -> str:
+        """The id of the run."""
         return self.run["run_id"]
 
     @property
     def model(self) -> str:
-        """The reference of the model that it made."""
+        """The reference of the model that the run made: its best checkpoint."""
         return f"{self.run_id}@best"
 
 
@@ -244,7 +247,7 @@ async def _train_all(
     `examples`, and the training is checked (dry_run) and its cost estimated.
 
     Raises:
-        DemoFailed: a tool refused, or a run did not end as done.
+        DemoFailed: if a tool call is refused, or if a run does not end as done.
     """
     env_ids: dict[str, str] = {}  # by the name of the environment's folder
     trainings: list[_FinishedTraining] = []
@@ -264,19 +267,22 @@ async def _train_all(
 
 
 async def _push(caller: "_ToolCaller", folder: Path) -> str:
-    """Push the environment in `folder`; returns the id of its version. Raises DemoFailed."""
+    """Push the environment in `folder` and return the id of its version. Raises DemoFailed if the
+    call is refused."""
     pushed = await caller.call("push_env", {"path": str(folder)})
     return pushed["env_id"]
 
 
 def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
-    """What became of the skills that the model had before a run; "" if it did not test them."""
+    """Return a sentence on what became of the skills that the model had before a run; "" if the run
+    did not test them."""
     skills = kept_skills(scene.home.run(training.run_id))
     return skills.summary if skills else ""
 
 
 def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> JsonObject:
-    """The arguments by which a tool plans, or submits, a training run of the demo."""
+    """Return the arguments of `dry_run`, `estimate_cost` and `submit_train` that describe one
+    training of the demo."""
     settings = {**training.settings, "seed": seed}
     return {
         "env_id": env_id,
@@ -291,9 +297,8 @@ async def _judge(
 ) -> dict[str, Reply]:
     """Evaluate the models on held-out tasks, and compare each with the one that it started from.
 
-    Models trained on the same environment are evaluated together. Returns the replies of
-    `compare_runs`, by the algorithm of the training. Raises DemoFailed if a tool refuses or an
-    evaluation fails.
+    Models trained on the same environment are evaluated together. Returns algorithm -> reply of
+    `compare_runs`. Raises DemoFailed if a tool call is refused or an evaluation fails.
     """
     comparisons = {}
     env_ids = list(dict.fromkeys(training.env_id for training in trainings))  # each once
@@ -310,10 +315,10 @@ async def _judge(
 async def _evaluate(
     caller: "_ToolCaller", scene: Scene, env_id: str, trainings: Sequence[_FinishedTraining]
 ) -> None:
-    """Evaluate the models that these trainings on one environment made, and those they started
-    from, and wait for the end. Raises DemoFailed."""
+    """Evaluate the models that these trainings on one environment made, and those that they started
+    from, and wait for the end. Raises DemoFailed if a call is refused or the evaluation fails."""
     names = [name for training in trainings for name in (training.start_model, training.model)]
-    models = list(dict.fromkeys(names))  # one may start from what another made
+    models = list(dict.fromkeys(names))  # each once: a training may start from another's model
     evaluation = await caller.call(
         "evaluate", {"env_id": env_id, "models": models, "rows": scene.plan.evaluated_rows}
     )
@@ -324,18 +329,18 @@ async def _evaluate(
 async def _ask(
     caller: "_ToolCaller", scene: Scene, trainings: Sequence[_FinishedTraining]
 ) -> dict[str, Reply]:
-    """Deploy the models that have a question, and ask each beside the base model.
+    """Deploy each model whose training has a question, and ask it and the base model that question.
 
-    Returns the replies of `chat`, by algorithm. Raises DemoFailed if a tool refuses.
+    Returns algorithm -> reply of `chat`. Raises DemoFailed if a tool call is refused.
     """
     chats = {}
     base_model = scene.plan.model
     for training in trainings:
         if not training.plan.question:
             continue
-        # Noted before the calls, so that these models are stopped after a failure too. The chat
-        # also deploys the base model, to compare with. At the end of the demo all are stopped in
-        # the order of this list, the base model last.
+        # The list is updated before the calls, so that these models are stopped after a failure
+        # too. The chat also deploys the base model, to compare with. At the end of the demo all are
+        # stopped in the order of this list, the base model last.
         served_before = [name for name in scene.served_models if name != base_model]
         scene.served_models = [*served_before, training.model, base_model]
         await caller.call("deploy", {"run_id": training.model})
@@ -353,12 +358,12 @@ async def _ask(
 async def _train(
     caller: "_ToolCaller", scene: Scene, training: TrainingPlan, arguments: JsonObject
 ) -> Reply:
-    """Submit a training run and wait for its end; returns its last status.
+    """Submit a training run, wait for its end, and return its last status.
 
     `arguments` are those of `submit_train` that name the environment, the model and the settings.
 
     Raises:
-        DemoFailed: the submit was refused, or the run did not end as done.
+        DemoFailed: if the submit is refused, or if the run does not end as done.
     """
     algorithm = training.algorithm
     submit_arguments = arguments | {"note": training.note, "max_gpu_hours": MAX_GPU_HOURS}
@@ -375,16 +380,17 @@ class _ToolCaller:
     """Calls the server's tools and shows each call as a step on the screen."""
 
     def __init__(self, client: Client, stage: Stage) -> None:
+        """Call tools through `client`, and show the steps on `stage`."""
         self._client = client
         self._stage = stage
 
     async def call(self, tool: str, arguments: JsonObject, step_name: str = "") -> Reply:
         """Call a tool as one step, and return its reply.
 
-        The step is named `step_name`; with "" it is named as the tool.
+        The step is named `step_name`; if that is "", it has the name of the tool.
 
         Raises:
-            DemoFailed: the tool refused.
+            DemoFailed: if the call is refused.
         """
         step = self._stage.begin(step_name or tool)
         reply = await self._call_tool(tool, arguments)
@@ -394,10 +400,10 @@ class _ToolCaller:
     async def chat(self, arguments: JsonObject) -> Reply:
         """Call the tool `chat` as one step, and return its reply with whole answers.
 
-        An answer that is not finished when the call returns is fetched by further calls.
+        If an answer is not finished when the call returns, further calls fetch the rest.
 
         Raises:
-            DemoFailed: the tool refused.
+            DemoFailed: if a call is refused.
         """
         step = self._stage.begin("chat")
         reply = await self._call_tool("chat", arguments)
@@ -407,13 +413,13 @@ class _ToolCaller:
         return reply
 
     async def _complete(self, step: Step, answer: Reply, reply: Reply, max_tokens: int) -> None:
-        """Ask for the rest of `answer`, if it is not complete yet, and append it in place.
+        """Fetch the rest of `answer`, if it is not complete yet, and append it in place.
 
         `reply` is the reply of the chat, which names the conversation; `max_tokens` is how many
-        tokens the whole answer may have. Raises DemoFailed if the tool refused.
+        tokens the whole answer may have. Raises DemoFailed if a call is refused.
         """
         last_part = answer
-        while last_part.get("partial"):  # the call has returned before the answer was complete
+        while last_part.get("partial"):  # the call returned before the answer was complete
             self._stage.show_progress(step, f"{answer['model']}: {answer['tokens']} tokens")
             continuation = {
                 "model": answer["model"],
@@ -425,10 +431,10 @@ class _ToolCaller:
             answer["tokens"] += last_part["tokens"]
 
     async def fetch_model(self, home: Home, name: str) -> None:
-        """Fetch the model `name`, one of `KNOWN`, into the home as one step, unless it is there.
+        """Fetch the model `name` (one of `KNOWN`) into the home as one step, unless it is there.
 
         Raises:
-            DemoFailed: the model cannot be fetched.
+            DemoFailed: if the model cannot be fetched.
         """
         step = self._stage.begin("models add", name)
 
@@ -454,7 +460,7 @@ class _ToolCaller:
         """Call a tool whose result is a text, as one step, and show the first line of the text.
 
         Raises:
-            DemoFailed: the tool refused.
+            DemoFailed: if the call is refused.
         """
         step = self._stage.begin(tool)
         result = await self._client.call_tool(tool, arguments)
@@ -462,15 +468,15 @@ class _ToolCaller:
         if result.is_error:
             raise DemoFailed(f"{tool}: {text}")
         first_line = text.strip().splitlines()[0]
-        self._stage.end(step, first_line.lstrip("# "))  # without the marks of a heading
+        self._stage.end(step, first_line.lstrip("# "))  # lstrip: it is a Markdown heading
 
     async def wait(self, run_id: str, metric: str) -> Reply:
         """Wait until a run ends, without a time limit, and return its last status.
 
-        Meanwhile its progress is shown, with the curve of `metric` unless that is "".
+        Meanwhile the progress is shown, with the curve of `metric`; "" for no curve.
 
         Raises:
-            DemoFailed: the run did not end as done, or a tool refused.
+            DemoFailed: if the run does not end as done, or if a call is refused.
         """
         step = self._stage.begin("wait_run", run_id)
         reply = await self._poll(step, run_id, metric)
@@ -483,8 +489,8 @@ class _ToolCaller:
     async def _poll(self, step: Step, run_id: str, metric: str) -> Reply:
         """Ask for the status of a run, and show it in `step`, until the run ends.
 
-        `metric` is the metric to draw; "" for none. Returns the last status. Raises DemoFailed if
-        the tool refused.
+        `metric` is the metric to draw; "" for none. Returns the last status. Raises DemoFailed if a
+        call is refused.
         """
         cursor = ""
         while True:
@@ -502,8 +508,8 @@ class _ToolCaller:
     async def _draw(self, step: Step, reply: Reply, metric: str) -> None:
         """Show the progress of a run, whose status is `reply`, with the curve of `metric`.
 
-        Beside the curve stand the latest values of `metric` and of the held-out success, once there
-        are any.
+        Beside the curve stand the latest values of `metric` and of the held-out success, if the run
+        has measured them already.
         """
         logs = await self._call_tool(
             "read_logs",
@@ -520,10 +526,10 @@ class _ToolCaller:
         self._stage.show_progress(step, text, curve)
 
     async def _call_tool(self, tool: str, arguments: JsonObject) -> Reply:
-        """Call a tool and return its reply, calling again while a model is still being loaded.
+        """Call a tool and return its reply. While a model is still being loaded, call it again.
 
         Raises:
-            DemoFailed: the tool refused; the text is that of its error.
+            DemoFailed: if the call is refused; the text is that of the tool's error.
         """
         result = await self._client.call_tool(tool, arguments)
         for _ in range(MAX_LOADING_CALLS):
@@ -536,7 +542,7 @@ class _ToolCaller:
 
 
 def _is_loading(result: CallToolResult) -> bool:
-    """Whether an error says that a deployment only needs more time."""
+    """Whether an error result says that a deployment only needs more time to load."""
     try:
         error = json.loads(_text_of(result))
     except ValueError:
@@ -545,17 +551,17 @@ def _is_loading(result: CallToolResult) -> bool:
 
 
 def _text_of(result: CallToolResult) -> str:
-    """The text of a tool's result; parts of it that are no text are left out."""
+    """Return the text of a tool's result; parts that are not text are left out."""
     return "".join(getattr(part, "text", "") for part in result.content)
 
 
 def _clean_up(scene: Scene, cancel_reason: str) -> None:
-    """Stop what the demo has deployed, and cancel its runs unless `cancel_reason` is "".
+    """Stop the models that the demo has deployed, and cancel its runs unless `cancel_reason` is "".
 
     This calls the engine and not the server, because a Ctrl-C has ended the server too. Errors are
     printed on stderr.
     """
-    runs_to_cancel = scene.runs if cancel_reason else []  # after a success all have ended
+    runs_to_cancel = scene.runs if cancel_reason else []  # after a success all runs have ended
     for run_id in runs_to_cancel:
         try:
             verbs.cancel_run(scene.home, run_id, cancel_reason)

@@ -17,15 +17,15 @@ class TrainingPlan:
     """One training run of a demo, and what is asked afterwards.
 
     Attributes:
-        algorithm: the run's algorithm; a demo trains once by each.
+        algorithm: the run's algorithm; a demo trains once with each.
         env: folder name of an environment in `envs/examples`.
-        settings: of the run, without its seed.
+        settings: the settings of the run, without its seed.
         note: what the run is for.
         expect: the predicted verdict; "" for none.
-        continues: whether it starts from the best checkpoint of the run before; otherwise from the
-            base model.
+        continues: whether the run starts from the best checkpoint of the run before; otherwise it
+            starts from the base model.
         question: what the trained model and the base model are asked at the end; "" for nothing.
-        answer_tokens: most tokens of their answers.
+        answer_tokens: the most tokens of an answer.
     """
 
     algorithm: Literal["sft", "grpo"]
@@ -43,10 +43,11 @@ class DemoPlan:
     """The trainings of one base model, in order.
 
     Attributes:
-        model: its reference; a model that `honesmith models add` knows is fetched if it is missing.
+        model: reference of the base model. If it is missing and `honesmith models add` knows it,
+            the demo fetches it.
         title: what the demo does, for its first line.
-        trainings: at least one.
-        evaluated_rows: held-out tasks on which the models are compared at the end.
+        trainings: the trainings in order, at least one.
+        evaluated_rows: number of held-out tasks on which the models are compared at the end.
     """
 
     model: str

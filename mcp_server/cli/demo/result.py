@@ -15,10 +15,11 @@ from mcp_server.screen.values import VERDICTS
 
 
 def ending(reply: Reply) -> str:
-    """Return one line on how a finished run went.
+    """Return one line on how a finished run went; `reply` is its last status.
 
-    Such as "r-1  held-out success 0.310 -> 0.870  better": the numbers before and after training,
-    and the verdict. A run without these numbers, such as an evaluation, gets its summary.
+    Example: "r-1  held-out success 0.310 -> 0.870  better" (the values before and after training,
+    and the verdict). For a run without these values, such as an evaluation, the line is its
+    summary.
     """
     result = reply.get("result") or {}
     evidence = result.get("evidence") or {}
@@ -32,10 +33,9 @@ def ending(reply: Reply) -> str:
 
 
 def column(logs: Mapping[str, Any], name: str) -> list[float]:
-    """The numbers in the column `name` of a page of logs; [] if there is no such column.
+    """Return the numbers in the column `name` of a page of logs; [] if there is no such column.
 
-    `logs` has `columns` (names) and `rows` (lists of cells). Cells that hold no number are left
-    out.
+    `logs` has `columns` (names) and `rows` (lists of cells). Cells without a number are left out.
     """
     columns: Sequence[str] = logs.get("columns") or []
     if name not in columns:
@@ -49,11 +49,11 @@ def column(logs: Mapping[str, Any], name: str) -> list[float]:
 def is_better(facts: Reply) -> bool:
     """Whether the demo has shown that both runs made the model better.
 
-    For SFT and for GRPO the verdict of the run and that of the comparison must be "better", and the
-    interval of the comparison must lie above 0. `facts` is what the demo has noted (`Scene.facts`);
-    a demo that failed has not noted all of it, and counts as not better.
+    For SFT and for GRPO the verdicts of the run and of the comparison must be "better", and the
+    interval of the comparison must lie above 0. `facts` are the results of the demo
+    (`Scene.facts`). After a failure some of them are missing, and the result is False.
     """
-    for algorithm in ("sft", "grpo"):  # every plan trains by both
+    for algorithm in ("sft", "grpo"):  # every plan trains once with each
         run = facts.get("runs", {}).get(algorithm, {})
         comparison = facts.get("compared", {}).get(algorithm, {})
         low, _ = _interval(comparison)
@@ -77,10 +77,10 @@ def _interval(comparison_reply: Reply) -> tuple[float, float]:
 def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
     """Print the verdicts, the answers before and after, the paths of reports and the time taken.
 
-    `facts` is what a demo that did not fail has noted (`Scene.facts`).
+    `facts` are the results of a demo that did not fail (`Scene.facts`).
     """
     console.print()
-    for algorithm in ("sft", "grpo"):  # every plan trains by both
+    for algorithm in ("sft", "grpo"):  # every plan trains once with each
         _print_comparison(console, algorithm, facts)
     for training in plan.trainings:
         if training.question:
@@ -98,10 +98,10 @@ def show_result(console: Console, plan: DemoPlan, facts: Reply) -> None:
 
 
 def _print_comparison(console: Console, algorithm: str, facts: Reply) -> None:
-    """Print how the model trained by `algorithm` compares with the one before training.
+    """Print how the model trained with `algorithm` compares with the model before training, and
+    below it whether other skills suffered, if the run tested them.
 
-    Below it stands whether other skills suffered, if that was looked at. `facts` is what the demo
-    has noted (`Scene.facts`).
+    `facts` are the results of the demo (`Scene.facts`).
     """
     comparison = facts["compared"][algorithm]
     verdict = str(comparison.get("verdict", "unknown"))
@@ -114,11 +114,11 @@ def _print_comparison(console: Console, algorithm: str, facts: Reply) -> None:
 
 
 def _answers(chat: Reply) -> Table:
-    """The answers of a chat as a table, that of the model before training first."""
+    """Render the answers of a chat as a table, with the model before training first."""
     table = Table(box=None, show_header=False)
     table.add_column(style="dim")
     table.add_column()
-    # The chat asked the trained model first.
+    # The chat asked the trained model first, so the order is reversed.
     for answer in reversed(chat.get("answers") or []):
         table.add_row(str(answer.get("model", "")), str(answer.get("answer", "")).strip())
     return table
