@@ -28,7 +28,7 @@ from engine.home.store import Store
 from engine.processes import deployments, launcher
 from engine.records.run_config import AskingConfig, RegradeConfig
 
-_MAX_NAMES = 5  # that a message lists
+_MAX_NAMES = 5  # the most names that a message lists
 _ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 
 
@@ -38,19 +38,22 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     Args:
         home: the home that holds the runs.
         refs: ids of runs, or unique beginnings of ids.
-        force: whether what was built on a run is a warning and not an error.
+        force: whether to delete a run although something was built on it or a checkpoint of it is
+            pinned; this is then a warning and not an error.
 
-    Raises UserError RUN_NOT_FOUND, and RUN_STATE for a run that has not ended, that an open run
-    needs, or on which another run, a living deployment or a dataset was built.
+    Raises UserError RUN_NOT_FOUND if a name matches no run or more than one. Raises RUN_STATE for a
+    run that has not ended, that an open run needs, on which another run, a living deployment or a
+    dataset was built, or that has pinned checkpoints.
     """
-    launcher.reap(home)  # gives runs whose processes are gone their new state
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     warnings: list[str] = []
     rows_to_delete: dict[str, RunRow] = {}  # by run id
     with Store(home) as store:
         for ref in refs:
             row = store.get_run(ref)
             rows_to_delete[row.run_id] = row
-            warnings += taken_as("run", ref, row.run_id)  # if it was only the beginning of an id
+            # A warning if `ref` was only the beginning of the id.
+            warnings += taken_as("run", ref, row.run_id)
         all_rows = store.list_runs(_ALL_RUNS)
     all_ids = {row.run_id for row in all_rows}
     rows_to_keep = [row for row in all_rows if row.run_id not in rows_to_delete]
@@ -62,18 +65,18 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
 def _check_run(
     home: Home, row: RunRow, kept_rows: Sequence[RunRow], all_ids: Collection[str], *, force: bool
 ) -> list[str]:
-    """Check that one run may be deleted; return warnings about what is lost with it.
+    """Check that one run may be deleted; return warnings about what its deletion affects.
 
-    They name what was built on the run, and which of its checkpoints are pinned; [] for neither.
+    The warnings name what was built on the run, and its pinned checkpoints; [] if there is neither.
 
     Args:
         row: the run.
-        kept_rows: all runs that are not deleted together with it.
+        kept_rows: all runs that are not deleted together with this one.
         all_ids: the ids of all runs.
-        force: whether these two are warnings and not errors.
+        force: whether dependents and pinned checkpoints are warnings and not errors.
 
-    Raises UserError RUN_STATE, without `force` also where something was built on the run or a
-    checkpoint of it is pinned.
+    Raises UserError RUN_STATE if the run has not ended or an open run needs it; without `force`
+    also if something was built on the run or a checkpoint of it is pinned.
     """
     _require_ended(home, row)
     _require_unused(home, row, kept_rows)
@@ -91,9 +94,10 @@ def _check_run(
 
 
 def _pinned_in_words(run: RunDir) -> str:
-    """List the steps of the run's pinned checkpoints that exist, as text; "" for none.
+    """Name the steps of the run's pinned checkpoints, such as "step 20, step 40"; "" for none.
 
-    Where the file of pins is damaged, the text says so.
+    Pins of checkpoints that no longer exist are left out. If the file of pins is damaged, the text
+    says so.
     """
     try:
         steps = sorted(pinned_steps(run) & set(run.checkpoint_steps()))
@@ -105,11 +109,11 @@ def _pinned_in_words(run: RunDir) -> str:
 def _built_on(
     home: Home, row: RunRow, kept_rows: Sequence[RunRow], known_ids: Collection[str]
 ) -> list[str]:
-    """List the ids of other runs, living deployments and datasets that were built on a run.
+    """Return the ids of the runs, living deployments and datasets that were built on a run.
 
     Args:
         row: the run.
-        kept_rows: the other runs.
+        kept_rows: the runs that are not deleted.
         known_ids: the ids of all runs.
     """
     return [
@@ -120,9 +124,9 @@ def _built_on(
 
 
 def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
-    """Make the error for a run on which something was built.
+    """Make the error for a run that cannot be deleted because something was built on it.
 
-    `dependents` are the ids of these runs, deployments and datasets.
+    `dependents` are the ids of the runs, deployments and datasets that were built on it.
     """
     hint = "Keep it, or delete it with --force; what is built on it stays as it is."
     return _not_deletable_error(row, f"is what {_names_in_words(dependents)} came from", hint)
@@ -130,12 +134,13 @@ def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
 
 @reports_unwritable_disk
 def delete_run(home: Home, run_id: str) -> Reply:
-    """Free the disk space that an ended run takes, and return the reply about it.
+    """Remove the large files of an ended run, and return the reply about the freed space.
 
     Call `deletable` first: it checks what else depends on the run.
 
-    Returns `run_id`, `bytes` (how many were freed), `summary`, and `warnings` about links and about
-    files that could not be removed. Raises UserError RUN_NOT_FOUND or RUN_STATE.
+    The reply has `run_id`, `bytes` (how many were freed), `summary`, and `warnings` about links and
+    about files that could not be removed. Raises UserError RUN_NOT_FOUND if `run_id` matches no run
+    or more than one, RUN_STATE if the run has not ended or an open run needs it.
     """
     with Store(home) as store:
         row = store.get_run(run_id)  # `run_id` may be only the beginning of the id
@@ -159,23 +164,24 @@ def _ensure_report(home: Home, run: RunDir) -> None:
 
 
 def _mark_as_deleted(home: Home, store: Store, run: RunDir, bytes_before: int) -> None:
-    """Check that the run may be deleted and write the marker of a deleted run, in one transaction.
+    """Check that the run may be deleted, and write its marker deleted.json, in one transaction.
 
-    The marker is deleted.json. A resume or a regrade is queued in a transaction too, which refuses
-    where it finds the marker. If that transaction comes first, this one finds the queued run and
-    refuses.
+    A resume or a regrade is also queued in a transaction, which refuses if it sees the marker. If
+    that transaction comes first, this one sees the queued run and refuses. So nothing is ever
+    queued that needs deleted files.
 
     Args:
         home: the home that holds the run.
-        store: its database.
+        store: the database of the home.
         run: the run.
-        bytes_before: the size of the run's files, for the marker.
+        bytes_before: the size of the run's files in bytes, which the marker records.
     """
 
     def mark_deleted(row: RunRow) -> None:
-        """Write the marker. Raise UserError RUN_STATE if the run is open, or needed by one."""
+        """Write the marker. Raise UserError RUN_STATE if the run is open, or an open run needs
+        it."""
         _require_ended(home, row)
-        # A run that reads from it may have been queued since the call of `deletable`.
+        # Checked again: a run that needs this one may have been queued since `deletable`.
         _require_unused(home, row, store.list_runs(_ALL_RUNS, states=OPEN))
         write_json(run.deleted, {"bytes": bytes_before})
 
@@ -205,8 +211,8 @@ def _require_unused(home: Home, row: RunRow, rows: Sequence[RunRow]) -> None:
 def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
     """Return whether the run `other` needs the run `row`.
 
-    It does if `row` is its parent, if it continues or evaluates the model of `row`, or if it
-    regrades the answers of `row`.
+    `other` does if `row` is its parent, if it trains on or evaluates the model of `row`, or if it
+    scores the stored answers of `row` again.
     """
     if other.parent == row.run_id:
         return True
@@ -221,7 +227,7 @@ def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
 
 
 def _deployments_using(home: Home, row: RunRow) -> list[str]:
-    """List the ids of the living deployments that serve an adapter of the run."""
+    """Return the ids of the living deployments that serve an adapter of the run."""
     ids = []
     for deployment in deployments.living(home):
         # Adapters are served under their reference, such as "sums-grpo-3@best".
@@ -232,10 +238,10 @@ def _deployments_using(home: Home, row: RunRow) -> list[str]:
 
 
 def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[str]:
-    """List the env ids of the datasets that were curated from the run's answers.
+    """Return the env ids of the datasets that were curated from the run's answers.
 
-    Args:
-        known_ids: the ids of all runs, by which a whole id is told from the beginning of one.
+    `known_ids` are the ids of all runs. They serve to distinguish a whole id from the beginning of
+    one.
     """
     env_ids = []
     for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}")):
@@ -247,10 +253,11 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
 
 
 def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
-    """Return whether a source on a dataset's card, as {"id": "sums-grpo-3@step20"}, names a run.
+    """Return whether a source on a dataset's card, such as {"id": "sums-grpo-3@step20"}, names a
+    run.
 
     Args:
-        source: the entry of the card; anything but an object names no run.
+        source: the entry of the card; a value that is not an object names no run.
         run_id: the whole id of the run.
         known_ids: the ids of all runs.
     """
@@ -259,8 +266,8 @@ def _names_run(source: Any, run_id: str, known_ids: Collection[str]) -> bool:
     source_id = str(source.get("id", "")).partition("@")[0]  # without the checkpoint
     if source_id == run_id:
         return True
-    # A card may name its source by only the beginning of the id, as the user gave it. That is
-    # not the case where it is the whole id of another run.
+    # A card may hold only the beginning of a run's id, as the user typed it. But a text that is the
+    # whole id of another run names that other run.
     is_beginning = source_id != "" and run_id.startswith(source_id)
     return is_beginning and source_id not in known_ids
 
@@ -269,12 +276,12 @@ def _remove_contents(run: RunDir) -> list[str]:
     """Remove the files of a run that take disk space.
 
     Returns warnings about links, and about files that could not be removed. Files with evaluation
-    answers are only emptied, so that it can still be seen at which steps the run was evaluated. The
+    answers are only emptied: their names still show at which steps the run was evaluated. The
     report stays, because it could not be written again.
     """
     to_truncate = [*(run.evals(step) for step in run.eval_steps()), *_answer_files(run)]
-    # If the folder of evaluations is a link, the link is removed first. Otherwise files would be
-    # emptied in the folder that it leads to, which does not belong to the run.
+    # If the folder of evaluations is a link, the link is removed first. Otherwise the code below
+    # would empty files in the target of the link, which does not belong to the run.
     links_first = [run.evals_dir] if run.evals_dir.is_symlink() else []
     to_remove = [*links_first, *_removable_paths(run)]
     warnings = [warning for path in to_remove for warning in _remove(path)]
@@ -284,8 +291,8 @@ def _remove_contents(run: RunDir) -> list[str]:
 
 
 def _answer_files(run: RunDir) -> list[Path]:
-    """List the files with the answers of each model that an evaluation, regrade or probe asked."""
-    # None if damaged: then no answer files are known, and the run can still be deleted.
+    """Return the existing files with answers of an evaluation, regrade or probe, one per model."""
+    # None if the config is damaged: then no answer files are known, but the run can be deleted.
     config = run.find_config()
     models = config.models if isinstance(config, AskingConfig) else ()
     paths = [run.model_evals(index) for index in range(len(models))]
@@ -293,9 +300,9 @@ def _answer_files(run: RunDir) -> list[Path]:
 
 
 def _removable_paths(run: RunDir) -> list[Path]:
-    """List the files and folders that are removed whole when a run is deleted.
+    """Return the files and folders that are removed completely when a run is deleted.
 
-    These are weights, answers, logs and curves.
+    They hold weights, answers, logs and curves.
     """
     folder_of_model_adapters = run.model_adapter(0).parent
     return [
@@ -317,9 +324,9 @@ def _removable_paths(run: RunDir) -> list[Path]:
 
 
 def _remove(path: Path) -> list[str]:
-    """Remove a file, a folder or a link, but never what a link leads to.
+    """Remove a file, a folder or a link, but never the target of a link.
 
-    Returns a warning where the path was a link or could not be removed; else [].
+    Returns a warning if the path was a link or could not be removed; otherwise [].
     """
     warnings = _link_warnings(path)
     with contextlib.suppress(OSError):
@@ -335,19 +342,20 @@ def _remove(path: Path) -> list[str]:
 def _truncate(path: Path) -> list[str]:
     """Replace a file, or a link, by an empty file.
 
-    Returns a warning where the path was a link or could not be replaced; else [].
+    Returns a warning if the path was a link or could not be replaced; otherwise [].
     """
     warnings = _link_warnings(path)
     try:
         path.parent.mkdir(exist_ok=True)
-        write_text(path, "")  # a new file under that name: other hard links keep the content
+        # Writes a new file under the same name, so other hard links keep the old content.
+        write_text(path, "")
     except OSError as error:
         return [f"{path} could not be emptied: {error.strerror}"]
     return warnings
 
 
 def _link_warnings(path: Path) -> list[str]:
-    """Return a warning that names what the link `path` leads to; [] where it is not a link."""
+    """Return a warning that names the target of the link `path`; [] if `path` is not a link."""
     if not path.is_symlink():
         return []
     return [f"{path} was a link; what it leads to, {os.readlink(path)}, is left as it is"]
@@ -356,7 +364,7 @@ def _link_warnings(path: Path) -> list[str]:
 def _bytes_below(folder: Path) -> int:
     """Count the bytes that would become free if everything below a folder were removed.
 
-    A file with further hard links elsewhere counts as 0, because removing it frees nothing.
+    A file that has other hard links counts as 0, because removing one of its names frees nothing.
     """
     total = 0
     for path in _files(folder):
@@ -368,15 +376,15 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The paths of all files below a folder, links included."""
+    """Yield the paths of all files below a folder, links included."""
     for parent, _, names in os.walk(folder):
         yield from (Path(parent) / name for name in names)
 
 
 def _names_in_words(names: Sequence[str]) -> str:
-    """Join names for a sentence: `a, b`, or of many `a, b, c, d, e and 2 others`.
+    """Join names for a sentence: "a, b", or if there are many "a, b, c, d, e and 2 others".
 
-    At most `_MAX_NAMES` are named.
+    At most `_MAX_NAMES` names are written out.
     """
     text = ", ".join(names[:_MAX_NAMES])
     if len(names) <= _MAX_NAMES:
@@ -387,6 +395,6 @@ def _names_in_words(names: Sequence[str]) -> str:
 def _not_deletable_error(row: RunRow, reason: str, hint: str | Hint) -> UserError:
     """Make the error for a run that may not be deleted.
 
-    `reason`, such as "is running", follows its id in the message; `hint` says what to do.
+    The message is the run's id and `reason`, such as "is running"; `hint` says what to do.
     """
     return UserError("RUN_STATE", f"{row.run_id} {reason}", hint=hint, field="run_id")

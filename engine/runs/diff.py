@@ -15,16 +15,16 @@ _CHOSEN = ("user", "parent run")  # sources of a setting that somebody chose
 
 
 def diff(home: Home, before: str, after: str) -> Reply:
-    """Compare the descriptions of two trainings, and return the reply with their differences.
+    """Compare the settings and choices of two trainings; return the reply about the differences.
 
-    It lists the values that somebody chose differently (`changed`), and those that differ though
-    nobody chose them (`followed`).
+    `changed` in the reply lists the values that somebody chose differently, `followed` the values
+    that differ although nobody chose them.
 
     Args:
-        before, after: a run, a unique prefix of one, or a TOML file as `honesmith train` takes it.
+        before, after: a run's id, the beginning of an id, or a TOML file for `honesmith train`.
 
-    Raises UserError: RUN_NOT_FOUND, RUN_STATE (a run that trains nothing), or the errors of a TOML
-    file.
+    Raises UserError RUN_NOT_FOUND if a name matches no run or more than one, RUN_STATE if a run
+    trains nothing, or the errors of `load_toml` for a file.
     """
     first, second = _described(home, before), _described(home, after)
     result = difference(first, second)
@@ -41,7 +41,7 @@ def diff(home: Home, before: str, after: str) -> Reply:
 
 
 def _warnings(*sides: Described) -> list[str]:
-    """List a warning for each training whose settings could not be chosen in full."""
+    """Return a warning for each training of which only the settings in its file are known."""
     return [
         f"{side.name}: its environment or model is not here; only what the file gives is compared"
         for side in sides
@@ -52,7 +52,8 @@ def _warnings(*sides: Described) -> list[str]:
 def _described(home: Home, name: str) -> Described:
     """Describe the training that `name` stands for: a TOML file, a run id, or the beginning of one.
 
-    Raises the UserErrors of `diff`.
+    Raises UserError RUN_NOT_FOUND if `name` matches no run or more than one, RUN_STATE if the run
+    trains nothing, or the errors of `load_toml`.
     """
     if name.endswith(".toml"):
         return _described_file(home, load_toml(Path(name)), name)
@@ -70,10 +71,10 @@ def _described(home: Home, name: str) -> Described:
 
 
 def _described_file(home: Home, file: TrainFile, name: str) -> Described:
-    """Describe the training of a TOML file, with every setting as it would be chosen now.
+    """Describe the training of a TOML file, with the value that each setting would get now.
 
-    Where its environment or its model is not in this home, the description holds only the settings
-    that the file gives (`is_complete` is False). `name` is the name of the file.
+    If its environment or model is not in this home, the description holds only the settings that
+    the file gives, and its `is_complete` is False. `name` is the name of the file.
     """
     choices: dict[str, object] = {
         "model": file.model,

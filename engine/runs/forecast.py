@@ -15,12 +15,12 @@ from engine.processes import launcher
 from engine.processes.limits import nearest_cap
 from engine.records.run_config import TrainConfig
 
-_DIGITS = 5  # of hours and money, after the point
+_DIGITS = 5  # hours and money are rounded to this many digits after the point
 
 
 @dataclass(frozen=True)
 class Range(ReplyBase):
-    """Hours or money at the least, most likely and at the most."""
+    """An estimate of hours or money: the lowest, the most likely and the highest value."""
 
     low: float
     likely: float
@@ -29,17 +29,18 @@ class Range(ReplyBase):
 
 @dataclass(frozen=True)
 class Forecast(ReplyBase):
-    """The end of an open run or plan, as far as it can be foreseen.
+    """When an open run or plan is expected to end, and what it will have cost.
 
     Attributes:
         spent_hours: device hours so far, of all attempts.
-        left_hours: device hours still to come; the range holds the end of nine runs in ten, if the
-            pace varies as it has so far.
-        total_hours: both together.
-        basis: "measured" where this attempt has measured some of its work, else "estimate": from
-            before the start.
-        cap: where a cap of hours will stop it, in words; None where it will likely end before.
-        spent_money, total_money: at the price of config.toml; None where that sets none.
+        left_hours: device hours still to come. Nine runs in ten end within this range, if the pace
+            varies as it has so far.
+        total_hours: spent and left hours together.
+        basis: "measured" if the present attempt has measured some of its work, "estimate" if the
+            forecast rests on the estimate from before the start.
+        cap: a sentence that says where a cap on hours will stop the run; None if the run will
+            likely end before.
+        spent_money, total_money: the hours at the price in config.toml; None if no price is set.
     """
 
     spent_hours: float
@@ -61,7 +62,7 @@ class Forecast(ReplyBase):
 def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -> Forecast | None:
     """Forecast the end of a run that holds a device.
 
-    Returns None for any other run, and where nothing is known of its end.
+    Returns None if the run holds no device, or if there is neither a measured pace nor an estimate.
     """
     if row.state not in HOLDS_DEVICE:
         return None
@@ -75,8 +76,8 @@ def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -
 def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
     """Forecast the end of a plan, whose runs are `rows`.
 
-    It adds the forecasts of the runs under way to the estimates of those to come. Returns None
-    where no run of it is open, or where nothing is known of one that is.
+    The forecasts of the runs under way and the estimates of the later runs are added up. Returns
+    None if no run is open, or if there is neither a pace nor an estimate of an open run.
     """
     open_rows = [row for row in rows if row.state in OPEN]
     if not open_rows:
@@ -100,9 +101,10 @@ def _forecast(
     """Make the forecast of these runs together.
 
     Args:
-        left_hours: the hours (not seconds) that they still take.
-        cap: where a cap will stop them, in words; "" where they will likely end before.
-        is_measured: whether some of it rests on measurements of these runs.
+        rows: the runs: one run, or all runs of a plan.
+        left_hours: the hours (not seconds) that the runs still take.
+        cap: a sentence that says where a cap will stop them; "" if they will likely end before.
+        is_measured: whether `left_hours` rests at least in part on measurements of these runs.
     """
     spent_hours = sum(launcher.spent_hours(home, row) for row in rows)
     total_hours = Band(spent_hours, spent_hours, spent_hours) + left_hours
@@ -119,15 +121,18 @@ def _forecast(
 
 
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
-    """The device hours (not seconds) that an open run still takes: by its trainer's pace, else by
-    the estimate of the run minus the hours spent. None where there is neither."""
+    """Return the device hours (not seconds) that an open run still takes.
+
+    They come from the trainer's measured pace if there is one. Otherwise they are the estimate of
+    the run minus the hours spent. Returns None if there is no estimate either.
+    """
     if progress.remaining is not None:
         return progress.remaining.seconds.times(row.device_hours(1.0))
     config = home.run(row.run_id).find_config()
     if isinstance(config, TrainConfig):
         hours = config.estimate.gpu_hours
         estimated = Band(hours.low, hours.likely, hours.high)
-    elif row.estimated_hours > 0:  # an evaluation, of which only the most is estimated
+    elif row.estimated_hours > 0:  # the estimate of an evaluation is an upper bound
         most_hours = row.estimated_hours
         estimated = Band(low=0.0, likely=most_hours / 2, high=most_hours)
     else:
@@ -136,9 +141,9 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
 
 
 def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
-    """Say where the cap of hours that a run reaches first will stop it.
+    """Write a sentence that says where the nearest cap on hours will stop the run.
 
-    "" where the run will likely end before, has no cap, or has not planned its work yet.
+    Returns "" if the run will likely end before, has no cap, or has not planned its work yet.
     """
     run = home.run(row.run_id)
     try:
@@ -152,10 +157,10 @@ def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> 
 
 
 def _cap_of_plan(home: Home, rows: Sequence[RunRow], left_hours: Band) -> str:
-    """Say by how many hours the cap that the runs of a plan share is too low.
+    """Say, as a part of a sentence, by how many hours the common cap of a plan's runs is too low.
 
-    "" where it is enough, or where the plan has none (0). `left_hours` are the hours that all runs
-    of the plan still take. The text is a part of a sentence.
+    `left_hours` are the hours that all runs of the plan still take. Returns "" if the cap is high
+    enough, or if the plan has no cap (0).
     """
     cap_hours = rows[0].max_gpu_hours
     spent_under_cap = sum(launcher.spent_hours(home, row) - row.spent_before for row in rows)
@@ -169,12 +174,12 @@ def _cap_of_plan(home: Home, rows: Sequence[RunRow], left_hours: Band) -> str:
 
 
 def _is_measured(progress: Progress) -> bool:
-    """Whether the run's remaining time rests at least in part on what it has measured."""
+    """Return whether the run's remaining time rests at least in part on measurements."""
     return progress.remaining is not None and progress.remaining.is_measured
 
 
 def _price(home: Home) -> float:
-    """Return the price of a GPU-hour; 0 where none is set, or where config.toml is damaged."""
+    """Return the price of a GPU-hour; 0 if config.toml sets no price or is damaged."""
     try:
         return home.user_config().gpu_hour_price
     except UserError:
@@ -182,7 +187,7 @@ def _price(home: Home) -> float:
 
 
 def _range(band: Band) -> Range:
-    """A band with its numbers rounded, as replies hold it."""
+    """Convert a band to the rounded `Range` that replies show."""
     return Range(
         low=round(band.low, _DIGITS),
         likely=round(band.likely, _DIGITS),

@@ -26,10 +26,11 @@ _NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """Make the ledger's entry of one run; fields that are unknown or empty are left out.
+    """Make the ledger's entry of one run, without fields that are unknown or empty.
 
-    Returns `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict or the
-    target, and `as_expected`, whether it came; `gpu_hours` spent, and `estimated_gpu_hours`.
+    The fields are `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict
+    or the target; `as_expected`, whether the prediction was right; `gpu_hours`, the hours spent;
+    and `estimated_gpu_hours`.
     """
     fields = _parent_fields(home, row)
     if row.expect:
@@ -45,11 +46,14 @@ def entry(home: Home, row: RunRow) -> Reply:
 
 
 def _came_as_expected(home: Home, row: RunRow) -> bool | None:
-    """Whether a run has the verdict that was predicted, or reaches its target; None where that is
-    not known."""
+    """Return whether a run got the verdict that was predicted, or reached its target.
+
+    Returns None if the run is not done, or if its result does not decide the question.
+    """
     if row.state != "done":
         return None
-    if target_in(row.expect) is not None:  # the level that it is compared with is in its result
+    # A target such as "90 %": the run's result says whether the model's score reaches it.
+    if target_in(row.expect) is not None:
         evidence = read_object(home.run(row.run_id).result).get("evidence") or {}
         return evidence.get("as_expected")
     decided = row.verdict in ("better", "worse", "no_difference")
@@ -57,10 +61,10 @@ def _came_as_expected(home: Home, row: RunRow) -> bool | None:
 
 
 def _parent_fields(home: Home, row: RunRow) -> Reply:
-    """Return the fields of a ledger entry about the run's parent, without empty ones.
+    """Return the fields `parent` and `changed` of a ledger entry, without empty ones.
 
-    `parent` is the id of the run that it was derived from. `changed` is what differs from it:
-    setting or choice -> [the parent's value, this run's value], the seed last.
+    `parent` is the id of the run from which this one was derived. `changed` lists the differences:
+    setting or choice -> [the parent's value, this run's value], with the seed last.
     """
     parent = parent_of(row, home.run(row.run_id).find_config())
     if not parent:
@@ -70,16 +74,18 @@ def _parent_fields(home: Home, row: RunRow) -> Reply:
 
 
 def parent_of(row: RunRow, config: RunConfig | None) -> str:
-    """Return the id of a run's parent; "" where the run started from a base model.
+    """Return the id of a run's parent; "" if the run has none and started from a base model.
 
-    The parent is the run that was named at submit, or else the run whose model it continues.
-    `config` is the run's config; None where it is damaged or gone, then only the row is used.
+    The parent is the run that was named at submit, or else the run whose model this run continues.
+    `config` is the run's config. It is None if the file is damaged or gone; then only the row is
+    used.
     """
     if row.parent:
         return row.parent
     train_config = config if isinstance(config, TrainConfig) else None
     model_ref = train_config.model if train_config else row.model
-    name = model_ref.partition("@")[0]  # of a run or of a base model
+    # e.g. "sums-grpo-3@best" -> "sums-grpo-3", the name of a run; or the name of a base model
+    name = model_ref.partition("@")[0]
     if "/" in name:  # only base models have a slash in their name
         return ""
     # A model that has an adapter, or a checkpoint after an "@", was made by a run.
@@ -89,9 +95,10 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
-    """Compare the making of a run with that of its parent; {} where the parent's config is gone.
+    """Compare how a run and its parent were made: their start models, algorithms and settings.
 
-    Returns name of a setting or choice -> [the parent's value, this run's value].
+    Returns name of a setting or choice -> [the parent's value, this run's value]. Returns {} if the
+    parent's config is gone or damaged.
     """
     # How each of the two was made: its start model, environment, algorithm and settings.
     of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
@@ -112,10 +119,11 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
 
 
 def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """The training runs among `rows` as lines of text.
+    """Write the training runs among `rows` as an indented tree, one line of text per run.
 
-    Each run stands below its parent, one level further to the right; runs of the same level are
-    sorted by age, the oldest first. A run whose parent is not among `rows` is not indented.
+    Each run is written below its parent and is indented by two more spaces. The children of one
+    parent are sorted by age, the oldest first. A run whose parent is not among `rows` is not
+    indented.
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
@@ -139,8 +147,8 @@ def _children_by_parent(
 ) -> dict[str, list[str]]:
     """Group runs by their parents: id of the parent -> ids of its children.
 
-    A run whose parent is not among `run_ids` stands under `_NO_PARENT`. The children keep the order
-    of `run_ids`. `entries` holds by run id what `entry` returns.
+    A run whose parent is not among `run_ids` is listed under `_NO_PARENT`. The children keep the
+    order of `run_ids`. `entries` maps each run id to the run's ledger entry.
     """
     children: dict[str, list[str]] = {}
     for run_id in run_ids:
@@ -152,7 +160,7 @@ def _children_by_parent(
 def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
     """Write the line of a run in the tree: its id, its result, and what changed from its parent.
 
-    Such as `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`. At most
+    For example `sums-grpo-3: no difference, better was expected (lora_rank 16→32)`. At most
     `_MAX_CHANGES` changes are named. `entry` is the run's entry in the ledger.
     """
     result = verdict_in_words(row) if row.state == "done" else row.state
@@ -163,7 +171,7 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
         f"{name} {_short_value(parent_value)}→{_short_value(value)}"
         for name, (parent_value, value) in entry.get("changed", {}).items()
     ]
-    if len(changes) > _MAX_CHANGES:  # the last one stays: it is the seed, where that differs
+    if len(changes) > _MAX_CHANGES:  # the last one is kept, because it is the seed if that differs
         changes = [*changes[: _MAX_CHANGES - 1], changes[-1]]
     if changes:
         text += f" ({', '.join(changes)})"
@@ -171,7 +179,8 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
 
 
 def _short_value(value: Any) -> str:
-    """A value of a setting as text of at most 24 characters; a longer one ends with "…"."""
+    """Write a value of a setting in at most 24 characters; a longer text is cut and ends with
+    "…"."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
@@ -180,8 +189,10 @@ def _short_value(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _BestScore:
-    """The best score that a run reached on the held-out tasks, and at which step; None where the
-    step is not known."""
+    """The best score of a run on the held-out tasks, and the step at which it was reached.
+
+    `step` is None if the result does not name it.
+    """
 
     score: float
     step: int | None
@@ -193,11 +204,13 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
     Returns env_id -> {"run_id", "verdict", "step", "curve", "score", "interval", "tasks",
     "measured_in"}.
 
-    The best is by `curve`, the score on the held-out tasks by which a run chooses its best
-    checkpoint. `score` is the number to report (engine/evidence/reported.py) with its interval, on
-    so many tasks; these four are left out where there is none. `audit` is added where the reward
-    audit of the environment failed. Runs whose verdict is "worse", and runs in which no checkpoint
-    beat the start model, do not count.
+    The best run is the one with the highest `curve`: the score on the held-out tasks by which a run
+    chooses its best checkpoint. Runs whose verdict is "worse" do not count, nor do runs in which no
+    checkpoint beat the start model.
+
+    `score`, `interval`, `tasks` and `measured_in` are the number to report
+    (engine/evidence/reported.py); they are left out if the run has no such number. `audit` is added
+    if the reward audit of the environment failed.
     """
     return {
         env_id: {
@@ -212,15 +225,15 @@ def best_runs(home: Home, store: Store, rows: Sequence[RunRow]) -> dict[str, Rep
 
 
 def _best_by_env(home: Home, rows: Sequence[RunRow]) -> dict[str, tuple[RunRow, _BestScore]]:
-    """The run of each environment version that counts as its best, with its score, by env_id."""
+    """Find the best run of each environment version: env_id -> (the run's row, its best score)."""
     best: dict[str, tuple[RunRow, _BestScore]] = {}
     for row in sorted(rows, key=lambda row: row.rowid):  # the oldest first
         if row.kind != "train" or row.state != "done" or row.verdict == "worse":
             continue
-        result = _best_of_run(home, row)  # None too where no checkpoint beat the start model
+        result = _best_of_run(home, row)
         if result is None:
             continue
-        # `>`: of scores that are shown as equal the oldest run counts.
+        # `>` and not `>=`: of two runs with the same rounded score the older one counts.
         if row.env_id not in best or result.score > best[row.env_id][1].score:
             best[row.env_id] = (row, result)
     return best
@@ -229,8 +242,8 @@ def _best_by_env(home: Home, rows: Sequence[RunRow]) -> dict[str, tuple[RunRow, 
 def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
     """Return the number to report of a run's result as fields of an entry of `best_runs`.
 
-    These are `score`, `interval`, `tasks`, `measured_in`, and `audit` where the reward audit of the
-    environment failed. Without such a number, only `audit` can be there.
+    The fields are `score`, `interval`, `tasks`, `measured_in`, and `audit` if the reward audit of
+    the environment failed. If the run has no number to report, only `audit` can be present.
     """
     try:
         number = number_to_report(home, store, row)
@@ -246,14 +259,14 @@ def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
 
 
 def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:
-    """Read the best score of a finished run from its result.
+    """Read the best score of a finished run from its result.json.
 
-    Returns None where the score is not known, or where no checkpoint beat the start model.
+    Returns None if the score is not known, or if no checkpoint beat the start model.
     """
     try:
         result = read_json(home.run(row.run_id).result)
         score = float(result["best_score"])
-        # `go_on_with` names the start model where the run did not beat it, else it is missing.
+        # `go_on_with` names the start model if the run did not beat it; otherwise it is missing.
         advises_start_model = bool((result.get("evidence") or {}).get("go_on_with"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the result is missing, damaged or has no score

@@ -49,21 +49,21 @@ __all__ = [
 ]
 
 UNTIL = ("end", "first_step", "next_eval", "alert", "news")
-# The event that ends a wait; "news" of one run is an alert, where the run has not ended.
+# `until` -> the event that ends a wait for a run. A wait for "news" also ends with the run.
 _EVENT_OF = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
 _POLL_S = 0.15  # how often a wait reads the run's files and row
-_REAP_S = 2.0  # how often a wait settles runs that died
-_REPORT_S = 1.0  # how often a wait reports although nothing changed
+_REAP_S = 2.0  # how often a wait looks for runs whose process died
+_REPORT_S = 1.0  # how often a wait reports progress if nothing has changed
 # States of an open run that nobody has asked to stop.
 _WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
-_EVENT_KEYS = ("event", "time", "message")  # of every event; the other keys are its values
+_EVENT_KEYS = ("event", "time", "message")  # every event has these; its other keys hold its values
 
 
 def status(home: Home, run_id: str) -> Reply:
     """Return the status of a run or a plan.
 
-    It says state, progress, metrics, alerts, result or error, and the calls to make next. Raises
-    UserError RUN_NOT_FOUND.
+    The status has the state, progress, metrics, alerts, the result or error, and the calls to make
+    next. Raises UserError RUN_NOT_FOUND if `run_id` matches no plan and not exactly one run.
     """
     launcher.reap(home)
     with Store(home) as store:
@@ -86,17 +86,19 @@ def wait(
 ) -> Reply:
     """Wait until a run or a plan has reached `until` or has ended, at most `timeout_s` seconds.
 
-    Returns its status with the added key `until_met`: whether it has reached `until`.
+    Returns the status, with the added key `until_met`: whether `until` was reached.
 
     Args:
         until: "end", "first_step", "next_eval", "alert", or "news": an alert, the end, or the end
             of a step of a plan.
-        timeout_s: seconds to wait; how long a client may keep a call is not known here.
-        cursor: `cursor` of an earlier reply: evaluations and alerts since then count; "" counts
-            those of the run's whole attempt, so that none is skipped that came before the call.
+        timeout_s: seconds to wait; the caller must know how long its client keeps a call open.
+        cursor: `cursor` of an earlier reply; only evaluations and alerts after that reply count.
+            With "" those of the run's whole current attempt count, so that none is missed that came
+            before the call.
         on_progress: called with the status at every change and about once a second.
 
-    Raises UserError RUN_NOT_FOUND, BAD_ARGUMENT (`until`) or BAD_CURSOR.
+    Raises UserError RUN_NOT_FOUND if `run_id` matches no plan and not exactly one run, BAD_ARGUMENT
+    if `until` is none of `UNTIL`, BAD_CURSOR if `cursor` is not the cursor of a reply.
     """
     _check_until(until)
     deadline = time.monotonic() + max(float(timeout_s), 0.0)  # a negative time is not refused
@@ -115,8 +117,11 @@ def wait(
 
 @dataclass(frozen=True)
 class _PlanGoal:
-    """What a wait for a plan waits for; the fields mean what the arguments of `wait` mean, and
-    `deadline` is in seconds on the monotonic clock."""
+    """What a wait for a plan waits for.
+
+    `until`, `cursor` and `on_progress` are the arguments of `wait`. `deadline` is the latest end of
+    the wait, in seconds on the monotonic clock.
+    """
 
     until: str
     cursor: str
@@ -127,10 +132,11 @@ class _PlanGoal:
 def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> Reply:
     """Wait until a plan has reached the goal or is over, or the deadline has passed.
 
-    Returns its status with `until_met`; with a cursor only what has changed since then.
+    Returns the plan's status with the added key `until_met`. If the goal has a cursor, the status
+    shows only what has changed since the reply that gave the cursor.
     """
     marks = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
-    # Times of the monotonic clock: when to look for dead processes, and when to report progress.
+    # When to look for dead processes and when to report progress next, on the monotonic clock.
     reap_at = report_at = time.monotonic() + _REAP_S
     while True:
         snapshot = plan_status.snapshot_of(home, store.plan_runs(plan_id), marks)
@@ -155,8 +161,8 @@ class _Goal:
 
     Attributes:
         until: one of UNTIL.
-        since_byte: the byte of the run's events file at which the events begin that count.
-        asked_at: the byte at which it ended when the wait began.
+        since_byte: the byte of the run's events file from which on events count.
+        asked_at: the byte at which the events file ended when the wait began.
         deadline: when the wait ends in any case, in seconds on the monotonic clock.
     """
 
@@ -168,12 +174,12 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A run that is waited for as it was read once.
+    """The state of a run at one moment of a wait.
 
     Attributes:
         row: the run as the database had it.
-        has_reached: whether the run has reached what is waited for.
-        events: its events since the wait began, or since the cursor that the wait was given.
+        has_reached: whether the run has reached the goal of the wait.
+        events: the run's events that count: those from the goal's `since_byte` on.
         events_end: the byte of the run's events file at which these events end.
     """
 
@@ -184,9 +190,9 @@ class _Snapshot:
 
 
 def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter") -> _Snapshot:
-    """Look at a run again and again until it has reached the goal or ended, or time is up.
+    """Read a run again and again until it has reached the goal or ended, or the deadline is over.
 
-    `row` is the run's row now; `reporter` reports its progress. Returns the last snapshot.
+    `row` is the run's present row; `reporter` reports its progress. Returns the last snapshot.
     """
     reap_at = time.monotonic() + _REAP_S
     while True:
@@ -196,27 +202,25 @@ def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Repor
             return snapshot
         reporter.report(row, now)
         if now >= reap_at:
-            launcher.reap(home)  # settles the run if its process died without a word
+            launcher.reap(home)  # ends the run in the database if its process was killed
             reap_at = now + _REAP_S
         time.sleep(min(_POLL_S, max(0.0, goal.deadline - time.monotonic())))
         row = store.get_run(row.run_id)
 
 
 def _snapshot_of(run: RunDir, row: RunRow, goal: _Goal) -> _Snapshot:
-    """Read the run's new events, and see whether the run has reached the goal.
-
-    New are the events from the byte `since_byte` of the goal on.
-    """
+    """Read the run's events from the goal's `since_byte` on, and check whether they reach it."""
     events, end = events_from(run, goal.since_byte)
     return _Snapshot(row, _has_reached(run, row, goal.until, events), events, end)
 
 
 def _reply_after_wait(snapshot: _Snapshot, until: str, status: Reply) -> Reply:
-    """Make the reply of `wait`: the run's status, and what the last snapshot has shown."""
+    """Make the reply of `wait`: the run's status with `reached`, `cursor`, and after a wait for
+    "next_eval" the evaluation."""
     extra_fields: Reply = {}
     if until == "next_eval" and snapshot.has_reached:
         extra_fields = _evaluation_fields(snapshot.events, status)
-    # The cursor is the end of the events just read: later events are left to the next call.
+    # The cursor is the end of the events that were read. The next call reads the later events.
     return (
         status
         | extra_fields
@@ -227,10 +231,12 @@ def _reply_after_wait(snapshot: _Snapshot, until: str, status: Reply) -> Reply:
 def _reply_of_run(
     home: Home, store: Store, snapshot: _Snapshot, goal: _Goal, *, has_cursor: bool
 ) -> Reply:
-    """The reply after a wait for one run: its status, and whether it has reached the goal. With
-    `has_cursor` the caller has seen an earlier status."""
-    # With None the status has the latest alerts of the whole run: for a caller without a cursor,
-    # who has seen none, and at the end of the run.
+    """Make the reply after a wait for one run: its status, and whether it has reached the goal.
+
+    `has_cursor` says that the caller gave a cursor, so has seen an earlier status.
+    """
+    # `new_alerts` is None for the latest alerts of the whole run. These are shown to a caller
+    # without a cursor, who has seen no alerts yet, and at the end of the run.
     shows_only_new = has_cursor and snapshot.row.state not in TERMINAL
     new_alerts = alerts_in(snapshot.events) if shows_only_new else None
     status = status_of(home, store, snapshot.row, new_alerts)
@@ -241,9 +247,9 @@ def _reply_of_run(
 
 
 def _warn_of_earlier_event(reply: Reply, snapshot: _Snapshot, goal: _Goal) -> None:
-    """Add a warning to the reply if what was waited for happened before the wait.
+    """Add a warning to the reply if the goal was reached before the wait began.
 
-    The same call would then return the same again.
+    Without the warning a caller might repeat the call, which would return the same event again.
     """
     if snapshot.events_end <= goal.asked_at and snapshot.row.state not in TERMINAL:
         reply["warnings"].append(
@@ -278,7 +284,7 @@ class _Reporter:
         if self._on_progress is None:
             return
         run = self._home.run(row.run_id)
-        # These differ whenever the run has changed.
+        # At least one of these values differs if the run has changed since the last report.
         signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
         if signs != self._reported_signs or now >= self._report_at:
             self._on_progress(status_of(self._home, self._store, row))
@@ -287,18 +293,20 @@ class _Reporter:
 
 
 def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
-    """Ask a run to end; asking again changes nothing.
+    """Ask a run or a plan to end. A second call changes nothing.
 
-    A queued or interrupted run is cancelled at once. The supervisor of a running one lets the
+    A queued or interrupted run is cancelled at once. The supervisor of a running run lets the
     trainer write a checkpoint first.
 
     Args:
-        reason: why, for the record; "" records "cancelled on request".
+        run_id: the id of a run or a plan, or the unique beginning of a run's id.
+        reason: the reason, for the record; "" records "cancelled on request".
 
-    Returns the run's state, its last checkpoint, and how to go on. If `run_id` was only the
-    beginning of an id, a warning names the whole id.
+    Returns the run's state, its last checkpoint, and how to go on, or the status of the plan. If
+    `run_id` was only the beginning of an id, a warning names the whole id.
 
-    Raises UserError RUN_NOT_FOUND, or BAD_ARGUMENT where `reason` is too long.
+    Raises UserError RUN_NOT_FOUND if `run_id` matches nothing or more than one run, BAD_ARGUMENT if
+    `reason` is too long.
     """
     check_texts(reason=reason)
     with Store(home) as store:
@@ -307,16 +315,17 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         row = store.get_run(run_id)
         run = home.run(row.run_id)
         _set_cancelled_or_stopping(store, run, reason.strip() or "cancelled on request")
-        launcher.reap(home)  # the supervisor may be dead already; then the run ends here
+        launcher.reap(home)  # ends the run at once if its supervisor is dead already
         row = store.get_run(row.run_id)
         write_status(run, row)
     return _cancel_reply(run, row, warnings=taken_as("run_id", run_id, row.run_id))
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
-    """Ask every run of a plan to end, and return the reply about the plan.
+    """Ask every run of a plan to end, and return the status of the plan.
 
-    The last run comes first: so none is started meanwhile, or fails because of one before it.
+    The runs are cancelled from the last to the first. So no later run is started meanwhile, and
+    none fails because the run before it was cancelled.
     """
     for row in reversed(store.plan_runs(plan_id)):
         if row.state in OPEN:
@@ -327,20 +336,19 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
     rows = store.plan_runs(plan_id)
     snapshot = plan_status.snapshot_of(home, rows, plan_status.marks_of(home, rows, cursor=""))
     status = plan_status.status_of(home, store, snapshot)
-    if (
-        not snapshot.is_over or snapshot.state == "done"
-    ):  # of a plan that is done nothing can be resumed
+    has_unfinished_runs = snapshot.state != "done"
+    if not snapshot.is_over or not has_unfinished_runs:  # there is nothing to resume
         return status
     return status | {"next": [Call("submit_train", {"resume": plan_id}).to_json()]}
 
 
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
-    """Set a run without a process to "cancelled", and one with a process to "stopping".
+    """Set a run without a process to "cancelled", and a run with a process to "stopping".
 
     A run that is stopping already or has ended stays as it is.
     """
     values = {"reason_kind": "cancelled", "reason": reason}
-    # Again, because a run may change from one of the two kinds to the other in between.
+    # A loop, because the run may get or lose its process between the two calls of `set_state`.
     while store.get_run(run.id).state in (*_WITHOUT_PROCESS, *_WITH_PROCESS):
         was_cancelled = store.set_state(
             run.id,
@@ -361,7 +369,8 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
         "run_id": row.run_id,
         "state": row.state,
         "last_checkpoint": checkpoint,
-        # A run that is done has no steps left; one that is stopping may still save a checkpoint.
+        # A run that is done has no steps left. A run that is stopping may still save a checkpoint,
+        # so it is too early to say where a resume would start.
         "resume": "" if row.state in ("done", "stopping") else str(outcome.resume_hint(run)),
         "summary": _cancel_summary(run, row, checkpoint),
         "next": _after_cancel(row),
@@ -370,11 +379,11 @@ def _cancel_reply(run: RunDir, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
-    """Return the fields that `wait` adds to a status for the evaluation that it waited for.
+    """Return the fields that `wait` adds to a status after an evaluation.
 
-    - `evaluation`: the values of the newest "evaluated" event; `events` must hold one.
-    - `step`: the newest step known of the run, where the event names its own step.
-    - `summary`: that of the status, with a sentence about the evaluation.
+    - `evaluation`: the values of the newest "evaluated" event; `events` must hold such an event.
+    - `step`: the newest known step of the run; left out if the event names no step.
+    - `summary`: the summary of the status, and a sentence about the evaluation.
     """
     newest = [event for event in events if event.get("event") == "evaluated"][-1]
     scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
@@ -382,8 +391,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
     fields: Reply = {"evaluation": scores}
     if names_step:
-        # The status has the newest step in the metrics. That may be lower than the step of this
-        # evaluation, because metrics are written after the event, or already higher.
+        # The status has the newest step of the metrics. It may be lower than the step of the
+        # evaluation, because metrics are written after the event, or it may be higher already.
         fields["step"] = max(evaluated_step, status["step"] or 0)
     at_step = f" at step {evaluated_step}" if names_step else ""
     text = _scores_text(scores, status) or str(newest.get("message") or "")
@@ -391,9 +400,9 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
 
 
 def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
-    """Write the scores of an evaluation as text; "" where there is none.
+    """Write the scores of an evaluation as text; "" if there are no scores.
 
-    If the status has the number of held-out tasks that choose the checkpoint, the text names it.
+    If the status knows how many held-out tasks choose the checkpoint, the text names this number.
     """
     half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
     return scores_in_words(scores, half)
@@ -426,15 +435,15 @@ def _check_until(until: str) -> None:
 
 
 def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
-    """Return the byte of the run's events file at which the events of a wait begin.
+    """Return the byte of the run's events file from which a wait reads events.
 
-    It is the position that `cursor` stands for; for the cursor "" the beginning of the present
-    attempt. Raises UserError BAD_CURSOR.
+    This is the number in `cursor`, or the beginning of the present attempt if `cursor` is "".
+    Raises UserError BAD_CURSOR if `cursor` is not a number of at most 15 digits.
     """
     if not cursor:
         return attempt_begin(run, row.attempt)
-    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
-    # position in any file.
+    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
+    # digits, because no file is longer than that.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -446,7 +455,7 @@ def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
 
 
 def _file_size(path: Path) -> int:
-    """Return the size of a file in bytes; -1 where there is no file."""
+    """Return the size of a file in bytes; -1 if the file does not exist or cannot be read."""
     try:
         return os.stat(path).st_size
     except OSError:
@@ -456,7 +465,7 @@ def _file_size(path: Path) -> int:
 def _cancel_summary(run: RunDir, row: RunRow, checkpoint: str) -> str:
     """Say in one sentence what `cancel` did.
 
-    `checkpoint` is the name of the run's last checkpoint, "" where it has none.
+    `checkpoint` is the name of the run's last checkpoint, "" if the run has none.
     """
     match row.state:
         case "cancelled":
@@ -468,7 +477,7 @@ def _cancel_summary(run: RunDir, row: RunRow, checkpoint: str) -> str:
 
 
 def _last_work(run: RunDir, row: RunRow) -> str:
-    """Say what a run does before it stops, and whether a checkpoint comes of it."""
+    """Say what a stopping run still does, and whether it saves a checkpoint."""
     if row.kind != "train":
         return "the answers that it has stay; it has no checkpoint"
     progress = read_progress(run, row)
@@ -479,10 +488,10 @@ def _last_work(run: RunDir, row: RunRow) -> str:
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:
-    """List the call to make after `cancel`, as JSON.
+    """Return a list with the call to make after `cancel`, as JSON.
 
-    For a run that is stopping it is a wait, for one that is cancelled or failed a resume; [] for
-    any other, such as a run that is done.
+    The call is a wait if the run is stopping, and a resume if it is cancelled or failed. Returns []
+    in any other state, for example if the run is done.
     """
     if row.state == "stopping":
         return [Call("wait_run", {"run_id": row.run_id}).to_json()]

@@ -22,7 +22,7 @@ from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
-_MOST_OPEN = 10_000  # open runs that are read; far more than any queue holds
+_MOST_OPEN = 10_000  # the most open runs that are read; no queue is nearly as long
 _ABOUT_BEST = (
     "score: the number to report, of held-out tasks that did not choose the checkpoint, with its "
     "95 % interval; curve: the score that chose it"
@@ -36,9 +36,9 @@ class _Page:
 
     Attributes:
         reply: the reply so far.
-        totals: for each list in it, by its key, how many entries there are before it is cut to
-            what is shown.
-        open_runs: the runs that have not ended; read for scope "all" only.
+        totals: key of a list in the reply -> how many entries the home has, including those that
+            are not shown.
+        open_runs: the runs that have not ended; they are read for scope "all" only.
     """
 
     reply: Reply = field(default_factory=dict)
@@ -53,11 +53,11 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
     Args:
         home: the home.
-        scope: one of SCOPES; "all" for everything, else only that part.
+        scope: one of SCOPES: "all" for everything, any other for that part only.
         limit: the most entries of each list.
         cursor: `next_cursor` of the last reply with the same scope; "" for the first entries.
 
-    Raises UserError BAD_ARGUMENT for an unknown scope, BAD_CURSOR for an invalid cursor.
+    Raises UserError BAD_ARGUMENT if `scope` is unknown, BAD_CURSOR if `cursor` is not a cursor.
     """
     _check_scope(scope)
     launcher.reap(home)
@@ -69,7 +69,8 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
         if scope == "all":
             _add_work(page, home, store)
         if scope in ("all", "runs"):
-            # No run has the row id 0: the position 0 of the first page means all runs.
+            # On the first page `position` is 0. No run has the row id 0, so None stands for it:
+            # no limit on the row ids.
             _add_runs(page, home, store, scope, limit, before_rowid=position or None)
     _add_lists(page, home, scope, position, limit)
     return page.reply | {
@@ -98,16 +99,16 @@ def _check_scope(scope: str) -> None:
 
 
 def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
-    """Add every list of `_LISTS` that the scope includes, and `about` where an entry needs it.
+    """Add every list of `_LISTS` that the scope includes, and `about`, which explains numbers.
 
     Args:
         position: the number of entries that earlier pages have shown.
     """
     for name in _LISTS:
         if scope in ("all", name):
-            start = position if scope == name else 0  # with "all" the cursor means nothing
+            start = position if scope == name else 0  # for "all" the cursor has no meaning
             _add_list(page, home, name, scope, start=start, limit=limit)
-    about = {}  # what numbers of the reply are
+    about = {}  # key of a number in the reply -> what the number means
     if any("exam_use" in env for env in page.reply.get("envs", [])):
         about["exam_use"] = ABOUT_USE
     if page.reply.get("best"):
@@ -119,25 +120,24 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
 def _add_runs(
     page: _Page, home: Home, store: Store, scope: str, limit: int, *, before_rowid: int | None
 ) -> None:
-    """Add the newest `limit` runs, and for scope "runs" the cursor where more follow.
+    """Add the newest `limit` runs to the page, and for scope "runs" the cursor if more follow.
 
     Args:
-        before_rowid: only runs whose row ids are below it; None for all.
+        before_rowid: only runs with smaller row ids, which are older; None for all.
     """
-    # One more than is shown tells whether more follow.
+    # One run more than is shown is read, to see whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
     page.reply |= _runs(home, store, rows[:limit])
-    # `limit` + 1 where more follow; how many there are in all is not counted.
+    # This is `limit` + 1 if more runs follow; their real number is not counted.
     page.totals["runs"] = len(rows)
     if scope == "runs" and len(rows) > limit:
         page.reply["next_cursor"] = str(rows[limit - 1].rowid)
 
 
 def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, limit: int) -> None:
-    """Add `limit` entries of the list `name`, one of `_LISTS`, from the entry `start` on.
+    """Add `limit` entries of the list `name`, one of `_LISTS`, beginning with the entry `start`.
 
-    If more follow and this list alone was asked for (`scope` is its name), the cursor to them is
-    added too.
+    If more entries follow and `scope` is `name`, the cursor to them is added too.
     """
     items = _LISTS[name](home)
     page.totals[name] = len(items)
@@ -148,7 +148,7 @@ def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, lim
 
 
 def _warnings(home: Home) -> list[str]:
-    """Return a warning that names the last damaged database of this home; [] without one."""
+    """Return a warning that names the home's last damaged database file; [] if there is none."""
     damaged_files = home.damaged_databases()
     if not damaged_files:
         return []
@@ -160,15 +160,16 @@ def _warnings(home: Home) -> list[str]:
 
 
 def _position_of_cursor(cursor: str) -> int:
-    """Return a cursor as a number; 0 for the cursor "", which means the first entries.
+    """Return the number that a cursor holds; 0 for the cursor "", which means the first entries.
 
-    For runs it is the row id of the last run that was shown, for any other list the number of
-    entries that were shown. Raises UserError BAD_CURSOR.
+    For runs the number is the row id of the last run that was shown, for any other list the number
+    of entries that were shown. Raises UserError BAD_CURSOR if `cursor` is not a number of at most
+    15 digits.
     """
     if not cursor:
         return 0
-    # isdigit() alone also takes the digits of other scripts. A number of more than 15 digits is no
-    # position in any list.
+    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
+    # digits, because no list is longer than that.
     if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
         raise UserError(
             "BAD_CURSOR",
@@ -182,13 +183,14 @@ def _position_of_cursor(cursor: str) -> int:
 def _hardware(home: Home, store: Store) -> Reply:
     """Describe the machine.
 
-    - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} each, with "" where no run is on it;
+    - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} for each device; `run` is the id of
+      the run that holds the device, "" if there is none;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
     - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
     active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
-    run_on_device = {each: row.run_id for row in active_runs for each in row.devices}
+    run_on_device = {device_id: row.run_id for row in active_runs for device_id in row.devices}
     devices = [
         {
             "id": device.id,
@@ -214,7 +216,7 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
 
     - `runs`: the entries of `rows`.
     - `tree`: the training runs among them as lines of text.
-    - `best`: for each environment version the best of the newest training runs of the home.
+    - `best`: the best training run of each environment version, among the home's newest runs.
     """
     return {
         "runs": [_run_entry(home, row) for row in rows],
@@ -226,8 +228,8 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
 def _training(home: Home) -> str:
     """Say whether training is possible on this machine.
 
-    One of: "ready"; "ready (/path/of/python)", if another interpreter than this one trains; "not
-    possible yet: ...", with what to do.
+    The text is "ready", "ready (/path/of/python)" if another interpreter than this one trains, or
+    "not possible yet: ..." with what to do.
     """
     try:
         python = launcher.worker_python(home)
@@ -240,14 +242,14 @@ def _training(home: Home) -> str:
 def _budget(home: Home, store: Store) -> Reply:
     """Return the GPU-hours that the home has spent.
 
-    Where config.toml sets a total, also the total and what is left of it; where it sets a price per
-    GPU-hour, also the money spent.
+    If config.toml sets a total, the total and the hours left of it are added. If it sets a price
+    per GPU-hour, the money spent is added.
     """
     config = home.user_config()
     spent = store.spent_hours()
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
-        # Not only what is spent counts, also what open runs are still expected to spend.
+        # `committed_hours` are the hours spent and those that open runs are expected to take.
         hours_left = max(0.0, config.max_gpu_hours_total - store.committed_hours())
         budget |= {
             "max_gpu_hours_total": config.max_gpu_hours_total,
@@ -261,9 +263,9 @@ def _budget(home: Home, store: Store) -> Reply:
 def _run_entry(home: Home, row: RunRow) -> Reply:
     """Make the entry of a run for the list of runs.
 
-    Its step and the time left are given only while it holds a device. Verdict, kind of the reason,
-    note, the fields of its ledger entry, `deleted`, and an attempt after the first are given where
-    there are any.
+    The step and the time left are present only while the run holds a device. The verdict, the kind
+    of the reason why it ended, the note, the fields of its ledger entry, `deleted`, `damaged` and
+    the number of an attempt after the first are present only if there are any.
     """
     entry: Reply = {
         "run_id": row.run_id,
@@ -296,7 +298,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:
-    """Return the name of a file that the run needs and that is missing or damaged, else ""."""
+    """Return the name of the run's config or result file if it is missing or damaged, else ""."""
     run = home.run(row.run_id)
     if run.find_config() is None:
         return run.config.name
@@ -308,8 +310,8 @@ def _damaged_file(home: Home, row: RunRow) -> str:
 def _progress_fields(home: Home, row: RunRow) -> Reply:
     """Return how far a run that holds a device has come.
 
-    Its step, the number of its steps, the seconds left, the hours spent, the share of an evaluation
-    that is done, and why it is stalled, where it is.
+    The fields are the step, the number of steps, the seconds left and the hours spent. The phase
+    and its percentage, and the reason why the run is stalled, are added if they are known.
     """
     progress = read_progress(home.run(row.run_id), row)
     fields: Reply = {
@@ -326,10 +328,10 @@ def _progress_fields(home: Home, row: RunRow) -> Reply:
 
 
 def _environments(home: Home) -> list[Reply]:
-    """List all environment versions as entries of the reply.
+    """Return all environment versions as entries of the reply.
 
-    An entry has `exam_use` where the version's held-out tasks were used to choose a checkpoint, run
-    or model: how often that was.
+    An entry has `exam_use` if the version's held-out tasks were used to choose a checkpoint, a run
+    or a model: it is the number of these uses.
     """
     use_by_env = holdout_reuse.use_by_env(home)
     entries = []
@@ -342,13 +344,14 @@ def _environments(home: Home) -> list[Reply]:
 
 
 def _datasets(home: Home) -> list[Reply]:
-    """The environment versions without a scorer: answers to imitate, and preferences."""
+    """Return the environment versions without a scorer, as JSON: answers to imitate (kind "sft"),
+    and preference pairs."""
     kinds = ("sft", "preference")
     return [env.to_json() for env in registry.list_envs(home) if env.kind in kinds]
 
 
 def _models(home: Home) -> list[Reply]:
-    """The models that can be trained, evaluated or deployed here, as JSON."""
+    """Return the models that can be trained, evaluated or deployed here, as JSON."""
     return [model.to_json() for model in catalog.usable_models(home)]
 
 
@@ -363,8 +366,8 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 def _summary(scope: str, page: _Page) -> str:
     """Say in one sentence what the reply shows.
 
-    For scope "all" that is how much there is in the home, for "hardware" the names of the devices,
-    for a list how many entries are shown.
+    The sentence says how many things the home holds (scope "all"), names the devices ("hardware"),
+    or says how many entries of a list are shown (any other scope).
     """
     reply = page.reply
     if scope == "hardware":
@@ -379,7 +382,7 @@ def _summary(scope: str, page: _Page) -> str:
 
 
 def _summary_of_home(page: _Page) -> str:
-    """Say how much there is in the home, and which of the lists are not shown to their ends."""
+    """Say how many things the home holds, and which of the lists are not shown completely."""
     reply, totals = page.reply, page.totals
     active_count = sum(row.state in HOLDS_DEVICE for row in page.open_runs)
     # `totals` counts all entries of a list, `reply` has only those that are shown.
@@ -393,13 +396,13 @@ def _summary_of_home(page: _Page) -> str:
 
 
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
-    """List the calls to make next, as JSON; [] for most scopes.
+    """Return the calls to make next, as JSON; [] for most scopes.
 
-    For "models" it is to read the card of the first base model; for "all":
+    For "models" the call reads the card of the first base model. For "all" it is:
 
-    - Where a run is active or queued: wait for it.
-    - Otherwise, in a home without environments: read the playbook and push one.
-    - Otherwise: a dry run on the newest environment.
+    - If a run is active or queued: wait for that run or its plan.
+    - Otherwise, if the home has no environments: read the playbook (the guide), and push one.
+    - Otherwise: make a dry run on the newest environment.
     """
     if scope == "models":
         bases = [model["ref"] for model in page.reply["models"] if model["kind"] != "run"]
@@ -421,5 +424,5 @@ def _next_calls(scope: str, page: _Page) -> list[Reply]:
 
 
 def _gb(size: int) -> float:
-    """Bytes as GB (10^9)."""
+    """Convert bytes to GB (10^9 bytes), rounded to two digits."""
     return round(size / 1e9, 2)

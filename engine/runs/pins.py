@@ -13,10 +13,10 @@ _MAX_NAMED = 12  # steps that a message lists
 
 
 def pin(home: Home, run_id: str, step: int) -> Reply:
-    """Keep the checkpoint of `step`, whatever else is removed, and return the reply about it.
+    """Pin the checkpoint of `step`, so that `keep_checkpoints` never removes it; return a reply.
 
-    To pin it again changes nothing. Raises UserError RUN_NOT_FOUND, or MODEL_NOT_FOUND where that
-    checkpoint does not exist.
+    Pinning the same step twice changes nothing. Raises UserError RUN_NOT_FOUND if `run_id` does not
+    name exactly one run, MODEL_NOT_FOUND if the run has no checkpoint of that step.
     """
     run, warnings = _find(home, run_id)
     _require_checkpoint(run, step)
@@ -30,10 +30,10 @@ def pin(home: Home, run_id: str, step: int) -> Reply:
 
 
 def unpin(home: Home, run_id: str, step: int) -> Reply:
-    """Stop keeping the checkpoint of `step`, and return the reply about it.
+    """Unpin the checkpoint of `step`, and return the reply about that.
 
-    The checkpoint itself stays until the run saves its next one. Raises UserError RUN_NOT_FOUND, or
-    BAD_ARGUMENT where it is not pinned.
+    The checkpoint stays on the disk until the run saves its next one. Raises UserError
+    RUN_NOT_FOUND if `run_id` does not name exactly one run, BAD_ARGUMENT if `step` is not pinned.
     """
     run, warnings = _find(home, run_id)
     pinned = pinned_steps(run)
@@ -49,10 +49,10 @@ def unpin(home: Home, run_id: str, step: int) -> Reply:
 
 
 def _find(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
-    """Find the run that an id, or a unique beginning of one, names.
+    """Find the run whose id is `run_id` or begins with `run_id`.
 
-    Returns its folder, and a list with a warning if `run_id` was only a beginning. Raises UserError
-    RUN_NOT_FOUND.
+    Returns the run's folder, and a list with one warning if `run_id` was only the beginning of the
+    id. Raises UserError RUN_NOT_FOUND if no run, or more than one, matches.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -76,10 +76,10 @@ def _require_checkpoint(run: RunDir, step: int) -> None:
 
 
 def _named(steps: set[int]) -> str:
-    """Write steps as text, in order, such as "10, 20, 30".
+    """Write the steps in ascending order, such as "10, 20, 30"; "" for no steps.
 
-    Of more than `_MAX_NAMED` steps only the last ones are listed, after the number of the others:
-    "12 earlier ones, 130, 140".
+    If there are more than `_MAX_NAMED` steps, only the last `_MAX_NAMED` are listed, after a count
+    of the others: "3 earlier ones, 40, 50, ...".
     """
     ordered = sorted(steps)
     text = ", ".join(str(step) for step in ordered[-_MAX_NAMED:])
@@ -88,10 +88,8 @@ def _named(steps: set[int]) -> str:
 
 
 def _reply(run: RunDir, summary: str, warnings: list[str]) -> Reply:
-    """Make the reply of `pin` and `unpin`.
-
-    It lists the steps that are pinned now, and the steps of all checkpoints.
-    """
+    """Make the reply of `pin` and `unpin`: it lists the pinned steps and the steps of all
+    checkpoints, beside `summary` and `warnings`."""
     return {
         "run_id": run.id,
         "pinned": sorted(pinned_steps(run)),

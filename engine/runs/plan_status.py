@@ -24,29 +24,34 @@ from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, GRPOConfig
 from engine.runs.forecast import Forecast, forecast_of_plan
 
-_MAX_ALERTS = 10  # that a status shows, the newest
-# What a step shows of the evidence for its verdict.
+_MAX_ALERTS = 10  # a status shows at most this many alerts, the newest
+# The fields of a verdict's evidence that a step shows.
 _EVIDENCE_KEYS = ("metric", "before", "after", "difference", "interval", "n")
-_WAYS_ON = ("submit_train", "deploy", "diagnose")  # of what a run suggests, what a plan does too
-_MOST_DIGITS = 15  # of a number in a cursor: more name no position in any file
+# Calls that a run suggests and a plan passes on.
+_WAYS_ON = ("submit_train", "deploy", "diagnose")
+_MOST_DIGITS = 15  # the most digits of a number in a cursor; no file is longer than such a number
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What a cursor remembers of one run of a plan: its state, its attempt, and the byte at which
-    its newer events begin."""
+    """What a cursor remembers of one run of a plan.
+
+    Attributes:
+        state, attempt: the run's state and the number of its attempt at the time of the reply.
+        events_end: the byte of the run's events file at which newer events begin.
+    """
 
     state: str
     attempt: int
     events_end: int
 
     def dump(self) -> str:
-        """The marks as a part of a cursor."""
+        """Write the marks as a part of a cursor, such as "3.1.2048": state, attempt, byte."""
         return f"{STATES.index(self.state)}.{self.attempt}.{self.events_end}"
 
     @staticmethod
     def load(text: str) -> "Marks":
-        """Read the marks that `dump` made. Raises ValueError for another text."""
+        """Read the marks that `dump` wrote. Raises ValueError if `text` has another form."""
         state, attempt, events_end = (_whole_number(part) for part in text.split("."))
         if state >= len(STATES):
             raise ValueError(f"there is no state {state}")
@@ -55,13 +60,13 @@ class Marks:
 
 @dataclass(frozen=True)
 class PlanSnapshot:
-    """A plan as it was read once.
+    """The state of a plan at one moment.
 
     Attributes:
-        rows: its runs in the order of the steps.
-        events: the events of each run since the cursor.
+        rows: the runs of the plan in the order of the steps.
+        events: for each run, its events since the cursor.
         ended: the ids of the runs that have ended since the cursor.
-        marks: of each run, for the next cursor.
+        marks: for each run, what the next cursor remembers of it.
     """
 
     rows: Sequence[RunRow]
@@ -71,25 +76,25 @@ class PlanSnapshot:
 
     @property
     def state(self) -> str:
-        """The state of the whole."""
+        """The state of the whole plan."""
         return plan_state(self.rows)
 
     @property
     def is_over(self) -> bool:
-        """Whether no run of the plan is open."""
+        """Whether all runs of the plan have ended."""
         return not any(row.state in OPEN for row in self.rows)
 
     @property
     def cursor(self) -> str:
-        """The cursor from which the next snapshot goes on."""
+        """The cursor for the next call, after which only newer events count."""
         return "_".join(mark.dump() for mark in self.marks)
 
 
 def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
-    """Read the marks that a cursor holds, one for each run of the plan (`rows`).
+    """Read from a cursor what it remembers of each run of the plan (`rows`).
 
-    For the cursor "" they are those from which everything of the present attempts is new. Raises
-    UserError BAD_CURSOR.
+    For the cursor "" the marks are such that everything in the present attempts counts as new.
+    Raises UserError BAD_CURSOR if `cursor` is not a cursor of this plan.
     """
     if not cursor:
         begins = [attempt_begin(home.run(row.run_id), row.attempt) for row in rows]
@@ -109,9 +114,10 @@ def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
 
 
 def snapshot_of(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) -> PlanSnapshot:
-    """Look at the runs of a plan.
+    """Read the present state of a plan's runs.
 
-    Events and ends since `earlier_marks`, one for each run, count as new.
+    `earlier_marks` holds for each run what the cursor remembers. Events after that, and ends of
+    runs after that, count as new.
     """
     events, marks, ended = [], [], []
     for row, mark in zip(rows, earlier_marks, strict=True):
@@ -125,10 +131,10 @@ def snapshot_of(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Mark
 
 
 def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
-    """Return whether a plan has reached what is waited for (`until`).
+    """Return whether a plan has reached `until`, the goal of a wait.
 
-    That is its end, the first step of a run, or an event of a run; with "news" also the end of a
-    step.
+    "end" is the end of the plan, "first_step" the first step of any run, "next_eval" an evaluation
+    and "alert" an alert of any run. "news" is an alert, or the end of a run or of the plan.
     """
     if until == "end":
         return snapshot.is_over
@@ -144,10 +150,10 @@ def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
 def status_of(
     home: Home, store: Store, snapshot: PlanSnapshot, *, has_cursor: bool = False
 ) -> Reply:
-    """Make the status of a plan: a line for each step, and its alerts.
+    """Make the status of a plan: an entry for each step, alerts, hours, and the calls to make next.
 
-    With `has_cursor` the caller has seen an earlier status. While the plan goes on, it then gets
-    only alerts since then, and no steps that ended before or have not begun.
+    `has_cursor` says that the caller has seen an earlier status. While the plan goes on, such a
+    caller gets only newer alerts, and only the steps that are under way or have ended since.
     """
     plan_id = snapshot.rows[0].plan
     only_new = has_cursor and not snapshot.is_over
@@ -187,9 +193,12 @@ def status_of(
 
 
 def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
-    """Say whether a trained model of the plan reaches the target that was set at submit: the best
-    one so far. "" without a target, and before a training is done."""
-    target = next(filter(None, (target_in(row.expect) for row in rows)), None)
+    """Say whether the best trained model of the plan reaches the target that was set at submit.
+
+    Returns "" if no target was set, or if no training run is done yet.
+    """
+    targets = [target_in(row.expect) for row in rows]
+    target = next((each for each in targets if each), None)
     done = [row for row in rows if row.kind == "train" and row.state == "done"]
     results = [(_evidence_of(home, row), row.run_id) for row in done]
     levels = [
@@ -199,7 +208,7 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
     ]
     if target is None or not levels:
         return ""
-    value, run_id, evidence = max(levels, key=lambda each: each[0])
+    value, run_id, evidence = max(levels, key=lambda level: level[0])
     interval = evidence["after"].get("interval") or (None, None)
     is_share = evidence.get("metric") == "success"
     sentence = target.sentence(value, interval, is_share=is_share)
@@ -207,16 +216,18 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
 
 
 def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
-    """Make what a wait reports of a plan under way.
+    """Make the progress report that a wait sends while a plan is under way.
 
-    `step` is how many of the `total_steps` runs have ended, with the fraction of the one under way.
+    `total_steps` is the number of runs. `step` is how many of them have ended, plus the finished
+    share of the run under way, such as 1.25.
     """
     ended_runs = sum(row.state not in OPEN for row in snapshot.rows)
     report: Reply = {"run_id": snapshot.rows[0].plan, "state": snapshot.state}
     for row in snapshot.rows:
         if row.state in HOLDS_DEVICE:
             progress = read_progress(home.run(row.run_id), row)
-            ended_runs += (progress.step or 0) / progress.total_steps if progress.total_steps else 0
+            if progress.total_steps:
+                ended_runs += (progress.step or 0) / progress.total_steps
             report |= {"now": row.run_id, "eta_s": progress.eta_s, "phase": progress.phase}
             if progress.phase_percent is not None:
                 report["percent"] = progress.phase_percent
@@ -224,7 +235,7 @@ def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
 
 
 def _alerts_since(snapshot: PlanSnapshot) -> list[Reply]:
-    """List the alerts of all runs since the cursor, each with the id of its run."""
+    """Return the alerts of all runs since the cursor, each with the id of its run."""
     return [
         {"run_id": row.run_id, **alert}
         for row, events in zip(snapshot.rows, snapshot.events, strict=True)
@@ -233,7 +244,7 @@ def _alerts_since(snapshot: PlanSnapshot) -> list[Reply]:
 
 
 def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
-    """List the latest alerts of each run since it began, each with the id of its run."""
+    """Return the latest alerts of every run, each with the id of its run."""
     return [
         {"run_id": row.run_id, **alert}
         for row in rows
@@ -242,7 +253,7 @@ def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
 
 
 def _is_news(row: RunRow, snapshot: PlanSnapshot) -> bool:
-    """Whether a run is under way, or has ended since the cursor."""
+    """Return whether a run is under way, or has ended since the cursor."""
     return row.state in HOLDS_DEVICE or row.run_id in snapshot.ended
 
 
@@ -269,10 +280,10 @@ def _step(home: Home, row: RunRow) -> Reply:
 
 
 def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
-    """Describe what a run that is done has shown.
+    """Return the result of a run that is done, as fields of its step.
 
-    A training run has its verdict. An evaluation of several models (`models` are its references)
-    says how each compares with the first.
+    For a training run these are the verdict and its evidence. For an evaluation of several models
+    (`models` are their references) they say how each model compares with the first.
     """
     if row.kind == "train":
         evidence = _evidence_of(home, row)
@@ -284,9 +295,9 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
 
 
 def _warnings_of(home: Home, row: RunRow) -> list[str]:
-    """List what the verdict of a training run warns of, such as skills that were lost.
+    """Return the warnings of a training run's verdict, for example about skills that were lost.
 
-    Each warning begins with the run's id. [] for a run that is not done.
+    Each warning begins with the run's id. Returns [] if the run is not done or trains nothing.
     """
     if row.kind != "train" or row.state != "done":
         return []
@@ -294,7 +305,7 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
 
 
 def _progress_fields(progress: Progress) -> Reply:
-    """How far a run under way is, as keys of a reply; what is not known has no key."""
+    """Return how far a run under way has come, as fields of its step; unknown ones are left out."""
     fields = {
         "at": progress.step,
         "of": progress.total_steps,
@@ -307,8 +318,11 @@ def _progress_fields(progress: Progress) -> Reply:
 
 
 def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """List a warning for each GRPO run under way or queued whose start, made by an SFT run of the
-    plan, solves too little for its groups to differ."""
+    """Return a warning for each open GRPO run of a plan whose start model is too weak to learn.
+
+    Only start models that an SFT run of the plan has made are judged. Such a model is too weak if
+    it solves so few tasks that the answers to one task (a group) hardly ever differ in reward.
+    """
     sft_runs = {
         row.run_id: row
         for row in rows
@@ -323,13 +337,16 @@ def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
 
 
 def _unready_start(home: Home, row: RunRow, maker: RunRow) -> list[str]:
-    """The warning that the model which the SFT run `maker` made solves too few tasks for the GRPO
-    run `row` to learn from, as a list of one; [] where it solves enough, or that is not known."""
+    """Return a warning if the model of the SFT run `maker` is too weak for the GRPO run `row`.
+
+    Returns [] if the model solves enough tasks, or if its success rate is not known.
+    """
     config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
-    level = (evidence.get("after") or {}).get("value")  # the share of the tasks that it solves
+    level = (evidence.get("after") or {}).get("value")  # the share of tasks that the model solves
     if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
         return []
     size = config.settings.group_size
+    # `success_to_start` is the share at which enough groups hold both right and wrong answers.
     if level is None or level >= success_to_start(size):
         return []
     return [
@@ -340,11 +357,11 @@ def _unready_start(home: Home, row: RunRow, maker: RunRow) -> list[str]:
 
 
 def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
-    """List the calls that go on from the result of a plan, as its last training run suggests them.
+    """Return the calls that continue from the result of a plan, as JSON.
 
-    After a plan that ended "better" (`verdict`): serve the model, or train it on where it is still
-    weak. After any other: diagnose that run; what was lost for nothing is no reason to train so
-    again. [] while the plan goes on, and where a run of it failed.
+    If `verdict` is "worse", "no_difference" or "inconclusive", the call is to diagnose the last
+    training run. Otherwise the calls are those that this run suggests: to train on, if the model is
+    still weak, or to serve the model. Returns [] while the plan goes on, and if a run of it failed.
     """
     training_rows = [row for row in snapshot.rows if row.kind == "train" and row.state == "done"]
     if not snapshot.is_over or not training_rows or snapshot.state != "done":
@@ -356,7 +373,8 @@ def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
     calls = [call for call in evidence.get("next") or () if call.get("tool") in _WAYS_ON]
     if any(call["tool"] != "diagnose" for call in calls):
         return calls
-    # The last step did not gain over the one before it, and both together did over the start.
+    # The last run suggests only a diagnosis, because it did not gain over the run before it. But
+    # the plan as a whole did gain over its start model, so the model is served if it is strong.
     level = (evidence.get("after") or {}).get("value")
     is_weak = evidence.get("metric") == "success" and (level or 0.0) < ENOUGH
     if is_weak or (target_in(last.expect) is not None and not evidence.get("as_expected")):
@@ -366,19 +384,23 @@ def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
 
 
 def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
-    """Return the evidence for the verdict of a run that is done; {} where its file is gone."""
+    """Return the evidence for a run's verdict, from its result.json; {} if there is none."""
     evidence = read_object(home.run(row.run_id).result).get("evidence")
     return evidence if isinstance(evidence, dict) else {}
 
 
 def _comparison(home: Home, row: RunRow) -> Reply:
-    """Describe how the models of an evaluation compare with the first of them."""
-    # Imported late: most waits end without a comparison, and it loads the statistics.
+    """Describe how the models of an evaluation compare with the first of them.
+
+    Returns the fields `verdict`, `result` (a sentence) and `levels` (model -> its score). If the
+    models cannot be compared, the verdict is "unknown" and `reason` says why.
+    """
+    # Imported late, because it loads the statistics, and most waits end without a comparison.
     from engine.evidence.compare.compare import compare_runs  # noqa: PLC0415
 
     try:
         comparison = compare_runs(home, [row.run_id])
-    except UserError as error:  # a file of it is damaged, or nothing was scored
+    except UserError as error:  # a file of the run is damaged, or nothing was scored
         return {"verdict": "unknown", "reason": error.message}
     return {
         "verdict": comparison["verdict"],
@@ -388,12 +410,13 @@ def _comparison(home: Home, row: RunRow) -> Reply:
 
 
 def _level_text(arm: Mapping[str, Any]) -> Any:
-    """The level of a model in a comparison, with its interval where there is one."""
+    """Return the score of a model (`arm`) in a comparison: `value`, `interval` and `tasks`."""
     return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
 
 
 def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecast | None) -> str:
-    """Say in one sentence how many runs are done, and what is under way or stands in the way."""
+    """Say in one sentence how many runs are done, which run failed, and how far the runs under way
+    are."""
     plan_id = snapshot.rows[0].plan
     done_count = sum(row.state == "done" for row in snapshot.rows)
     text = (
@@ -412,7 +435,7 @@ def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecas
 
 
 def _progress_text(row: RunRow, progress: Progress) -> str:
-    """How far a run under way is, such as "grpo-1 is running at step 3 of 20"."""
+    """Say how far a run under way is, such as "grpo-1 is running at step 3 of 20"."""
     of_total = f" of {progress.total_steps}" if progress.total_steps else ""
     at_step = "" if progress.step is None else f" at step {progress.step}{of_total}"
     stalled = f", stalled: {progress.stalled}" if progress.stalled else ""
@@ -420,8 +443,12 @@ def _progress_text(row: RunRow, progress: Progress) -> str:
 
 
 def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
-    """List the calls that look at a plan: while it goes on, diagnose the newest of the `alerts` and
-    wait on; at its end, see what came out, or why it failed."""
+    """Return the calls that show more about a plan.
+
+    While the plan goes on: diagnose the run of the newest of the `alerts`, and wait. If a run
+    failed or was cancelled: read its log, or resume the plan. Otherwise: compare the models of the
+    evaluation, or read answers that the training changed.
+    """
     plan_id = snapshot.rows[0].plan
     if not snapshot.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
@@ -442,7 +469,7 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
 def _whole_number(text: str) -> int:
     """Parse a number of ASCII digits.
 
-    Raises ValueError for anything else, and for more than `_MOST_DIGITS` digits.
+    Raises ValueError if `text` is anything else, or has more than `_MOST_DIGITS` digits.
     """
     if not (text.isascii() and text.isdigit()) or len(text) > _MOST_DIGITS:
         raise ValueError(f"{text[:20]!r} is no number")

@@ -9,23 +9,25 @@ from engine.runs.submit.requests import TrainRequest
 
 
 def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainRequest:
-    """Make the request that trains once more what the run `run_id` trained, with `changes`.
+    """Make the request that repeats the training run `run_id`, with `changes` to its settings.
 
-    Every setting is given as the run had it, also those that were defaults: a newer version of the
-    defaults changes nothing. The version of the environment is that of the run, even where a newer
-    one was pushed. The run becomes the parent, so that the answer names what differs.
+    The request names every setting with the value that the run had, including defaults, so that
+    later changes of the defaults have no effect. It also names the run's version of the
+    environment, even if a newer version was pushed. The run becomes the parent of the new one, so
+    that the reply shows what differs.
 
     Args:
         home: the home that holds the run.
-        run_id: the run, or a unique prefix.
+        run_id: the run's id, or the unique beginning of it.
         changes: settings that are to differ, by name.
 
     Raises:
-        UserError: RUN_NOT_FOUND; RUN_STATE where the run did not train.
-        DamagedRecord: its config.json cannot be read.
+        UserError: RUN_NOT_FOUND if `run_id` matches no run or more than one; RUN_STATE if the run
+            is not a training run.
+        DamagedRecord: the run's config.json cannot be read.
     """
     with Store(home) as store:
-        run_id = store.get_run(run_id).run_id  # of a unique prefix
+        run_id = store.get_run(run_id).run_id  # the whole id
     config = home.run(run_id).read_config()
     if not isinstance(config, TrainConfig):
         raise UserError(
@@ -47,31 +49,34 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
 
 
 def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
-    """Return the settings of a run as a user would give them, with `changes` made.
+    """Return the settings of a run as a user would give them, updated with `changes`.
 
-    Settings that follow from others are left out.
+    Settings whose values follow from other settings are left out.
     """
     resolved = config.settings.model_dump()
     settings = {name: value for name, value in resolved.items() if value is not None}
     for name in _only_filled_in(settings):
         if config.sources.get(name) != "user":
             del settings[name]
-    # `steps` follow from `epochs` and the batch size; both together are refused.
+    # `steps` and `epochs` cannot both be given, because `steps` follows from `epochs` and the batch
+    # size. `epochs` is kept only if a change of these two has to give a new number of steps.
     follow_from_epochs = "epochs" in settings and {"epochs", "batch_size"} & changes.keys()
-    settings.pop("steps" if follow_from_epochs and "steps" not in changes else "epochs", None)
+    left_out = "steps" if follow_from_epochs and "steps" not in changes else "epochs"
+    settings.pop(left_out, None)
     return settings | dict(changes)
 
 
 def _only_filled_in(settings: GivenSettings) -> list[str]:
-    """List the settings of a run that may not be given, because their values follow from others.
+    """Return the names of settings that a request may not give, because their values are implied by
+    other settings or by the environment.
 
-    `settings` holds all settings of the run by name. Some values follow from the environment.
+    `settings` holds all settings of the run by name.
     """
     names = []
-    if settings.get("max_turns") == 1:  # of an environment with a single turn
+    if settings.get("max_turns") == 1:  # the environment has a single turn
         names.append("max_turns")
-    if settings.get("eval_rows") == 0:  # of an environment without held-out tasks
+    if settings.get("eval_rows") == 0:  # the environment has no held-out tasks
         names.append("eval_rows")
-    if settings.get("loss") == "cispo":  # which clips from above only
+    if settings.get("loss") == "cispo":  # this loss clips from above only
         names.append("clip_low")
     return names

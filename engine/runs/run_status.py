@@ -30,9 +30,11 @@ from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.forecast import forecast_of_run
 
-_MIN_QUIET_S = 60  # a run that wrote nothing for longer is said to be quiet; a step may be slow
-_MAX_ALERTS = 10  # new alerts that a status shows
-# What a status shows of the evidence for a verdict.
+# A status mentions the silence of a run that has written nothing for longer than this; one slow
+# step may well take a minute.
+_MIN_QUIET_S = 60
+_MAX_ALERTS = 10  # a status shows at most this many new alerts
+# The fields of a verdict's evidence that a status shows.
 _EVIDENCE_KEYS = (
     "metric",
     "before",
@@ -56,7 +58,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
         home: the home that holds the run.
         store: its database.
         row: the run's row.
-        alerts: the alerts to show, of which the newest ten are kept; None shows the latest alerts
+        alerts: the alerts to show, at most the newest `_MAX_ALERTS`; None shows the latest alerts
             of the whole run.
     """
     run = home.run(row.run_id)
@@ -73,7 +75,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
         _add_place_in_queue(status, store, run, row)
     status = _with_end(run, row, status)
     if was_deleted:
-        _remove_calls(status)  # they need the files that are gone
+        _remove_calls(status)  # the suggested calls need the files that were deleted
     elif row.kind == "train" and row.state == "done":
         _add_number_to_report(status, home, store, row)
     _add_choosing_tasks(status, row, progress)
@@ -82,14 +84,14 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if pinned:
         status["pinned"] = pinned
     status["summary"] = _summary(row, status)
-    _say_once(status)
+    _remove_repetitions(status)
     return status
 
 
-def _say_once(status: Reply) -> None:
-    """Remove from the status of a done training run, in place, what its summary says already.
+def _remove_repetitions(status: Reply) -> None:
+    """Remove from the status of a done run, in place, texts that its summary already contains.
 
-    These are the result's own summary, and of a training run warnings such as the sentence on
+    These are the summary in `result`, and for a training run warnings such as the sentence on
     forgotten skills.
     """
     if "result" not in status:
@@ -101,9 +103,9 @@ def _say_once(status: Reply) -> None:
 
 
 def _missing_models(run: RunDir) -> list[str]:
-    """Return a warning that names the models which an evaluation left out; [] where there are none.
+    """Return a warning that names the models which an evaluation left out; [] if there are none.
 
-    A model is left out if the run of its plan that was to make it did not finish.
+    A model is left out if the run that was to train it, in the same plan, did not finish.
     """
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or not config.missing_models:
@@ -113,7 +115,7 @@ def _missing_models(run: RunDir) -> list[str]:
 
 
 def _readable_pins(run: RunDir) -> list[int]:
-    """List the steps whose checkpoints the user keeps; [] also where the list is damaged."""
+    """Return the steps whose checkpoints the user has pinned; [] if the file of pins is damaged."""
     try:
         return sorted(pinned_steps(run))
     except (OSError, ValueError):
@@ -121,7 +123,10 @@ def _readable_pins(run: RunDir) -> list[int]:
 
 
 def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Add to a status the result of a done run, or why a run stopped early; return the status."""
+    """Add to a status the result of a done run, or the reason why a run stopped early.
+
+    Returns the new status. The status of any other run is returned unchanged.
+    """
     if row.state == "done":
         return _with_result(run, row, status)
     if row.state in ("failed", "cancelled", "stopping") and row.reason_kind:
@@ -137,10 +142,10 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -> None:
-    """Add to a status where a queued run stands.
+    """Add `queue_position` and `waits_for` to the status of a queued run.
 
-    `queue_position`, with a warning where the run waits for secrets or memory; and `waits_for`: the
-    states of the runs whose models it waits for.
+    `waits_for` describes the runs whose models this run waits for. A warning is added if the run
+    waits for secrets or memory.
     """
     status["queue_position"] = store.queue_position(run.id)
     status["warnings"] += _why_waiting(run)
@@ -149,10 +154,10 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
 
 
 def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
-    """Return a run's state and step, such as "sums-sft-1 is running at step 12 of 60"."""
+    """Say in which state and at which step a run is: "sums-sft-1 is running at step 12 of 60"."""
     try:
         row = store.get_run(run_id)
-    except UserError:  # only a database that was lost forgets a run
+    except UserError:  # this happens only if the database was lost and made again
         return f"{run_id} is gone"
     progress = read_progress(home.run(run_id), row)
     at_step = _at_step({"step": progress.step, "total_steps": progress.total_steps})
@@ -160,17 +165,17 @@ def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
 
 
 def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress: Progress) -> None:
-    """Add to a status what a run under way is doing, and when and how it will end.
+    """Add to a status what a run under way is doing, and when it is expected to end.
 
-    `phase` and `percent` are what it does and how far it is in it, `forecast` is its end; `stalled`
-    and `quiet_s` tell that it writes nothing.
+    The keys are `phase` (what the run is doing), `percent` (how much of the phase is done),
+    `forecast`, `target`, and `stalled` and `quiet_s` if the run writes nothing.
     """
     run = home.run(row.run_id)
     if progress.phase:
         status["phase"] = progress.phase
     if progress.phase_percent is not None:
         status["percent"] = progress.phase_percent
-    if row.kind == "evaluate":  # of all its models
+    if row.kind == "evaluate":  # here `percent` is the share of all models together
         _add_share_answered(status, run)
     forecast = forecast_of_run(home, store, row, progress)
     if forecast is not None:
@@ -182,8 +187,10 @@ def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress:
 
 
 def _add_target(status: Reply, run: RunDir, row: RunRow) -> None:
-    """Add `target` to the status of a run under way that has one: what it is, and the best
-    evaluation so far of the tasks that choose the checkpoint."""
+    """Add `target` to the status of a run that has a target: the target and the best score so far.
+
+    The score is that of the held-out tasks that choose the checkpoint.
+    """
     target = target_in(row.expect)
     if target is None:
         return
@@ -199,7 +206,7 @@ def _add_target(status: Reply, run: RunDir, row: RunRow) -> None:
 
 
 def _add_share_answered(status: Reply, run: RunDir) -> None:
-    """Add `percent` (0 to 100) to a status: how much of what an evaluation asks is answered."""
+    """Add `percent` (0 to 100) to the status of an evaluation: the share of answers that exist."""
     config = run.find_config()
     if not isinstance(config, EvaluateConfig):
         return
@@ -208,7 +215,7 @@ def _add_share_answered(status: Reply, run: RunDir) -> None:
 
 
 def _task_count(config: EvaluateConfig) -> int:
-    """Count the tasks that an evaluation asks: all of a split that has fewer than it asks for."""
+    """Return how many tasks an evaluation asks: `rows`, or all of the split if it has fewer."""
     try:
         available = EnvVersion.read(Path(config.env_dir) / "env.json").rows.get(config.split)
     except (OSError, DamagedRecord):
@@ -217,10 +224,10 @@ def _task_count(config: EvaluateConfig) -> int:
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
-    """Add `quiet_s` to a status if the run has been silent for over a minute.
+    """Add `quiet_s` to a status if the run has written nothing for more than a minute.
 
-    Where that is longer than its pace explains, `stalled` is added with the reason, and the calls
-    that look at the run and go on.
+    If the silence is longer than the run's pace explains, `stalled` is added with the reason, and
+    `next` gets the calls that read the log, cancel the run and resume it.
     """
     quiet_s = progress.quiet_s
     if progress.stalled:
@@ -234,7 +241,7 @@ def _add_quiet_time(status: Reply, progress: Progress) -> None:
 
 
 def _after_stall(run_id: str) -> list[Reply]:
-    """List the calls that look at a stalled run, end it and resume it, as JSON."""
+    """Return the calls, as JSON, that read the log of a stalled run, cancel it and resume it."""
     return [
         Call("read_logs", {"run_id": run_id, "view": "console"}).to_json(),
         Call("cancel_run", {"run_id": run_id, "reason": "stalled"}).to_json(),
@@ -244,7 +251,7 @@ def _after_stall(run_id: str) -> list[Reply]:
 
 def _add_number_to_report(status: Reply, home: Home, store: Store, row: RunRow) -> None:
     """Add `report_this` to a status: the number to report of the run's result, if it has one."""
-    with suppress(DamagedRecord, OSError):  # the status is shown all the same
+    with suppress(DamagedRecord, OSError):  # the rest of the status is shown in any case
         number = number_to_report(home, store, row)
         if number is not None:
             status["report_this"] = number.to_json()
@@ -261,7 +268,7 @@ def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
 
 
 def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
-    """Return the fields that the status of every run has, with these alerts and no warnings."""
+    """Return the fields that the status of every run has, with `alerts` and no warnings yet."""
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -283,7 +290,7 @@ def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
 
 
 def _remove_calls(status: Reply) -> None:
-    """Remove the calls, which need deleted files, from the status of a deleted run, in place."""
+    """Remove suggested calls from the status of a deleted run, in place: they need its files."""
     status["next"] = []
     if "error" in status:
         status["error"]["hint"] = "Submit a new run."
@@ -291,7 +298,7 @@ def _remove_calls(status: Reply) -> None:
 
 
 def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Return the status of a run that is done, with its result, and its warnings and next calls."""
+    """Return the status of a done run with its result, the result's warnings, and next calls."""
     result_fields = _result_fields(run)
     warnings = status["warnings"]
     new_warnings = [
@@ -307,9 +314,9 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Return the status of a run that is done and whose result is missing or damaged.
+    """Return the status of a done run whose result.json is missing or damaged.
 
-    Nothing that rests on its result is suggested, such as to deploy the best checkpoint.
+    No call is suggested that depends on the result, such as to deploy the best checkpoint.
     """
     warning = f"{run.result.name} is missing or damaged: what the run came to cannot be read"
     calls = [Call("read_logs", {"run_id": row.run_id, "view": "events"})]
@@ -326,8 +333,8 @@ def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
 def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
     """Return why a run failed, was cancelled or is stopping, and how to go on.
 
-    The keys are `kind` and `message` of the reason, `hint` with its `call`, `evidence` (of a failed
-    run), and `last_checkpoint`.
+    The keys are `kind` and `message` of the reason, `hint` with its `call`, `evidence` ("" unless
+    the run failed), and `last_checkpoint`.
     """
     hint = row.hint or outcome.resume_hint(run)
     return {
@@ -340,10 +347,10 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
 
 
 def _why_waiting(run: RunDir) -> list[str]:
-    """Return a warning that says what a queued run waits for; [] where it waits for neither.
+    """Return a warning if a queued run waits for secrets or for memory; otherwise [].
 
-    It names the secrets that the run needs and this server lacks, or else says how much memory the
-    run waits for.
+    The warning names the secrets that the run needs and this server lacks. If none are missing, it
+    says how much memory the run waits for.
     """
     missing = launcher.missing_secrets(run)
     if missing:
@@ -354,9 +361,9 @@ def _why_waiting(run: RunDir) -> list[str]:
 
 
 def _result_fields(run: RunDir) -> Reply:
-    """Return the fields of a status that come from the worker's result.json; {} without that file.
+    """Return the fields of a status that come from result.json; {} if that cannot be read.
 
-    They are `result`, and the `warnings` and `next` of its evidence where it has any.
+    The fields are `result`, and `warnings` and `next` if the evidence for the verdict has any.
     """
     result = read_object(run.result)
     if not result:
@@ -373,9 +380,10 @@ def _result_fields(run: RunDir) -> Reply:
 
 
 def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Reply:
-    """Return the content of result.json as a status shows it.
+    """Return the part of result.json that a status shows.
 
-    Of the evidence it has only `_EVIDENCE_KEYS`, and no verdict, because the status itself has it.
+    The evidence is cut to `_EVIDENCE_KEYS`. The verdict is left out, because the status has it
+    already.
     """
     shown_result = {
         key: value for key, value in result.items() if key not in ("evidence", "verdict")
@@ -389,9 +397,10 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
 
 
 def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
-    """Put a warning about failed scores before all others in a status; unchanged where none failed.
+    """Put a warning about failed scores first in a status, and the calls that show them.
 
-    The calls that show the failures come before all other next calls.
+    The warning comes before all others, the calls before all other calls in `next`. If no scores
+    failed, the status is returned unchanged.
     """
     failed = _failed_scores(status.get("result") or {})
     if not failed.get("failed"):
@@ -406,7 +415,7 @@ def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
-    """Make the warning that scores failed, from the counts that `_failed_scores` returns."""
+    """Write the warning that scores failed, from the counts that `_failed_scores` returns."""
     warning = f"{failed['failed']} of {failed['of']} scores failed"
     last_step = failed.get("last_step")
     if last_step and last_step["failed"]:
@@ -415,7 +424,7 @@ def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
 
 
 def _calls_showing_failures(row: RunRow) -> list[Reply]:
-    """List the calls, as JSON, that say why scores of a run failed and show the answers."""
+    """Return the calls, as JSON, that say why scores of a run failed and show the answers."""
     argument = {"run_id": row.run_id}
     return [
         Call("diagnose", argument).to_json(),
@@ -424,10 +433,11 @@ def _calls_showing_failures(row: RunRow) -> list[Reply]:
 
 
 def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How many of a run's scores failed: {"failed": so many, "of": all}; {} where nobody counted.
+    """Return how many of a run's scores failed, such as {"failed": 3, "of": 200}.
 
-    For an evaluation they are added up over its models. The result of a training run has both
-    numbers already, and beside them those of its last step as "last_step".
+    The numbers of an evaluation are summed over its models. The result of a training run already
+    has them as `failed_scores`, with those of the last step under "last_step". Returns {} if the
+    result has no such numbers.
     """
     models = result.get("models")
     if not isinstance(models, list):  # a training run
@@ -439,15 +449,15 @@ def _failed_scores(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
-    """List the calls to make after an evaluation, as JSON.
+    """Return the calls to make after an evaluation, as JSON.
 
-    - of one model: read its answers;
-    - of several models: compare them, and read the answers that differ;
-    - before these, where training tasks were tried several times each: curate a dataset.
+    - After one model: read its answers.
+    - After several models: compare them, and read the answers that differ.
+    - If training tasks were tried several times each, a call to curate a dataset comes first.
 
-    Of a sealed exam no answer is read.
+    After a sealed exam (tasks that nobody may see) no call reads answers.
     """
-    config = run.find_config()  # None if damaged; the status is shown all the same
+    config = run.find_config()  # None if the file is damaged
     models = config.model_refs if config else []
     compared = Call("compare_runs", {"ids": models, "env_id": row.env_id})
     if is_of_sealed(config):
@@ -466,14 +476,14 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
 
 def _call_to_curate(row: RunRow) -> Call:
-    """Make the call that builds a dataset of the answers at tasks whose rewards differ."""
-    # A dataset's name has at most 40 characters.
+    """Make the call that builds a dataset from the answers to tasks whose rewards differ."""
+    # A dataset's name may have 40 characters: 35 of the environment's name, and "-best".
     name = f"{row.env_id.partition('@')[0][:35]}-best"
     return Call("curate", {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"})
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """Say in one sentence how a run stands, as `sums-grpo-3 is running at step 12 of 60.`"""
+    """Say in one sentence how a run stands, such as `sums-grpo-3 is running at step 12 of 60.`"""
     at_step = _at_step(status)
     match row.state:
         case "queued" if row.waits_for:
@@ -486,12 +496,15 @@ def _summary(row: RunRow, status: Reply) -> str:
             return f"{row.run_id} failed{at_step} ({row.reason_kind}): {row.reason.rstrip('.')}."
         case "cancelled":
             return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
-        case _:  # it holds a device, or is interrupted
+        case _:  # the run holds a device, or is interrupted
             return f"{row.run_id} is {row.state}{at_step}{_outlook_in_words(status)}."
 
 
 def _outlook_in_words(status: Reply) -> str:
-    """Say what a run under way is doing and how long it will take, as the end of a sentence."""
+    """Say what a run under way is doing and how long it will take, as the end of a sentence.
+
+    For example ", in its evaluation (40 %), about 3 min left".
+    """
     if "stalled" in status:
         return f" and stalled: {status['stalled']}"
     phase_note = f", in its {status['phase']}" if status.get("phase") in EXAM_PHASES else ""
@@ -505,7 +518,7 @@ def _outlook_in_words(status: Reply) -> str:
 
 
 def _at_step(status: Reply) -> str:
-    """Return the run's step as part of a sentence, ` at step 12 of 60`; "" before it has one."""
+    """Write the run's step as a part of a sentence: ` at step 12 of 60`; "" if it has none yet."""
     if status["step"] is None:
         return ""
     of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""

@@ -27,10 +27,10 @@ from envs.host.process import EnvProcess, EpisodeFailed
 from envs.host.replies import failed_score
 from envs.json_types import ScoreReply
 
-MOST = 24  # answers that are scored again
-SECONDS = 3.0  # no further answer is begun after this time
-PATIENCE = 10.0  # seconds that a run which is otherwise done waits for the result
-_REASON_CHARS = 300  # of the text of an error; a longer one is cut
+MOST = 24  # the most answers that are scored again
+SECONDS = 3.0  # after this time no further answer is started
+PATIENCE = 10.0  # seconds that a run waits for the result when its own work is done
+_REASON_CHARS = 300  # a longer text of an error is cut to this many characters
 # Why a stored answer was not scored.
 SKIPPED = {
     "no_answer": "no answer is stored",
@@ -44,18 +44,19 @@ Begin = Callable[[Path, str, Mapping[str, Task]], None]
 def score_stored(
     process: EnvProcess, task: Task, row: Mapping[str, Any], *, is_multi_turn: bool
 ) -> ScoreReply | str:
-    """Score one stored answer.
+    """Score one stored answer in the environment's process.
 
-    Returns the score, or a key of `SKIPPED` that says why the answer cannot be scored.
+    Returns the score, or a key of `SKIPPED`, such as "no_answer", that says why the answer cannot
+    be scored.
 
     Args:
         process: the process of the environment that scores.
         task: the task that was answered.
         row: the line of an evaluation or of rollouts that holds the answer.
-        is_multi_turn: whether the environment has several turns; the conversation is then played
+        is_multi_turn: whether the environment has several turns; if so, the conversation is played
             again.
     """
-    # A row has the whole conversation in `messages`, or only the text of a single answer.
+    # A row holds the whole conversation in `messages`, or only the answer's text in `completion`.
     completion = row.get("completion")
     messages = row.get("messages") or []
     model_turns = [message for message in messages if message.get("role") == "assistant"]
@@ -64,9 +65,9 @@ def score_stored(
     if is_multi_turn:
         single_turn = {"role": "assistant", "content": completion}  # a row without messages
         return score_replayed(process, task, messages or [single_turn])
-    if len(model_turns) > 1:  # the environment had several turns then, and has one now
+    if len(model_turns) > 1:  # the environment that asked had several turns, this one has one
         return "other_turns"
-    if completion is None:  # the row has only the conversation
+    if completion is None:  # the row has only `messages`
         completion = model_turns[0].get("content")
     return process.score(task, str(completion))
 
@@ -77,23 +78,25 @@ def score_replayed(
     """Play a stored conversation again, turn by turn, and score it.
 
     Returns a failed score, with the reason as its error, if the episode fails, or if the
-    environment now replies differently: the stored turns after that reply would not fit it.
+    environment now replies differently. In that case the stored turns after the reply no longer
+    fit.
 
     Args:
-        messages: those of model and environment after the prompt.
+        process: the process of the environment that plays and scores.
+        task: the task that was answered.
+        messages: the messages of the model and the environment after the prompt.
     """
     try:
         episode = process.start(task)
     except EpisodeFailed as error:
         return failed_score(str(error))
     try:
-        position = 0  # of the next turn of the model
+        position = 0  # index of the model's next turn in `messages`
         while position < len(messages):
             reply = episode.step(messages[position])
             stored_reply = _reply_after(messages, position)
-            position += 1 + len(stored_reply)  # past the turn and the reply to it
-            # At the last turn `position` is the end: the reply to it was not stored, so there is
-            # nothing to compare.
+            position += 1 + len(stored_reply)  # moves past the model's turn and the reply
+            # The reply to the last turn was never stored, so there is nothing to compare.
             if position < len(messages) and reply != stored_reply:
                 return failed_score(SKIPPED["unrepeatable"])
         return episode.score()
@@ -104,10 +107,8 @@ def score_replayed(
 
 
 def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[Mapping[str, Any]]:
-    """Return what the environment replied to the model's turn at `position`.
-
-    That is all messages after that turn and before the model's next one.
-    """
+    """Return the environment's reply to the model's turn at `position`: all messages after that
+    turn and before the model's next turn."""
     following = messages[position + 1 :]
     reply = itertools.takewhile(lambda message: message.get("role") != "assistant", following)
     return [dict(message) for message in reply]
@@ -117,16 +118,17 @@ def _reply_after(messages: Sequence[Mapping[str, Any]], position: int) -> list[M
 def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) -> Iterator[Begin]:
     """Context manager: score stored answers again in a thread beside the caller's own work.
 
-    It shows whether a fresh process of the environment gives the same rewards.
+    The result shows whether a fresh process of the environment gives the same rewards.
 
-    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`, of
-    one half of the held-out tasks ("select" or "report") or of both (""). Leaving the block waits
-    up to `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
+    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`.
+    `half` is the half of the held-out tasks whose answers are taken: "select" (the tasks that
+    choose the checkpoint), "report" (the others), or "" for both. Leaving the block waits up to
+    `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
 
     Args:
         run: the run whose answers are scored.
         record: the environment version that scores.
-        on_skip: called with the reason where answers could not be scored; that is no error.
+        on_skip: called with the reason if answers could not be scored; no exception is raised then.
     """
     if record.kind == "command":
         on_skip("the environment's command earns its rewards, and nothing scores a stored answer")
@@ -137,37 +139,40 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
     futures: list[Future[None]] = []
 
     def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
-        """Queue the rescoring of a sample of the answers in `file` to `tasks` of one `half`."""
+        """Queue the rescoring of a sample of the answers in `file` that belong to `half`.
+
+        `tasks` maps task ids to tasks; answers to other tasks are left out.
+        """
         futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
 
     try:
-        executor.submit(fresh.warm_up)  # while there are no answers yet
+        executor.submit(fresh.warm_up)  # starts the process while there are no answers yet
         yield begin
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
-        fresh.abandon()  # a rescoring that still runs ends at once, without writing its result
+        fresh.abandon()  # makes a rescoring that still runs end at once, without a result
         executor.shutdown(cancel_futures=True)
         fresh.close()
 
 
 class _FreshProcess:
-    """Hands out env processes that have scored nothing.
+    """Provides env processes (processes that run the environment) that have scored nothing.
 
-    Each call ends the process that was handed out before and returns a new one.
+    Each call of an instance ends the process that the last call returned, and returns a new one.
     """
 
     def __init__(self, record: EnvRecord) -> None:
-        """Start no process yet; `record` is the environment version that they will load."""
+        """Start no process yet; `record` is the environment version that the processes load."""
         self.record = record
         self.is_abandoned = False
         self._process: EnvProcess | None = None
         self._has_process_in_use = False
 
     def warm_up(self) -> None:
-        """Start the process before it is needed.
+        """Start the process before it is needed, to save time later.
 
-        Errors are ignored here: `__call__` tries again and raises them.
+        Errors are ignored here, because `__call__` tries again and raises them.
         """
         with contextlib.suppress(UserError, EnvProblem, OSError):
             self._start()
@@ -175,7 +180,8 @@ class _FreshProcess:
     def __call__(self) -> EnvProcess:
         """Return a started process that has scored nothing; end the one that was returned before.
 
-        Raises UserError, EnvProblem or OSError.
+        Raises UserError or OSError if no process can be started, EnvProblem if the environment does
+        not load or `abandon` was called.
         """
         if self._has_process_in_use:
             self.close()
@@ -183,7 +189,7 @@ class _FreshProcess:
         return self._start()
 
     def abandon(self) -> None:
-        """End the process, even while another thread uses it, and let no other be started."""
+        """End the process, even while another thread uses it, and refuse to start another one."""
         self.is_abandoned = True
         if self._process is not None:
             self._process.abandon()
@@ -194,14 +200,15 @@ class _FreshProcess:
             self._process.close()
 
     def _start(self) -> EnvProcess:
-        """Start the process, unless it runs already, and return it once it answers.
+        """Start the process, unless it runs already, and return it once the environment is loaded.
 
-        Raises UserError or OSError; EnvProblem where it does not start or was abandoned.
+        Raises UserError or OSError if no process can be started, EnvProblem if the environment does
+        not load or `abandon` was called.
         """
         if self.is_abandoned:
             raise EnvProblem("ENV_IMPORT", "nobody waits for it any more")
         self._process = self._process or open_process(self.record)
-        self._process.describe()  # starts it, also anew after `close`
+        self._process.describe()  # starts the process, also again after `close`, and waits for it
         return self._process
 
 
@@ -218,16 +225,18 @@ def _rescore(
 
     Args:
         record: the environment version that scores.
-        fresh: gives the env process; if it is abandoned meanwhile, nothing is written.
+        fresh: provides the env process; if it is abandoned meanwhile, nothing is written.
         file: the stored answers.
-        half: the half of the held-out tasks whose answers count, "select" or "report"; "" for both.
-        tasks: the tasks by id; answers at other tasks do not count.
-        on_skip: called with the reason where the answers could not be scored.
+        half: the half of the held-out tasks whose answers are taken, "select" or "report"; "" for
+            both.
+        tasks: the tasks by id; answers to other tasks are left out.
+        on_skip: called with the reason if the answers could not be scored.
     """
     started_at = time.monotonic()
 
     def is_over() -> bool:
-        """Whether no further answer is to be scored; asked before each of them."""
+        """Return whether no further answer is to be scored. `score_again` calls this before each
+        answer."""
         return fresh.is_abandoned or time.monotonic() - started_at > SECONDS
 
     try:
@@ -242,10 +251,8 @@ def _rescore(
 
 
 def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
-    """Describe which answers were scored again, and by which environment version.
-
-    The fields are a part of `evals/rescored.json`.
-    """
+    """Return the fields of `evals/rescored.json` that say which answers were scored again, and by
+    which environment version."""
     return {
         "env_id": record.env_id,
         "file": file.name,
@@ -258,10 +265,10 @@ def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
 def _sampled_answers(
     file: Path, half: str, tasks: Mapping[str, Task], *, is_multi_turn: bool
 ) -> list[Scored]:
-    """Draw a random sample of the answers in `file`, in the form that `score_again` takes.
+    """Draw a random sample of the answers in `file` for `score_again`.
 
-    The arguments are those of `_sample`; `is_multi_turn` says whether the environment has several
-    turns.
+    `file`, `half` and `tasks` are the arguments of `_sample`. `is_multi_turn` says whether the
+    environment has several turns.
     """
     return [
         _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
@@ -273,9 +280,9 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
 
     Args:
         file: the stored answers.
-        half: "select" for answers at the held-out tasks that choose the checkpoint, "report" for
-            those at the other held-out tasks, "" for both.
-        tasks: the tasks by id; answers at other tasks are not drawn.
+        half: "select" for answers to the held-out tasks that choose the checkpoint, "report" for
+            answers to the other held-out tasks, "" for both.
+        tasks: the tasks by id; answers to other tasks are not drawn.
     """
     rows = load_rows(file)
     if half:
@@ -283,22 +290,22 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     eligible = [
         row for row in rows if row.get("task") in tasks and "reward" in row and not row.get("error")
     ]
-    # Seeded by their number: the same file always gives the same sample.
+    # The seed is the number of answers, so that the same file always gives the same sample.
     return random.Random(len(eligible)).sample(eligible, min(MOST, len(eligible)))
 
 
 def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
-    """Put a stored answer into the form that `score_again` takes.
+    """Convert a stored answer to a `Scored`, the form that `score_again` takes.
 
-    That form has its task and attempt, its stored reward, and a function that scores it again in a
-    given process.
+    A `Scored` holds the task's id and the attempt, the stored reward, and a function that scores
+    the answer again in a given process.
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
         """Return the new score, or a key of `SKIPPED` that says why there is none."""
         score = score_stored(process, task, row, is_multi_turn=is_multi_turn)
-        # A conversation that cannot be repeated comes as a failed score. Here it is skipped, so
-        # that it does not count as a reward that changed.
+        # `score_stored` returns a failed score for a conversation that cannot be repeated. Here the
+        # answer is skipped instead, so that it does not count as a changed reward.
         if isinstance(score, dict) and score["error"] == SKIPPED["unrepeatable"]:
             return "unrepeatable"
         return score

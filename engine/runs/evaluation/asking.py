@@ -39,10 +39,12 @@ class Asking:
     """One evaluation whose models all answer behind a URL."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the config, and prepare to be stopped: SIGTERM makes `go` raise Cancelled, and the
-        end of the supervisor ends this process.
+        """Read the config in the run folder `folder`, and install the handler of SIGTERM.
 
-        Raises DamagedRecord where the config is not that of an evaluation, and UserError ENV_*.
+        SIGTERM makes `go` raise Cancelled. This process also ends when its supervisor ends.
+
+        Raises DamagedRecord if the config is not that of an evaluation of models behind a URL
+        alone, and UserError ENV_* if the environment cannot be used.
         """
         self.run = RunDir(folder)
         self.config = _read_config(self.run)
@@ -54,10 +56,14 @@ class Asking:
         end_with_supervisor()
 
     def go(self) -> JsonObject:
-        """Ask the tasks, one slice after the other; returns the content of result.json.
+        """Let every model answer the tasks, and return the content of result.json.
 
-        Raises Cancelled, Refused, EndpointDown, EnvProblem, OSError, and UserError BUDGET where a
-        cap allowed no answer at all, or where the environment's judges may be asked no more.
+        Raises:
+            Cancelled: SIGTERM has come.
+            Refused, EndpointDown: an endpoint rejects the requests, or does not answer.
+            EnvProblem, OSError: the environment does not start, or a file cannot be written.
+            UserError BUDGET: a cap ended the run before some model answered a task, or the judges
+                of the environment have used up their limit.
         """
         config = self.config
         pool = read_tasks(self.record, config.split)
@@ -91,7 +97,7 @@ class Asking:
         return self._result(asked, wanted=len(tasks))
 
     def _tell(self, answers: int, total: int) -> None:
-        """Write how far it is."""
+        """Write a "progress" event: `answers` of `total` answers are there."""
         self.event("progress", f"{answers} of {counted(total, 'answer')}", done=answers, of=total)
 
     def _rescore(self, task_by_id: Mapping[str, JsonObject]) -> None:
@@ -102,7 +108,10 @@ class Asking:
             begin(self.run.model_evals(0), "", task_by_id)
 
     def _result(self, asked: Asked, wanted: int) -> JsonObject:
-        """Make the content of result.json; `wanted` is how many tasks were to be asked."""
+        """Make the content of result.json, and write an event and the metrics of each model.
+
+        `wanted` is how many tasks each model was to answer; a cap may have left some of them out.
+        """
         results = []
         for step, (index, rows) in enumerate(sorted(asked.rows.items()), start=1):
             ref = self.config.models[index].ref
@@ -131,7 +140,12 @@ class Asking:
 
 
 def endpoint_fields(asked: Asked, wanted: int) -> JsonObject:
-    """What result.json says of models behind a URL: what they took, and what ended the asking."""
+    """Return the fields of result.json that only models behind a URL have.
+
+    `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the run, and
+    `asked_without` which parameters a server refused; both are left out if there are none. `wanted`
+    is how many tasks each model was to answer.
+    """
     fields: JsonObject = {"endpoints": asked.use}
     if asked.stopped_by:
         fields["stopped_by"] = asked.stop_in_words(wanted)
@@ -141,19 +155,21 @@ def endpoint_fields(asked: Asked, wanted: int) -> JsonObject:
 
 
 def _sentences(asked: Asked, wanted: int) -> list[str]:
-    """What a person should know beside the results: money, a cap, parameters not taken."""
+    """Write sentences about the run's calls and money, the cap that ended it, if one did, and the
+    parameters that a server refused."""
     total = asked.use["total"]
     money = f", {total['cost']:.4g} in money" if total["cost"] else ""
-    said = [f"{counted(total['calls'], 'call')}{money}"]
+    sentences = [f"{counted(total['calls'], 'call')}{money}"]
     if asked.stopped_by:
-        said.append(asked.stop_in_words(wanted))
+        sentences.append(asked.stop_in_words(wanted))
     for ref, names in asked.asked_without.items():
-        said.append(f"{ref} takes no {', '.join(names)}, and was asked without")
-    return said
+        sentences.append(f"{ref} takes no {', '.join(names)}, and was asked without")
+    return sentences
 
 
 def _judge_budget(config: EvaluateConfig) -> JudgeBudget:
-    """What the judges of the environment may use, by the settings."""
+    """Return the limit on calls and money of the environment's judges (models that score answers),
+    from the settings `max_judge_calls` and `max_judge_cost`."""
     settings = config.settings
     return JudgeBudget(
         settings.max_judge_calls, settings.max_judge_cost, borrowers=settings.score_workers
@@ -161,8 +177,10 @@ def _judge_budget(config: EvaluateConfig) -> JudgeBudget:
 
 
 def _check_judge(process: EnvProcess) -> None:
-    """Raise UserError BUDGET if a judge was needed that may be asked no more: what it did not see
-    would earn 0 otherwise."""
+    """Raise UserError BUDGET if the judge's limit made it refuse to score an answer.
+
+    Otherwise the answers that the judge did not see would count as answers with reward 0.
+    """
     budget = process.judge_budget
     if budget is not None and budget.used.refused:
         raise UserError(
@@ -173,7 +191,10 @@ def _check_judge(process: EnvProcess) -> None:
 
 
 def _read_config(run: RunDir) -> EvaluateConfig:
-    """Read the config of the run. Raises DamagedRecord where it is not that of an evaluation."""
+    """Read the config of the run.
+
+    Raises DamagedRecord if it is not the config of an evaluation, or if a model must be loaded.
+    """
     config = run.read_config()
     if not isinstance(config, EvaluateConfig) or config.needs_device:
         raise DamagedRecord(str(run.config), "it is no evaluation of models behind a URL alone")
@@ -190,7 +211,10 @@ def main(folder: Path) -> int:
 
 
 def _explained(error: Exception) -> Explanation | None:
-    """What went wrong with an endpoint or its money; None for any other failure."""
+    """Explain a failure of an endpoint or of a budget as (kind, message, hint).
+
+    Returns None for any other exception, which `carry_out` explains.
+    """
     if isinstance(error, Refused):
         hint = "Correct its url, model or key_env in config.toml, or the settings, and ask again."
         return "config", "The endpoint refuses to be asked.", hint

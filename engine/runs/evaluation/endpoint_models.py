@@ -39,7 +39,11 @@ class Asked:
     asked_without: dict[str, list[str]]
 
     def stop_in_words(self, wanted: int) -> str:
-        """How far the models came before the cap ended the run, of `wanted` tasks; "" without."""
+        """Say how many of the `wanted` tasks every model answered before a cap ended the run.
+
+        For example "stopped by max_cost = 1: 12 of 100 tasks answered". Returns "" if no cap ended
+        the run.
+        """
         if not self.stopped_by:
             return ""
         fewest = min(len({row.task for row in rows}) for rows in self.rows.values())
@@ -54,13 +58,15 @@ def ask_endpoints(
     stop: threading.Event,
     on_slice: Callable[[int], None] = lambda answered: None,
 ) -> Asked:
-    """Let every model of the config that is behind a URL answer the tasks, and write the rows.
+    """Let every model of the config that is behind a URL answer the tasks, and write their rows.
 
     Args:
-        stop: once set, nothing more is asked.
-        on_slice: is told how many answers there are, after each slice of tasks.
+        table: the environment that the models play, with its settings.
+        stop: once set, no further request is sent.
+        on_slice: called after each slice of `SLICE` tasks with the number of answers so far.
 
-    Raises Refused, EndpointDown or Cancelled as `Player.play` does; rows written so far stay.
+    Raises Refused if an endpoint rejects the requests, EndpointDown if one does not answer, and
+    Cancelled once `stop` is set. Rows that were written before stay.
     """
     settings = config.settings
     with ExitStack() as opened:
@@ -94,11 +100,11 @@ def ask_endpoints(
 
 
 class _Seat:
-    """One model at the table, and the file of its answers.
+    """One model that plays the environment (the "table"), and the file of its answers.
 
     Attributes:
-        index: its place in the config's `models`.
-        rows: what it has answered, also before an interruption.
+        index: the model's place in the config's `models`.
+        rows: the model's answers, including those from before an interruption.
     """
 
     def __init__(
@@ -123,7 +129,8 @@ class _Seat:
         self.player = Player(model.ref, model.endpoint, key, table, answered, stop)
 
     def play(self, tasks: Sequence[TaskRow]) -> None:
-        """Answer what of these tasks was not answered before."""
+        """Let the model answer these tasks, `attempts` times each; skip attempts that its file has
+        from before an interruption."""
         jobs = [
             (task, attempt)
             for task in tasks
@@ -133,11 +140,11 @@ class _Seat:
         self.player.play(jobs, self._keep)
 
     def _keep(self, row: EvaluationRow) -> None:
-        """Write a row down."""
+        """Append an answer's row to the file and to `rows`."""
         self._file.append(row.to_line())
         self.rows.append(row)
 
     def close(self) -> None:
-        """Close the file and the connections."""
+        """Close the file of answers and the connections to the endpoint."""
         self._file.close()
         self.player.close()

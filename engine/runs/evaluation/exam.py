@@ -19,8 +19,10 @@ from envs.json_types import TaskRow
 
 
 def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
-    """The first `limit` tasks in the order of the SHA-256 of their ids, which is the same in every
-    run and has nothing to do with what the tasks ask."""
+    """Sort the tasks by the SHA-256 of their ids, and return the first `limit`.
+
+    This order is the same in every run, and does not depend on what the tasks ask.
+    """
     in_order = sorted(tasks, key=lambda task: hashlib.sha256(task["id"].encode()).digest())
     return in_order[:limit]
 
@@ -28,19 +30,24 @@ def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
 def exam_tasks(
     env: EnvRecord, limit: int, usable: Callable[[TaskRow], object] = bool
 ) -> list[TaskRow]:
-    """The tasks of a training run's evaluations: dev tasks, where the environment has them, then
-    held-out tasks, at most `limit` of each, `ordered`. Only those for which `usable` is true."""
-    sides = [filter(usable, read_tasks(env, split)) for split in ("dev", "heldout")]
-    return [task for tasks in sides for task in ordered(list(tasks), limit)]
+    """Return the tasks of a training run's exam (its evaluations along the way).
+
+    First come the dev tasks, if the environment has any, then the held-out tasks: at most `limit`
+    of each, in the order of `ordered`. Tasks for which `usable` returns false are left out.
+    """
+    usable_by_split = [filter(usable, read_tasks(env, split)) for split in ("dev", "heldout")]
+    return [task for tasks in usable_by_split for task in ordered(list(tasks), limit)]
 
 
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
-    """Divide tasks, already `ordered`, into two halves. Returns VALIDATION or TEST for each task
-    id.
+    """Divide tasks into the half that chooses the checkpoint and the half that is reported.
 
-    Where some of them are dev tasks, those are VALIDATION and all others TEST. Else tasks with the
-    same key (`_dividing_keys`) are in the same half. Each new key goes to the half that has fewer
-    tasks so far, so the halves stay about equally large.
+    Returns task id -> VALIDATION (chooses) or TEST (is reported). `tasks` must be in the order of
+    `ordered`.
+
+    If there are dev tasks, they are VALIDATION and all others TEST. Otherwise tasks with the same
+    key (`_dividing_keys`) get the same half. Each new key goes to the half that has fewer tasks so
+    far, so the halves stay about equally large.
     """
     if any(is_dev(task) for task in tasks):
         return {task["id"]: VALIDATION if is_dev(task) else TEST for task in tasks}
@@ -55,29 +62,34 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
 
 
 def halves_of_split(env: EnvRecord, split: str, tasks: Sequence[TaskRow]) -> dict[str, str]:
-    """The half of each of the `tasks` of one split that an evaluation asks, by task id; see
-    `halves`. {} where they choose no checkpoint: training tasks, and held-out tasks beside dev."""
+    """Return task id -> half (see `halves`) for the `tasks` of the split that an evaluation asks.
+
+    Returns {} if tasks of this split choose no checkpoint: training tasks, and the held-out tasks
+    of an environment that has dev tasks.
+    """
     if split == "train" or (split == "heldout" and env.rows.get("dev")):
         return {}
     return halves(tasks)
 
 
 def is_dev(task: TaskRow) -> bool:
-    """Whether the task is for choosing checkpoints alone."""
+    """Return whether the task is a dev task, which serves only to choose checkpoints."""
     return task.get("split") == "dev"
 
 
 def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
-    """For each task the key that decides its half: its family (prompt and group), or its id if it
-    has no prompt. If all tasks are of one family, which would put them all into one half, their ids
-    are used."""
-    # "id ": no id may equal the key of a family.
+    """Return for each task the key that decides its half.
+
+    The key is the task's family (the same for tasks with the same prompt or group), or the task's
+    id if it has no prompt. If all tasks are of one family, their ids are used instead.
+    """
     with_prompt = [task for task in tasks if task.get("prompt")]
     family_of_task = dict(
         zip([task["id"] for task in with_prompt], family_keys(with_prompt), strict=True)
     )
+    # The prefix "id " keeps an id from being equal to the key of a family.
     keys = [family_of_task.get(task["id"], f"id {task['id']}") for task in tasks]
-    if len(set(keys)) == 1:
+    if len(set(keys)) == 1:  # one family would put all tasks into the same half
         return [task["id"] for task in tasks]
     return keys
 
@@ -85,21 +97,21 @@ def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
 def chosen_tasks(
     config: EvaluateConfig, env: EnvRecord, pool: Sequence[TaskRow]
 ) -> tuple[list[TaskRow], dict[str, str]]:
-    """Choose the tasks of an evaluation from `pool`, all tasks of its split.
+    """Choose the tasks of an evaluation from `pool`, which holds all tasks of its split.
 
-    Returns (the tasks that the config asks for, the half of every task of its split by id).
+    Returns (the tasks to ask, the half of every task of the split by task id).
 
-    Asked are the tasks at its `task_indices`, or all of its split if it has no indices; of these at
-    most `rows`. Those that choose no checkpoint come first, so that an evaluation is of them as far
-    as they reach; within each half in the order of `ordered`.
+    If the config has `task_indices`, the tasks at these positions are asked, else all of the split;
+    at most `rows` in either case. Of the whole split, tasks that choose no checkpoint come first,
+    so that a small `rows` takes those.
     """
     all_in_order = ordered(pool, len(pool))
-    # Of the whole split: which half a task is in must not depend on which others are asked.
+    # The whole split is divided: a task's half must not depend on which other tasks are asked.
     half_of_task = halves_of_split(env, config.split, all_in_order)
     if config.task_indices:
         requested_tasks = [pool[index] for index in config.task_indices]
         return ordered(requested_tasks, config.rows), half_of_task
-    reported_first = sorted(  # which keeps the order within a half
+    reported_first = sorted(  # stable: within each half the order stays that of `ordered`
         all_in_order, key=lambda task: half_of_task.get(task["id"]) == VALIDATION
     )
     return reported_first[: config.rows], half_of_task

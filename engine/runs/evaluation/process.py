@@ -20,7 +20,7 @@ from envs.config.problem import EnvProblem
 
 
 class Job(Protocol):
-    """What such a process does.
+    """The work of one evaluation process.
 
     Attributes:
         record: the environment version whose tasks are scored.
@@ -29,11 +29,11 @@ class Job(Protocol):
     record: EnvRecord
 
     def go(self) -> JsonObject:
-        """Do it; returns the content of result.json."""
+        """Do all of the work, and return the content of result.json."""
         ...
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append an event to the run's events.jsonl."""
+        """Append an event to the run's events.jsonl; `message` is a text for people."""
         ...
 
 
@@ -47,13 +47,13 @@ def carry_out(
     stopped: type[Exception],
     explain: Callable[[Exception], Explanation | None] = lambda error: None,
 ) -> int:
-    """Carry out the job in the run folder `folder`.
+    """Carry out the job that the run folder `folder` describes, and record how it ended.
 
     Args:
-        make: reads the folder and makes the job.
-        name: of what the job does, for a message, such as "regrading".
-        stopped: what `go` raises when it was asked to stop.
-        explain: says what an exception means that only this kind of job raises.
+        make: reads the folder and returns the job.
+        name: what the job does, as a noun for a message, such as "regrading".
+        stopped: the exception that `go` raises when it was asked to stop.
+        explain: returns what an exception of this kind of job means; None for any other exception.
 
     Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
     is written), 4 stopped on request.
@@ -82,8 +82,11 @@ def carry_out(
 
 
 def _failure_of(error: Exception, name: str, explanation: Explanation | None) -> Failure:
-    """The content of failure.json for the exception that ended the run; `explanation` is what its
-    job says of it."""
+    """Make the content of failure.json for the exception `error` that ended the run.
+
+    `explanation` is what the job's `explain` returned for the error, or None; `name` is what the
+    job does, such as "regrading".
+    """
     if explanation is not None:
         kind, message, hint = explanation
     elif isinstance(error, EnvProblem):

@@ -82,10 +82,12 @@ class Regrade:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Read the config and the tasks, and prepare to be stopped: SIGTERM makes `go` raise
-        Stopped, and the end of the supervisor ends this process.
+        """Read the config and the tasks, and install the handler of SIGTERM.
 
-        Raises DamagedRecord where the config is not that of a regrade, and UserError ENV_*.
+        SIGTERM makes `go` raise Stopped. This process also ends when its supervisor ends.
+
+        Raises DamagedRecord if the config is not that of a regrade, and UserError ENV_* if the
+        environment version cannot be used.
         """
         self.run = RunDir(folder)
         self.config = _read_config(self.run)
@@ -101,11 +103,11 @@ class Regrade:
         end_with_supervisor()
 
     def go(self) -> Reply:
-        """Score the stored answers of all models, one step per model; returns the content of
-        result.json.
+        """Score the stored answers of all models, and return the content of result.json.
 
-        Raises Stopped, EnvProblem, OSError, and UserError NOT_COMPARABLE where none of the stored
-        answers could be scored.
+        Each model counts as one step of the run. Raises Stopped after SIGTERM, EnvProblem if the
+        environment does not start, OSError for a file, and UserError NOT_COMPARABLE if none of the
+        stored answers could be scored.
         """
         models = self.config.models
         self.event("started", counted(len(models), "model"), total_steps=len(models))
@@ -115,9 +117,9 @@ class Regrade:
         return self._result(regraded)
 
     def _score_all(self) -> dict[str, list[Line]]:
-        """Score the stored answers of all models; return the new rows by model.
+        """Score the stored answers of all models, and return model -> its new rows.
 
-        The mean of each model is recorded as soon as it is known.
+        The mean scores of a model are recorded as soon as all of its answers are scored.
         """
         models = self.config.models
         stored_rows = {model.ref: load_rows(self.source.path / model.rows) for model in models}
@@ -151,7 +153,7 @@ class Regrade:
         )
 
     def _result(self, regraded: Mapping[str, list[Line]]) -> Reply:
-        """Make the content of result.json. `regraded` holds the new rows by model."""
+        """Make the content of result.json; `regraded` maps each model to its new rows."""
         records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes(records)
@@ -184,10 +186,10 @@ class Regrade:
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def _task_ids(self, rows_of_models: Iterable[Sequence[Line]]) -> set[str]:
-        """Choose the ids of the tasks whose answers are scored.
+        """Return the ids of the tasks whose answers are scored: at most the config's `rows`.
 
-        They are the first ones in the order of `_task_order`, at most as many as the config's
-        `rows`. `rows_of_models` holds for each model its stored rows.
+        The tasks are taken in the order of `_task_order`. `rows_of_models` holds the stored rows of
+        each model.
         """
         ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
         return set(sorted(ids, key=_task_order)[: self.config.rows])
@@ -197,7 +199,8 @@ class Regrade:
     ) -> list[Line]:
         """Score the stored rows of one model again, write the new rows to a file, and return them.
 
-        Rows that cannot be scored are counted by reason in `self.skip_counts`. Raises Stopped.
+        Rows that cannot be scored are counted by reason in `self.skip_counts`. Raises Stopped
+        before the next row once SIGTERM has come.
 
         Args:
             process: the process of the environment that scores.
@@ -225,9 +228,10 @@ class Regrade:
         return new_rows
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """Score a stored answer.
+        """Score one stored answer with this environment version.
 
-        Returns the score, or a key of `SKIPPED` that says why there is none.
+        Returns the score, or a key of `SKIPPED`, such as "changed_prompt", that says why the answer
+        cannot be scored.
         """
         task = self.tasks.get(str(row.get("task")))
         if task is None:
@@ -238,12 +242,12 @@ class Regrade:
         return score_stored(process, task, row, is_multi_turn=self.is_multi_turn)
 
     def _on_term(self, *_: object) -> None:
-        """Handler of SIGTERM: `_score_model` stops before the next answer."""
+        """Handle SIGTERM: make `_score_model` raise Stopped before the next answer."""
         self._was_told_to_stop = True
 
 
 def _read_config(run: RunDir) -> RegradeConfig:
-    """Read the config of the run. Raises DamagedRecord where it is not that of a regrade."""
+    """Read the config of the run. Raises DamagedRecord if it is not the config of a regrade."""
     config = run.read_config()
     if not isinstance(config, RegradeConfig):
         raise DamagedRecord(str(run.config), "it is no config of a regrade")
@@ -251,7 +255,7 @@ def _read_config(run: RunDir) -> RegradeConfig:
 
 
 def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) -> Line:
-    """Copy a stored row with its new score.
+    """Return a copy of a stored row with its new score in place of the old one.
 
     The old score is kept in the keys `reward_before`, `success_before` and `error_before`.
 
@@ -259,8 +263,8 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         row: the stored row.
         score: the new score.
         ref: the model that gave the answer.
-        position: the row's place in its file; it serves as the number of the attempt where the row
-            has none.
+        position: the row's place in its file, used as the number of the attempt if the row has
+            no such number.
     """
     left_out = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
     copied = {name: value for name, value in row.items() if name not in left_out}
@@ -282,10 +286,10 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
 
 
 def _new_stop_reason(row: Line, score: Mapping[str, Any]) -> object:
-    """Return why the answer in the stored row ended.
+    """Return the `stop_reason` of the answer, given its new score.
 
-    "timeout" or "env_error" where the new score failed; "stop" where only the old score had failed;
-    else the stored reason.
+    This is "timeout" or "env_error" if the new score failed, "stop" if only the old score had
+    failed, and the stored reason otherwise.
     """
     stop_reason = present_stop_reason(row.get("stop_reason"))  # older versions had other names
     if score["error"]:
@@ -299,9 +303,10 @@ def _records(rows: Sequence[Line]) -> list[EvaluationRow]:
 
 
 def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
-    """Return the mean scores over the rows with the answers of the model `ref`.
+    """Return the mean scores over `rows`, the scored answers of the model `ref`.
 
-    Without rows the means are 0; `success` is None where the environment does not report success.
+    If there are no rows, the means are 0. `success` is None if the environment does not report
+    success.
     """
     records = _records(rows)
     measure = measure_of(records)
@@ -321,18 +326,19 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
 
 
 def _task_order(task_id: str) -> bytes:
-    """A sort key that puts tasks in an order that is random but always the same."""
+    """Return the sort key of a task: the SHA-256 of its id, for an order that looks random but is
+    always the same."""
     return hashlib.sha256(task_id.encode()).digest()
 
 
 def _digest(path: Path) -> str:
-    """The SHA-256 of a file, "" where there is none."""
+    """Return the SHA-256 of the file at `path` as hex; "" if there is no such file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def main(folder: Path) -> int:
-    """Carry out the regrade (the scoring of stored answers once more) of the run folder `folder`;
-    returns the exit status of the process."""
+    """Carry out the regrade (the new scoring of stored answers) that the run folder `folder`
+    describes; return the exit status of the process."""
     return carry_out(folder, Regrade, "regrading", Stopped)
 
 

@@ -13,13 +13,13 @@ from engine.home.run_dir import RunDir
 def model_result(
     ref: str, tasks: int, answers: Iterable[ScoredAnswer], left_out: int
 ) -> JsonObject:
-    """The summary of one model for result.json.
+    """Summarise the scored answers of one model as an entry of `models` in result.json.
 
     Args:
         ref: the model.
-        tasks: how many tasks it answered.
-        answers: all of them, scored.
-        left_out: how many tasks it was not asked.
+        tasks: how many tasks the model answered.
+        answers: all of its answers with their scores.
+        left_out: how many tasks the model was not asked, because a cap ended the run.
     """
     summary = summarise(answers)
     return {
@@ -36,11 +36,11 @@ def model_result(
 
 
 def evaluation_result(run: RunDir, results: Sequence[JsonObject]) -> JsonObject:
-    """Make the result record of an evaluation from those of its models.
+    """Make the content of an evaluation's result.json from the results of its models.
 
-    The verdict says whether the models differ, `evidence` has the numbers that show it, and
-    `summary` is a line for people, such as "base: success 0.310 over 200 tasks; ...", and what
-    became of them in other words.
+    `verdict` says whether the models differ, `evidence` has the numbers behind the verdict, and
+    `summary` is a line for people, such as "base: success 0.310 over 200 tasks; ...", followed by a
+    sentence on how each model did on the same tasks in other words, if these were asked too.
     """
     verdict = run_verdict(run)
     level_of = {side.model: side.level for side in verdict.models if side.level is not None}
@@ -60,10 +60,11 @@ def evaluation_result(run: RunDir, results: Sequence[JsonObject]) -> JsonObject:
 
 
 def interval_in_words(level: Level | None, played: int) -> str:
-    """The interval of a model's level, such as " (95 % interval 30.9 % to 52.1 %)"; "" without.
+    """Write the 95 % interval of a model's level (its mean score) as the end of a sentence.
 
-    Where it is of fewer tasks than the `played` ones (others chose a checkpoint, or failed), the
-    level on those stands with it.
+    For example " (95 % interval 30.9 % to 52.1 %)"; "" if there is no level. The level may rest on
+    fewer than the `played` tasks, because some chose a checkpoint or their scoring failed. Then the
+    text also names the level and the number of its tasks.
     """
     if level is None or level.value is None:
         return ""
@@ -76,11 +77,11 @@ def interval_in_words(level: Level | None, played: int) -> str:
 
 
 def result_in_words(result: JsonObject) -> str:
-    """One model's result in words: the success rate where the environment reports success, else the
-    mean reward.
+    """Write a model's result in words: its success rate, or its mean reward if the environment does
+    not report success.
 
-    For example "success 0.310 over 200 tasks", with "3 of 200 scores failed (they count as not
-    solved), " before it where scores failed.
+    For example "success 0.310 over 200 tasks". If scores failed, "3 of 200 scores failed (they
+    count as not solved), " comes first.
     """
     if result["success"] is not None:
         measured = f"success {decimal(result['success'])} over {result['tasks']} tasks"

@@ -24,25 +24,28 @@ from engine.records.estimate import Estimate, Range
 from engine.records.settings import GRPOSettings, TrainSettings
 
 LOOK_HOURS = 0.1  # GPU-hours of an evaluation or a probe that need nobody's agreement
-# An evaluation without a cap on device hours ends when it has written no answer for so long.
+# An evaluation without a cap on device hours ends if it writes no answer for this many hours.
 EVALUATION_WALL_HOURS = 6.0
-SCORE_S = 1.0  # seconds per stored answer, where the audit did not measure how long a score takes
-# Takes the device hours that some work needs at most, and returns how many it may take at most by
-# a quota (its cap). Raises UserError QUOTA.
+SCORE_S = 1.0  # seconds to score an answer, if the audit did not measure that
+# The quota of a caller's key. It takes the most device hours that some work may need, and returns
+# how many of them the work may take. Raises UserError QUOTA if the quota is used up.
 CapFunction = Callable[[float], float]
 
 
 def sampling_hours(home: Home, models: Sequence[ModelRef], asking: Asking) -> Range:
-    """Estimate the device hours of sampling the tasks and scoring the answers, from low to high.
+    """Estimate the device hours in which all `models` sample the tasks and have them scored.
 
-    It is the sum over `models`; `asking` says how much each of them samples.
+    `asking` says how much each model samples. Returns the low, likely and high sum over the models.
     """
     facts = [(ref.facts, ref.base_path) for ref in models]
     return evaluation_hours(home, asking, facts, hardware.detect(home.root))
 
 
 def scoring_hours(record: EnvRecord, answers: int) -> float:
-    """The device hours that scoring this many stored answers takes."""
+    """Return the hours in which the environment scores `answers` stored answers, estimated high.
+
+    The estimate is the 95th percentile of the scoring times that the audit measured.
+    """
     return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
@@ -52,13 +55,13 @@ def cap_of(
     """Return the most device hours that an evaluation or a probe may take; 0 for no limit.
 
     Args:
-        cap_function: the quota of the caller's key: from the hours that the run needs at most, the
-            hours that it may take. None where no quota applies.
-        needed_hours: returns an upper estimate of the hours that the run takes. It may be slow, so
-            it is called only where a cap is needed.
+        cap_function: the quota of the caller's key: takes the hours that the run may need, and
+            returns the hours that it may take. None if no quota applies.
+        needed_hours: returns an upper estimate of the hours that the run takes. The function may be
+            slow, so it is called only if a cap is needed.
 
-    Raises UserError QUOTA, BUDGET (the home's total is spent) or NOT_APPROVED (the run takes more
-    than may be spent without asking a person).
+    Raises UserError QUOTA if the quota is used up, BUDGET if the home's total is spent, or
+    NOT_APPROVED if the run takes more than may be spent without asking a person.
     """
     with Store(home) as store:
         check_hours_left(home, store)
@@ -66,9 +69,9 @@ def cap_of(
     if cap_function is None and approved_hours is None:
         return 0.0
     needed = needed_hours()
-    cap = EVALUATION_WALL_HOURS  # where neither of the two limits below is lower
+    cap = EVALUATION_WALL_HOURS  # holds unless one of the two limits below is lower
     if approved_hours is not None:
-        # However low the user set it, LOOK_HOURS need nobody's agreement.
+        # LOOK_HOURS need nobody's agreement, even if the user set a lower limit.
         cap = min(cap, max(approved_hours, LOOK_HOURS))
         _check_hours_without_asking(needed, cap)
     if cap_function is not None:
@@ -93,7 +96,8 @@ def _check_hours_without_asking(needed: float, limit: float) -> None:
 
 
 def cap_warnings(cap: float) -> list[str]:
-    """A warning that a run is ended after `cap` device hours; [] for 0, which is no limit."""
+    """Return a warning that the run is ended after `cap` device hours; [] if `cap` is 0: no
+    limit."""
     return [f"it is ended after {cap:.3g} GPU-hours"] if cap else []
 
 
@@ -107,10 +111,10 @@ def check_gpu_hours_cap(max_gpu_hours: float) -> None:
 
 
 def check_texts(**texts: str) -> None:
-    """Raise UserError BAD_ARGUMENT if a text has a NUL in it or is too long.
+    """Raise UserError BAD_ARGUMENT if a text has a NUL character in it or is too long.
 
-    A `request_id` may have 200 characters, any other text 4,000. Each text is passed under the name
-    of its argument.
+    `texts` maps the name of an argument to its text. A `request_id` may have 200 characters, any
+    other text 4,000.
     """
     for name, text in texts.items():
         limit = 200 if name == "request_id" else 4_000
@@ -148,13 +152,14 @@ def check_not_deleted(run: RunDir, field: str = "resume") -> None:
 
 
 def scored_env(home: Home, env_id: str, purpose: str, *, sealed: bool = False) -> EnvRecord:
-    """Find the environment version that `env_id` names, and check that its answers can be scored.
+    """Find the environment version that `env_id` names, and check that it can score answers.
 
-    It must have a score function, its secrets, and its packages. `purpose` is a word for the
-    message, such as "evaluated"; `sealed` is whether it may be a sealed exam.
+    `purpose` is a participle for the error message, such as "evaluated". `sealed` says whether the
+    version may be a sealed exam (held-out tasks that nobody may read).
 
-    Raises UserError ENV_NOT_FOUND, ENV_SEALED, ENV_INVALID (it scores nothing), ENV_SECRETS or
-    ENV_DEPS.
+    Raises UserError ENV_NOT_FOUND if there is no such version, ENV_SEALED if it is sealed and may
+    not be, ENV_INVALID if it has no score function, ENV_SECRETS or ENV_DEPS if a secret or a
+    package of it is missing.
     """
     record = registry.find_env(home, env_id, sealed=sealed)
     if not record.scored:
@@ -170,9 +175,9 @@ def scored_env(home: Home, env_id: str, purpose: str, *, sealed: bool = False) -
 
 
 def require_files(model: ModelRef, field: str = "model") -> None:
-    """Raise UserError MODEL_NOT_FOUND if the files of the base model are gone.
+    """Raise UserError MODEL_NOT_FOUND if the folder of the model's base model does not exist.
 
-    `field` is the argument that names the model.
+    `field` is the argument of the request that names the model, for the error.
     """
     if not model.base_path.is_dir():
         raise UserError(
@@ -208,11 +213,11 @@ def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
 
 
 def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
-    """Check by its stored audit that the environment's reward does not pay for degenerate answers.
+    """Check by the stored audit that the environment's reward does not pay for degenerate answers.
 
-    Returns a list of warnings. Raises UserError REWARD_RISK if it does pay for them; with the
-    setting `accept_reward_risk`, and for algorithms that do not learn from the reward, that is only
-    a warning.
+    Raises UserError REWARD_RISK if the reward does. If the setting `accept_reward_risk` is on, or
+    if the algorithm does not learn from the reward, a warning is returned instead. Returns [] if
+    the audit found no risk.
     """
     if record.audit.verdict != "risk":
         return []
@@ -235,18 +240,19 @@ def check_audit(record: EnvRecord, settings: TrainSettings) -> list[str]:
 
 
 def check_size(forecast: Forecast, disk_free: int) -> None:
-    """Raise a UserError unless the run is expected to fit into the memory and onto the disk.
+    """Check that the run is expected to fit into the memory and onto the disk.
 
     Args:
-        forecast: the estimate of the run, and the setting to lower where it does not fit.
+        forecast: the estimate of the run, and the setting to lower if the run does not fit.
         disk_free: free bytes on the disk, for the message.
 
-    Raises UserError DOES_NOT_FIT or DISK_FULL.
+    Raises UserError DOES_NOT_FIT if the memory is too small, DISK_FULL if the disk is.
     """
     figures = forecast.estimate
     if not figures.fits:
         needed, available = figures.peak_memory.total, figures.memory_available
-        setting = figures.lower_this or "max_length"  # "": lowering no one setting is enough
+        # "" if lowering a single setting is not enough; the hint then names max_length as a start.
+        setting = figures.lower_this or "max_length"
         raise UserError(
             "DOES_NOT_FIT",
             f"the run needs about {size(needed)} of memory; {figures.device} has {size(available)}",
@@ -267,10 +273,10 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
-    """Raise UserError NOT_APPROVED if the run likely takes more than may be spent unasked.
+    """Raise UserError NOT_APPROVED if the run needs a person's agreement and `approved` is false.
 
-    How much that is, `auto_approve_gpu_hours` of config.toml says; without this key no run needs
-    approval. `approved` says that a person has agreed to the run.
+    A run needs it if its likely device hours exceed `auto_approve_gpu_hours` of config.toml. If
+    this key is not set, no run needs approval.
     """
     likely = figures.gpu_hours.likely
     limit = home.user_config().auto_approve_gpu_hours
@@ -287,19 +293,21 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
 
 
 def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
-    """The change of settings to as many steps as fit into `limit` device hours; None where not even
-    one step fits. `figures` is the estimate of the run with all its steps."""
+    """Return the change of settings that makes the run fit into `limit` device hours: fewer steps.
+
+    `figures` is the estimate of the run with all its steps. Returns None if not even one step fits.
+    """
     steps = estimate.steps_within(figures, limit)
     if steps < 1:
         return None
-    # `epochs` cannot be given beside `steps`, so it is taken out of the settings.
+    # The change removes `epochs`, because `epochs` and `steps` cannot both be given.
     return Change(settings={"steps": steps}, without=("epochs",))
 
 
 def check_hours_left(home: Home, store: Store) -> None:
     """Raise UserError BUDGET if the home's `max_gpu_hours_total` is spent.
 
-    What open runs are still expected to spend is counted as spent.
+    The hours that open runs are still expected to take count as spent.
     """
     total = home.user_config().max_gpu_hours_total
     if total is not None and store.committed_hours() >= total:
@@ -311,5 +319,5 @@ def check_hours_left(home: Home, store: Store) -> None:
 
 
 def bad_argument(field: str, value: Any, hint: str) -> UserError:
-    """Make the error for an argument (`field`) with an unusable value; `hint` says what to use."""
+    """Make the error for an unusable `value` of the argument `field`; `hint` says what to use."""
     return UserError("BAD_ARGUMENT", f"{field}={value!r} cannot be used", hint=hint, field=field)

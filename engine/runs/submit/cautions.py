@@ -26,11 +26,11 @@ _MAX_NAMES = 4  # of settings in a caution
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
-    """List warnings about a run that is to be queued with this config.
+    """Return warnings from earlier runs about a run that is to be queued with this config.
 
-    One says that it nearly repeats an earlier run, another that it changes several choices at once.
-    The run is compared with those of the newest `LOOK_BACK` training runs that have the same
-    environment version, algorithm and start model.
+    One warning says that the run nearly repeats an earlier one, another that it changes several
+    choices at once. The run is compared with those of the newest `LOOK_BACK` training runs that
+    have the same environment version, algorithm and start model.
     """
     new = Making(run_id="", config=config)  # it has no id before it is queued
     earlier = [
@@ -44,29 +44,29 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
 
 
 def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
-    """List a sentence about each earlier run that the new one repeats, the newest first.
+    """Return a warning for each earlier run that the new one repeats, the newest first.
 
     Args:
         new: how the new run is made.
-        earlier: the row of each earlier run and how it was made, the newest first.
+        earlier: (row, how the run was made) of each earlier run, the newest first.
     """
     sentences = [
         _repeat_in_words(new, row, making)
         for row, making in earlier
         if not _is_different_idea(new, making)
     ]
-    return [sentence for sentence in sentences if sentence]  # "": nothing speaks against it
+    return [sentence for sentence in sentences if sentence]  # "" is no warning
 
 
 def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
-    """Return a warning that a new run repeats an earlier one; "" if nothing speaks against it.
+    """Return a warning that a new run repeats an earlier one; "" if there is nothing to warn about.
 
-    It warns if the earlier run failed or was not better, or if it is done and had exactly the same
-    settings, seed included.
+    There is a warning if the earlier run failed or did not get better, or if it is done and had
+    exactly the same settings, seed included.
 
     Args:
         new: how the new run is made.
-        row, making: the earlier run, of nearly the same settings, and how it was made.
+        row, making: the earlier run, which has nearly the same settings, and how it was made.
     """
     failure = _failure_in_words(row)
     differences = _difference_in_words(new, making)
@@ -84,9 +84,9 @@ def _repeat_in_words(new: Making, row: RunRow, making: Making) -> str:
 
 
 def _failure_in_words(row: RunRow) -> str:
-    """Return how an earlier run went wrong: "failed (oom)" or "came out no difference".
+    """Say how an earlier run went wrong, such as "failed (oom)" or "came out no difference".
 
-    "" for any other run, also for one that failed for a reason outside its settings.
+    Returns "" for any other run, and for a run that failed for a reason outside its settings.
     """
     if row.state == "failed" and row.reason_kind not in _OUTSIDE:
         return f"failed ({row.reason_kind})"
@@ -96,7 +96,7 @@ def _failure_in_words(row: RunRow) -> str:
 
 
 def verdict_in_words(row: RunRow) -> str:
-    """Return the verdict of a run: "better", "worse", "no difference"; "unknown" if it has none."""
+    """Write the verdict of a run, such as "better" or "no difference"; "unknown" if it has none."""
     return (row.verdict or "unknown").replace("_", " ")
 
 
@@ -104,17 +104,18 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
     """Return a warning if the new run changes several choices at once; otherwise [].
 
     A choice is a setting, the model, the environment or the algorithm. With several changes a
-    difference in the result could not be attributed to one of them. There is no warning if the new
-    run goes on from what the other made, or if there is no run to compare it with.
+    difference in the result could not be attributed to one of them.
 
-    `earlier` are earlier runs and how they were made, the newest first; the newest is compared with
-    if the new run has no parent.
+    The new run is compared with its parent, or else with the newest of the runs in `earlier`, which
+    holds (row, how the run was made), the newest first. There is no warning if there is no such
+    run, or if the new run trains on the model that this run made.
     """
     base = _making_to_compare_with(home, new, earlier)
-    # No such run; or nothing is known of how it was made.
+    # `base.config` is None if nothing is known of how that run was made.
     if base is None or not base.config:
         return []
-    if continues(new, base):  # what comes of it is held against its start, not against settings
+    # A run that trains another one's model on is compared with its start model, not with settings.
+    if continues(new, base):
         return []
     changes = changed_names(base, new)
     if len(changes) < 2:
@@ -131,14 +132,16 @@ def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Makin
 def _making_to_compare_with(
     home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
 ) -> Making | None:
-    """Return the making of the run with which a new run is compared; None without such a run.
+    """Return how the run was made with which a new run is compared.
 
-    That run is the parent, or else the newest of the earlier runs.
+    That run is the parent of the new one, or else the newest of the earlier runs. Returns None if
+    there is neither.
     """
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
-    return earlier[0][1] if earlier else None  # the newest one's Making
+    newest_making = earlier[0][1] if earlier else None
+    return newest_making
 
 
 def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
@@ -148,20 +151,20 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
     """
     return {
         name: (old.setting_values.get(name), new.setting_values.get(name))
-        for name in changed_names(old, new)  # also names such as the model's, which are no settings
+        for name in changed_names(old, new)  # settings, and choices such as "model"
         if name in new.setting_values or name in old.setting_values
     }
 
 
 def _is_different_idea(new: Making, old: Making) -> bool:
-    """Return whether the runs differ in more than nearly equal numbers.
+    """Return whether two runs differ in more than small changes of numbers.
 
-    That is so if they differ in the model, the algorithm or the environment, or in a setting whose
-    two values are not nearly the same number.
+    They do if the model, the algorithm or the environment differs, or if a setting has two values
+    that are not nearly the same number.
     """
     changed_settings = _changed_settings(new, old)
-    # More changes than changed settings: another one is of the model, the algorithm or the
-    # environment.
+    # If there are more changes than changed settings, then the model, the algorithm or the
+    # environment has changed too.
     if len(changed_names(old, new)) > len(changed_settings):
         return True
     return any(
@@ -170,9 +173,9 @@ def _is_different_idea(new: Making, old: Making) -> bool:
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """List the settings that differ, as `kl_coef (0.05 then, 0.052 now)`; "" if none does.
+    """List the settings that differ, such as `kl_coef (0.05 then, 0.052 now)`; "" if none does.
 
-    The runs must be nearly the same: the values that differ are numbers.
+    `_is_different_idea` must be false for the two runs: then all values that differ are numbers.
     """
     return ", ".join(
         f"{name} ({old_value:g} then, {new_value:g} now)"
@@ -187,5 +190,5 @@ def _is_near(old: Any, new: Any) -> bool:
     )
     if not are_numbers or old <= 0 or new <= 0:
         return old == new
-    # The distance of the logarithms: the same whichever of the two is larger.
+    # The distance between the logarithms is the same whichever of the two numbers is larger.
     return abs(math.log(new / old)) <= math.log1p(NEAR)

@@ -20,10 +20,10 @@ from engine.evidence.verdict.lineage import trained_by
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home
 
-BUDGET_S = 2.0  # for all comparisons of one call that are not stored yet
-_GONE_CHARS = 120  # of the names of versions that are gone
-_VERDICTS = ("clean", "overlap", "leak")  # the worst last
-_KINDS = ("exact", "normalised", "ngram")  # of matches; keys of an `Overlap`
+BUDGET_S = 2.0  # seconds for all comparisons of one call whose results are not stored yet
+_GONE_CHARS = 120  # the most characters of a headline that name versions which are gone
+_VERDICTS = ("clean", "overlap", "leak")  # the worst is the last
+_KINDS = ("exact", "normalised", "ngram")  # kinds of matches; keys of an `Overlap`
 Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
 
 
@@ -45,7 +45,7 @@ class Contamination:
 
     @property
     def warnings(self) -> list[str]:
-        """The warning at a submit, as a list; [] for the verdict "clean"."""
+        """A list with one warning for the reply to a submit; [] if the verdict is "clean"."""
         if self.verdict == "clean":
             return []
         return [f"contamination: {self.headline}"]
@@ -53,7 +53,10 @@ class Contamination:
 
 @dataclass(frozen=True)
 class _Training:
-    """One training of a model on an environment version; `model` and `run_id` may be ""."""
+    """One training of a model on an environment version.
+
+    `model` is "" if the model need not be named, `run_id` is "" if the run has no id yet.
+    """
 
     model: str
     run_id: str
@@ -63,17 +66,18 @@ class _Training:
 def of_training(
     home: Home, record: EnvRecord, model: str = "", earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
-    """Compare the held-out tasks of `record` with the rows that a model is trained on.
+    """Compare the held-out tasks of `record` with all rows that a model is trained on.
 
-    These are its own training rows, and the rows on which `model` was trained before.
+    These are the training rows of `record`, and the rows on which `model` was trained before.
 
     Args:
-        model: the model that is to be trained; "" where there is none yet.
-        earlier_env_ids: environment versions on which earlier runs of the same plan will have
-            trained it by then.
+        record: the environment version on which the model is to be trained.
+        model: the model that is to be trained; "" if there is none yet.
+        earlier_env_ids: environment versions on which earlier runs of the same plan train the model
+            before this run starts.
     """
-    # The training that is about to start has no run id yet. All trainings are of the same model, so
-    # none is named.
+    # The training that is about to start has no run id yet. All trainings concern the same model,
+    # so the model is not named.
     new_training = _Training(model="", run_id="", env_id=record.env_id)
     earlier = [replace(training, model="") for training in _trainings(home, model)]
     planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(earlier_env_ids)]
@@ -85,7 +89,7 @@ def of_evaluation(
 ) -> Contamination | None:
     """Find which of an evaluation's held-out or dev tasks its models were trained on.
 
-    Returns None for a `split` of training tasks, where nothing is compared.
+    Returns None if `split` is "train": training tasks are not compared with anything.
     """
     return None if split == "train" else of_models(home, record, models)
 
@@ -108,7 +112,7 @@ def of_models(
 def _trainings(home: Home, ref: str) -> list[_Training]:
     """List every training that the model `ref` went through in this home, the last one first.
 
-    [] for a model that was not trained here, and for "".
+    Returns [] if the model was not trained here, or if `ref` is "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
@@ -116,7 +120,8 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     ancestor_names = ancestors(home, making_of_run(home, run_id))
     # The last ancestor may be a base model, whose name has a slash.
     run_ids = [name for name in ancestor_names if "/" not in name]
-    # None for a run whose config is gone or damaged: its environment is not known.
+    # A config is None if its file is gone or damaged. That run is left out: its environment is not
+    # known.
     configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
     return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
 
@@ -126,8 +131,8 @@ def _compare_all(
 ) -> Contamination:
     """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
 
-    Environment versions that are gone are named in the headline of the result. Of a sealed exam
-    nothing is told but how many tasks overlap.
+    The headline of the result also names environment versions that are gone. If `evaluated_on` is a
+    sealed exam (tasks that nobody may see), the result holds numbers only, and no task or row.
     """
     overlaps, gone_env_ids = _overlaps(
         home, evaluated_on, [training.env_id for training in trainings]
@@ -147,17 +152,17 @@ def _compare_all(
 
 
 def _counts_alone(overlap: Overlap) -> Overlap:
-    """The overlap without examples, which name a held-out task and the row that holds it."""
+    """Return the overlap without its examples, which quote held-out tasks and training rows."""
     total = _overlapping_tasks(overlap)
     headline = f"{total} of {overlap['heldout']} held-out tasks overlap with training rows"
     return {**overlap, "examples": [], "headline": headline}
 
 
 def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
-    """Return verdict and headline of the worst overlap.
+    """Return (verdict, headline) of the worst overlap.
 
-    Without any overlap the verdict is "clean", and the headline says that none of the models was
-    trained in this home.
+    If there are no overlaps, the verdict is "clean", and the headline says that none of the models
+    was trained in this home.
     """
     if not overlaps:
         return "clean", "none of these models was trained in this home"
@@ -168,7 +173,7 @@ def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
 def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
     """Make the entry of a training, with its overlap, for `sources` of a `Contamination`."""
     origin = {name: text for name, text in asdict(training).items() if text}
-    # The leaked tasks are listed once for all sources.
+    # Without `leaked`: a `Contamination` lists the leaked tasks of all its sources together.
     return origin | {name: value for name, value in overlap.items() if name != "leaked"}
 
 
@@ -197,7 +202,8 @@ def _overlaps(
 
 
 def _severity(overlap: Overlap) -> tuple[int, int]:
-    """A sort key for overlaps, the worst last: by verdict, then by the number of matching tasks."""
+    """Return the sort key of an overlap: by verdict, then by the number of matches. The worst
+    overlap has the largest key."""
     return (_VERDICTS.index(overlap["verdict"]), _overlapping_tasks(overlap))
 
 
@@ -210,9 +216,10 @@ def _overlapping_tasks(overlap: Overlap) -> int:
 def _compare(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
-    """Return the overlap of training rows with held-out tasks, stored or scanned now.
+    """Return the overlap of training rows with held-out tasks.
 
-    A scan of all rows and tasks is stored, a partial one is not.
+    The stored result is used if there is one. Otherwise the rows are scanned now, and the result is
+    stored if the scan was complete.
 
     Args:
         trained_on: the version whose training rows are compared.
@@ -230,8 +237,8 @@ def _compare(
     tasks = [*read_tasks(evaluated_on, "heldout"), *read_tasks(evaluated_on, "dev")]
     # At least 0.1 s, so that small data sets are compared even after the deadline.
     overlap = scan(rows, tasks, max(0.1, deadline - time.monotonic()))
-    # `compared` has the shares that were scanned. A partial scan is not stored, so that a later
-    # call can make a complete one.
+    # `compared` holds the scanned shares of the rows and of the tasks, 1 for all. A partial scan is
+    # not stored, so that a later call can make a complete one.
     if min(overlap["compared"]) == 1:
         stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_json(stored, overlap)

@@ -53,7 +53,7 @@ class Tasks:
 
     Attributes:
         available: how many tasks the split has.
-        indices: positions in the split that the request names; [] where it names none.
+        indices: the positions in the split that the request names; [] if it names none.
         used: how many tasks are asked.
     """
 
@@ -72,9 +72,10 @@ class ResolvedEvaluation:
         resolved: the sampling settings, where each comes from, and warnings about them.
         settings: the same settings with the longest sequence that every model can read.
         tasks: the tasks that are asked.
-        hours: the device hours that it takes, as estimated.
+        hours: the estimated device hours of the evaluation.
         cap: the most device hours that the run may take, 0 for no cap.
-        endpoint_cost: what models behind a URL are likely to take; None where none is asked.
+        endpoint_cost: the estimated calls, tokens and money of models behind a URL; None if no
+            such model is asked.
     """
 
     record: EnvRecord
@@ -93,11 +94,11 @@ def submit_evaluation(
 ) -> Reply:
     """Queue an evaluation of up to eight models on the same tasks; return the reply about it.
 
-    With `request.regrade` it queues the scoring of that run's stored answers instead.
+    If `request.regrade` names a run, queue the scoring of that run's stored answers instead.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many the
-            quota of the caller's key lets it take. None where no quota applies.
+        cap_function: takes the most device hours that the run may need, and returns the hours that
+            the quota of the caller's key allows. None if no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET,
     NOT_APPROVED; for `regrade` also RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION.
@@ -131,9 +132,10 @@ def submit_evaluation(
 
 
 def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
-    """Say what an evaluation of models behind a URL may take, without queuing it.
+    """Estimate the calls, tokens and money of an evaluation of models behind a URL.
 
-    Raises the errors of `submit_evaluation`.
+    Nothing is queued. Returns the reply with the estimate. Raises UserError BAD_ARGUMENT, ENV_*,
+    MODEL_* or SETTING_* for the same requests as `submit_evaluation`.
     """
     check_request(request)
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
@@ -155,10 +157,10 @@ def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
 
 
 def _time_in_words(plan: ResolvedEvaluation) -> str:
-    """Say what is asked and how long it takes.
+    """Say how many models and tasks the evaluation has, and how long it is likely to take.
 
-    Such as "2 models, 100 tasks, about 3 min (2 min to 6 min)"; of models behind a URL what they
-    may cost.
+    For example "2 models, 100 tasks, about 3 min (2 min to 6 min)". Models behind a URL add their
+    cost; the time is left out if no model is loaded here.
     """
     hours = plan.hours
     work = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
@@ -177,9 +179,9 @@ def files_of(
     """Collect the content of the run's folder.
 
     Args:
-        config: the content of its config.json.
-        plan: the evaluation, whose models' adapters are put into the folder.
-        report: which of the held-out tasks the models were trained on; None where that was not
+        config: the content of config.json.
+        plan: the evaluation; the adapters of its models are put into the folder.
+        report: which of the held-out tasks the models were trained on; None if that was not
             examined.
     """
     return RunFiles(
@@ -196,12 +198,12 @@ def resolve(
     models: list[ModelRef],
     cap_of_hours: Callable[[float], float],
 ) -> ResolvedEvaluation:
-    """Find the environment, choose tasks and settings, and limit the device hours.
+    """Find the environment of an evaluation, choose tasks and settings, and limit the device hours.
 
     Args:
-        models: what the request's models stand for.
-        cap_of_hours: is given the device hours that the evaluation needs at most, and returns those
-            that it may take; 0 for no cap.
+        models: the models that the references in the request name.
+        cap_of_hours: takes the most device hours that the evaluation may need, and returns the
+            hours that it is allowed; 0 for no cap.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, MODEL_*, SETTING_*, QUOTA, BUDGET, NOT_APPROVED.
     """
@@ -214,7 +216,7 @@ def resolve(
     resolved, facts = _sampling(home, record, models, request)
     tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
-    # Every kind of other words asks each task again.
+    # Each task is asked once as it is, and once more for each kind of other words (`perturb`).
     answers_per_task = request.attempts * (1 + len(request.kinds))
     work = _sampling_work(settings, facts, tasks, answers_per_task)
     hours = sampling_hours(home, loaded, work) if loaded else NO_HOURS
@@ -224,7 +226,7 @@ def resolve(
 
 
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
-    """List what is doubtful about the evaluation but no reason to refuse it, one sentence each."""
+    """Return the warnings about an evaluation: doubts that are no reason to refuse it."""
     return [
         *registry.prefix_meant(request.env_id, plan.record),
         *plan.resolved.warnings,
@@ -236,12 +238,13 @@ def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation
 
 
 def _chosen_tasks(request: EvaluationRequest, record: EnvRecord) -> Tasks:
-    """Choose the tasks of the split that the request asks for.
+    """Choose which tasks of the split are asked.
 
-    Raises UserError BAD_ARGUMENT for positions that the split does not have.
+    Raises UserError BAD_ARGUMENT if `task_indices` is not a list of positions, or names a position
+    that the split does not have.
     """
     available = record.rows.get(request.split, 0)
-    # [] where the request names no positions: then the first `rows` tasks are used.
+    # [] if the request names no positions: then `rows` tasks are used.
     indices = chosen_indices(request.task_indices, available)
     return Tasks(available, indices, used=len(indices) or min(request.rows, available))
 
@@ -262,9 +265,9 @@ def _with_max_length(settings: SamplingSettings, models: Sequence[ModelRef]) -> 
 def _sampling_work(
     settings: EvaluationSettings, facts: EnvFacts, tasks: Tasks, attempts: int
 ) -> Asking:
-    """Describe how much each model has to sample, from which the device hours are estimated.
+    """Describe how much each model has to sample; the device hours are estimated from that.
 
-    `facts` are measured facts about the tasks' lengths; `attempts` is how often each task is asked.
+    `facts` holds the measured lengths of the tasks; `attempts` is how often each task is asked.
     """
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     return Asking(limits, facts, tasks.used, attempts, settings.score_workers)
@@ -291,7 +294,10 @@ def _loaded(models: Sequence[ModelRef]) -> list[ModelRef]:
 
 
 def _awaited_ids(models: Sequence[ModelRef]) -> str:
-    """Return the ids of the runs that have yet to make one of the models, joined by commas."""
+    """Return the ids of the runs that have yet to train one of the models, joined by commas.
+
+    Each id is named once; "" if every model exists.
+    """
     return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
 
 
@@ -323,8 +329,8 @@ def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str,
 def model_entry(model: ModelRef) -> Mapping[str, object]:
     """Make the entry of a model in the list `models` of config.json, of an evaluation or a probe.
 
-    Its keys are `ref`, `base_path` and `adapter`, which is None for a base model; of a model behind
-    a URL also `endpoint`.
+    The entry has the keys `ref`, `base_path` and `adapter`; `adapter` is None for a base model. The
+    entry of a model behind a URL also has `endpoint`.
     """
     if model.endpoint is not None:
         endpoint = entry_of(model.endpoint).to_json()
@@ -337,10 +343,11 @@ def chosen_indices(text: str, available: int) -> list[int]:
     """Return the positions that a text such as "0-9,12" names, in order, each once; [] for "".
 
     Args:
-        available: how many tasks there are.
+        text: positions from 0, and ranges of them, separated by commas.
+        available: how many tasks the split has.
 
-    Raises UserError BAD_ARGUMENT for a text that is no such list, and for a position that no task
-    has.
+    Raises UserError BAD_ARGUMENT if `text` is not such a list, or if a position is not below
+    `available`.
     """
     indices: set[int] = set()
     for item in text.split(",") if text else []:
@@ -358,7 +365,7 @@ def chosen_indices(text: str, available: int) -> list[int]:
 def _positions(text: str) -> range:
     """Return the positions that "12" or "0-9" names.
 
-    The range is empty for any other text, and where the first number is the larger one.
+    The range is empty if `text` has another form, or if its first number is the larger one.
     """
     match = re.fullmatch(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", text, re.ASCII)
     if match is None:
@@ -369,10 +376,11 @@ def _positions(text: str) -> range:
 
 
 def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
-    """Raise UserError ENV_SEALED if the request asks a sealed exam otherwise than as a whole.
+    """Raise UserError ENV_SEALED unless a request asks all tasks of a sealed exam, of local models.
 
-    Asked in parts, or in other words, its tasks could be told apart; asked of a model behind a URL
-    they leave the machine.
+    A sealed exam is an environment version whose held-out tasks nobody may see. Questions about
+    some of its tasks, or in other words, would reveal single tasks. A model behind a URL would get
+    the tasks sent to another machine.
     """
     if seal_in(record.dir) is None:
         return
@@ -406,7 +414,7 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
 def check_request(request: EvaluationRequest) -> None:
     """Raise UserError BAD_ARGUMENT if an argument of the request cannot be used.
 
-    These are: a number of models, tasks or attempts out of range, a model that is named twice, an
+    Refused are a number of models, tasks or attempts out of range, a model that is named twice, an
     unknown split, and an unknown kind of other words (`perturb`).
     """
     models = list(request.models)
@@ -425,14 +433,14 @@ def check_request(request: EvaluationRequest) -> None:
 def _cut_answers(
     home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
 ) -> list[str]:
-    """List a warning for each base model whose reference answers are cut by `max_tokens`.
+    """Return a warning for each base model in whose tokens `max_tokens` is too small.
 
-    A base model gets one if more than the share `TOO_MANY_CUT` of the reference answers exceed
-    `max_tokens` in the tokens of its tokenizer; the warning names the limit that would fit them
-    all.
+    It is too small if more than the share `TOO_MANY_CUT` of the reference answers are longer than
+    `max_tokens`. The warning names the limit that would fit them all.
     """
     warnings: list[str] = []
-    # Of several models with the same base, the warning names the first one: it is put in last.
+    # Of several models with the same base the warning names the first. `reversed` puts that one
+    # into the dictionary last, so it replaces the others.
     models_by_base = {model.base_path: model for model in reversed(models)}
     for base_path, model in models_by_base.items():
         facts = env_facts.env_facts(home, record, base_path, thinking=settings.thinking)
@@ -451,8 +459,8 @@ def _sampling(
 ) -> tuple[resolution.ResolvedSampling, EnvFacts]:
     """Choose sampling settings that fit every model.
 
-    Returns the settings, and the facts of the environment's tasks, both for the model with the
-    shortest context.
+    Returns the settings and the measured facts about the environment's tasks. Both are made for the
+    model with the shortest context, so that they also fit all others.
     """
     model = min(models, key=lambda model: model.facts.max_positions)
     facts = env_facts.env_facts(

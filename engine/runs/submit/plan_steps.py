@@ -37,11 +37,11 @@ class PlannedTraining:
     """A training run of a plan.
 
     Attributes:
-        step: 1 for the first.
-        label: the values that are varied, such as "seed=2"; "" for none.
-        request: its `model` counts only where `previous_index` is None.
-        previous_index: the index, in the list of the plan's runs, of the run whose best checkpoint
-            it starts from; None for the first of a chain.
+        step: the run's step in the plan, from 1.
+        label: the varied values of the run, such as "seed=2"; "" if nothing varies.
+        request: what the run is to train; its `model` counts only if `previous_index` is None.
+        previous_index: the index, in the list of the plan's runs, of the run from whose best
+            checkpoint this one starts; None for the first run of a chain.
     """
 
     step: int
@@ -52,14 +52,14 @@ class PlannedTraining:
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """The evaluation at the end of a plan, of the model that it starts from and of trained ones.
+    """The evaluation at the end of a plan: of the start model and of the trained models.
 
     Attributes:
         step: the place in the plan, from 1.
-        request: it names no models yet, because the runs have no ids.
-        model_indices: indices, in the list of the plan's runs, of the runs whose best checkpoints
-            are asked.
-        label: always "".
+        request: the evaluation; its `models` are placeholders until the runs have ids.
+        model_indices: the indices, in the list of the plan's runs, of the runs whose best
+            checkpoints are asked.
+        label: always "", as an evaluation is not varied.
     """
 
     step: int
@@ -71,10 +71,11 @@ class PlannedEvaluation:
 def steps_of(
     request: TrainRequest,
 ) -> tuple[list[PlannedTraining], PlannedEvaluation | None]:
-    """Read the steps of a plan from its request.
+    """Read the steps of a plan from the request's `then` and `vary`.
 
-    Returns the training runs, each after the one that it starts from, and the evaluation at its
-    end, None where it asks for none. Raises UserError BAD_ARGUMENT.
+    Returns the training runs, each after the run from which it starts, and the evaluation at the
+    end (None if the plan has none). Raises UserError BAD_ARGUMENT if `then` or `vary` is malformed,
+    or if the plan has too many runs or models.
     """
     entries = [_checked(entry, place) for place, entry in enumerate(request.then)]
     is_evaluated = bool(entries) and entries[-1]["algorithm"] == EVALUATE
@@ -83,7 +84,7 @@ def steps_of(
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
     _check_lists(request.vary)
     chain_length = 1 + len(train_entries)  # runs that train one after the other
-    # Checked before the combinations are made, which may be millions.
+    # This is checked before the combinations are made, because there may be millions of them.
     _check_run_count(request.vary, chain_length, is_evaluated=is_evaluated)
     trainings: list[PlannedTraining] = []
     for variant in _variants(request.vary):
@@ -96,9 +97,12 @@ def steps_of(
 def _check_run_count(
     vary: Mapping[str, Sequence[Any]], chain_length: int, *, is_evaluated: bool
 ) -> None:
-    """Raise UserError BAD_ARGUMENT if a plan has too many runs: one chain of `chain_length`
-    trainings for each combination of the values in `vary`, and perhaps an evaluation."""
-    chains = math.prod(len(values) for values in vary.values())
+    """Raise UserError BAD_ARGUMENT if a plan has more than `MAX_RUNS` runs.
+
+    A plan has one chain of `chain_length` trainings for each combination of the values in `vary`,
+    and one evaluation if `is_evaluated`.
+    """
+    chains = math.prod(len(values) for values in vary.values())  # 1 if nothing varies
     run_count = chains * chain_length + is_evaluated
     if run_count > MAX_RUNS:
         raise UserError(
@@ -120,8 +124,8 @@ def _chain(
     Args:
         request: the plan.
         train_entries: the entries of `then` that train.
-        variant: the settings that are varied, with their values in this chain. The seed counts in
-            every step, the others in the first.
+        variant: the varied settings with their values in this chain. A varied seed holds for every
+            step of the chain, the other settings hold for the first step only.
         first_index: the index that the chain's first run gets in the list of the plan's runs.
     """
     label = ", ".join(f"{name}={value}" for name, value in variant.items())
@@ -133,7 +137,7 @@ def _chain(
         next_request = replace(
             previous,
             env_id=entry.get("env_id", previous.env_id),
-            model="",  # that of the run before, once it is made
+            model="",  # set later: the model that the run before has yet to train
             algorithm=entry["algorithm"],
             settings={**entry.get("settings", {}), **seed_setting},
             note=entry.get("note", request.note),
@@ -152,8 +156,9 @@ def _evaluation(
 ) -> PlannedEvaluation:
     """Read the evaluation that the last entry of `then` asks for.
 
-    It asks every training's model, or the last of each chain where that would be too many. Raises
-    UserError BAD_ARGUMENT.
+    The evaluation asks the start model and the model of every training. If these are too many for
+    one evaluation, only the last model of each chain is asked. Raises UserError BAD_ARGUMENT if
+    that is too many as well.
 
     Args:
         request: the plan.
@@ -165,7 +170,7 @@ def _evaluation(
     env_id = entry.get("env_id", trainings[-1].request.env_id)
     evaluation = EvaluationRequest(
         env_id=env_id,
-        models=["start", *map(str, trained_indices)],  # replaced when the runs have their ids
+        models=["start", *map(str, trained_indices)],  # placeholders until the runs have ids
         rows=entry.get("rows", EvaluationRequest(env_id).rows),
         attempts=entry.get("attempts", 1),
         settings=entry.get("settings", {}),
@@ -175,11 +180,13 @@ def _evaluation(
 
 
 def _indices_to_ask(trainings: Sequence[PlannedTraining], chain_length: int) -> list[int]:
-    """The indices of the training runs whose models an evaluation asks beside the start model: all,
-    or the last of each chain where all are too many. Raises UserError BAD_ARGUMENT where those are
-    too many as well."""
+    """Return the indices of the training runs whose models the evaluation asks.
+
+    These are all runs, or the last run of each chain if all are too many. The start model is asked
+    too, but has no index. Raises UserError BAD_ARGUMENT if the last runs are too many as well.
+    """
     indices = list(range(len(trainings)))
-    if len(indices) >= MAX_MODELS:  # with the start model more than one evaluation takes
+    if len(indices) >= MAX_MODELS:  # `>=`, because the start model is one more
         indices = [index for index in indices if trainings[index].step == chain_length]
     if len(indices) >= MAX_MODELS:
         raise _bad_then(
@@ -197,10 +204,10 @@ def _check_lists(vary: Mapping[str, Any]) -> None:
 
 
 def _variants(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """List every combination of the varied values, as setting -> value.
+    """Return every combination of the varied values, each as setting -> value.
 
-    Where nothing is varied, that is one empty combination. Raises UserError BAD_ARGUMENT for a
-    value that is given twice.
+    If nothing is varied, there is one empty combination. Raises UserError BAD_ARGUMENT if a
+    setting has the same value twice.
     """
     for name, values in vary.items():
         if _has_repeats(values):
@@ -219,7 +226,8 @@ def _bad_values(name: str, values: object) -> UserError:
 
 
 def _has_repeats(values: Sequence[object]) -> bool:
-    """Return whether a value occurs twice; values may be lists, which have no hash."""
+    """Return whether a value occurs twice."""
+    # Not by a set, because a value may be a list, which has no hash.
     return any(value in values[:index] for index, value in enumerate(values))
 
 
@@ -248,5 +256,5 @@ def _checked(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
 
 
 def _bad_then(fault: str, hint: str) -> UserError:
-    """The error for a fault in `then`."""
+    """Make the error for a fault in `then`; `hint` says what to write instead."""
     return UserError("BAD_ARGUMENT", fault, hint=hint, field="then")

@@ -59,7 +59,13 @@ class PlanTraining:
 
 @dataclass(frozen=True)
 class PlanEvaluation:
-    """The evaluation at the end of a plan, resolved in the same way."""
+    """The evaluation at the end of a plan with everything resolved, except the ids of its runs.
+
+    Attributes:
+        planned: the evaluation as the request asks for it.
+        resolved: its environment, models, settings and estimate.
+        contamination: which held-out tasks occur in the rows that its models are trained on.
+    """
 
     planned: PlannedEvaluation
     resolved: ResolvedEvaluation
@@ -88,7 +94,14 @@ class ResolvedSteps:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything resolved; `figures` is the estimate of all of it, `warnings` about it."""
+    """A plan with everything resolved.
+
+    Attributes:
+        trainings: the training runs, in their order.
+        evaluation: the evaluation at the end; None if the plan has none.
+        figures: the estimate of all runs together.
+        warnings: warnings about the plan, each one once.
+    """
 
     trainings: Sequence[PlanTraining]
     evaluation: PlanEvaluation | None
@@ -97,9 +110,10 @@ class _Plan:
 
 
 def submit(home: Home, request: TrainRequest) -> Reply:
-    """Queue a training run or a plan, or with `resume` a new attempt of one of the two.
+    """Queue a training run or a plan (several runs), or with `resume` a new attempt of either.
 
-    Returns the reply about it. Raises the errors of engine/runs/submit/training.py.
+    Returns the reply about the run or the plan. Raises the UserErrors that `training.submit` lists,
+    and for a plan also those of `evaluation.resolve`.
     """
     if request.resume:
         with Store(home) as store:
@@ -110,9 +124,10 @@ def submit(home: Home, request: TrainRequest) -> Reply:
 
 @reports_unwritable_disk
 def _submit_plan(home: Home, request: TrainRequest) -> Reply:
-    """Queue all runs of a plan, or none; return the reply about it.
+    """Queue all runs of a plan, or none of them; return the reply about the plan.
 
-    Raises the errors of engine/runs/submit/training.py and engine/runs/submit/evaluation.py.
+    Raises the UserErrors of `training.submit` and of `evaluation.resolve`; the message names the
+    step that has the fault.
     """
     training.check_request(request)
     with Store(home) as store:
@@ -132,15 +147,15 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
 
 @reports_unwritable_disk
 def _resume_plan(home: Home, request: TrainRequest) -> Reply:
-    """Queue a new attempt of every run of a plan that did not finish; return the reply about it.
+    """Queue a new attempt of every unfinished run of a plan; return the reply about the plan.
 
-    Together they may take the device hours of the request, or else those of the plan.
+    The cap on the device hours of all attempts together is that of the request, else the plan's.
 
     Raises UserError BAD_ARGUMENT, NO_TORCH, RUN_STATE, ENV_SECRETS or BUDGET.
     """
     training.check_request(request)
     training.refuse_other_arguments(request)
-    launcher.worker_python(home)  # for its error where nothing can train
+    launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
     launcher.reap(home)
     with Store(home) as store:
         was_answered = store.requested_run(request.request_id, request.body()) is not None
@@ -163,9 +178,10 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
 
 
 def _check_resumable(home: Home, row: RunRow) -> None:
-    """Raise a UserError if a run of a plan cannot get a new attempt.
+    """Check that a run of a plan can get a new attempt.
 
-    RUN_STATE where its files were deleted, ENV_SECRETS where this server lacks a secret of it.
+    Raises UserError RUN_STATE if the run's files were deleted, ENV_SECRETS if this server lacks a
+    secret that the run needs.
     """
     run = home.run(row.run_id)
     check_not_deleted(run)
@@ -173,9 +189,9 @@ def _check_resumable(home: Home, row: RunRow) -> None:
 
 
 def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
-    """Resolve every step of a plan, and check that all of it can be carried out and paid for.
+    """Resolve every step of a plan, and check that the whole plan can be carried out and paid for.
 
-    Raises the errors of a submit; those of a step name it.
+    Raises the UserErrors of `_submit_plan`; an error in one step names the step.
     """
     parent, parent_warnings = training.full_parent(store, request)
     steps = resolved_steps(home, request, parent)
@@ -191,19 +207,22 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
 def resolved_steps(
     home: Home, request: TrainRequest, parent: str = "", *, is_admitted: bool = True
 ) -> ResolvedSteps:
-    """Resolve every step of a plan. Raises the errors of a submit; those of a step name it.
+    """Resolve every step of a plan: its environment, model, settings and estimate.
 
     Args:
+        request: the plan.
         parent: the whole id of the run that the request names as its parent, "" for none.
-        is_admitted: also refuse steps that cannot be carried out, such as one that is too large;
-            without it the steps are only resolved, for an estimate.
+        is_admitted: whether to refuse steps that cannot be carried out, for example because the
+            memory is too small. False for an estimate, which only needs the resolved steps.
+
+    Raises the UserErrors of `_submit_plan`; an error in one step names the step.
     """
     planned_trainings, planned_evaluation = steps_of(request)
     warnings: list[str] = []
     trainings: list[PlanTraining] = []
     for planned in planned_trainings:
         step_warnings: list[str] = []
-        with _naming_step(planned.step, planned.label):  # in its errors
+        with _naming_step(planned.step, planned.label):
             resolved = _resolved_training(home, planned, trainings)
             if is_admitted:
                 step_warnings = training.admit(home, planned.request, resolved)
@@ -225,17 +244,20 @@ def _contamination_of(
     planned: PlannedTraining,
     earlier_steps: Sequence[PlanTraining],
 ) -> Contamination:
-    """Find which held-out tasks of a step occur in rows that its model is trained on, in this step,
-    in the steps before it, and before the plan."""
+    """Find which held-out tasks of a step occur in rows that its model is trained on.
+
+    The rows of this step, of the steps before it in its chain, and of trainings before the plan are
+    compared.
+    """
     start = earlier_steps[0].resolved.model if earlier_steps else resolved.model
     earlier_env_ids = trained_on(earlier_steps, planned.previous_index)
     return contamination.of_training(home, resolved.record, start.ref, earlier_env_ids)
 
 
 def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
-    """List what earlier runs say about a run that starts a chain of a plan.
+    """Return warnings from earlier runs about a run that starts a chain of a plan.
 
-    [] for a later run of a chain, whose start model no earlier run has had.
+    Returns [] for a later run of a chain: it starts from a new model, so no earlier run compares.
     """
     if step.planned.previous_index is not None:
         return []
@@ -244,22 +266,23 @@ def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
 
 
 def _of_step(step: int, warnings: Sequence[str]) -> list[str]:
-    """Put the number of the step that they are about before warnings."""
+    """Put "step N: " before each warning."""
     return [f"step {step}: {warning}" for warning in warnings]
 
 
 @contextmanager
 def _naming_step(step: int, label: str = "") -> Iterator[None]:
-    """Context manager: a UserError raised in its block says which step of the plan it is about.
+    """Context manager: put the plan's step into the message of a UserError raised in the block.
 
-    `label` are the varied values of the step, such as "seed=2"; "" for none.
+    For example "step 2 (seed=2): ...". `label` holds the varied values of the step, such as
+    "seed=2"; "" if nothing varies. For a later step the error's field becomes that of `then`.
     """
     try:
         yield
     except UserError as error:
         of_label = f" ({label})" if label else ""
         error.message = f"step {step}{of_label}: {error.message}"
-        if step > 1:  # a change of settings would be made to those of the first step
+        if step > 1:  # the suggested change would be applied to the settings of the first step
             error.advice = replace(error.advice, change=None)
             error.field = f"then[{step - 2}].{error.field}" if error.field else "then"
         raise
@@ -270,7 +293,7 @@ def _resolved_training(
 ) -> ResolvedTraining:
     """Resolve a training run of a plan; `earlier_steps` are the runs that come before it.
 
-    A run behind another starts from the model that the other has yet to make.
+    A later run of a chain starts from the model that the run before it has yet to train.
     """
     if planned.previous_index is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
@@ -279,22 +302,22 @@ def _resolved_training(
 
 
 def _made_by(maker: PlanTraining) -> ModelRef:
-    """Return the model that a run of the plan has yet to make."""
+    """Return the model that the run `maker` of the plan has yet to train."""
     return model_made(maker.resolved.model, maker.resolved.resolved.settings)
 
 
 def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
-    """Return the model that a run of a plan has yet to make of `start` with these settings.
+    """Return the model that a run of a plan will train from `start` with these settings.
 
-    Its reference is set when the run has an id.
+    The reference (`ref`) of the returned model is incomplete until the run has an id (`_named`).
     """
     return catalog.made_by(replace(start, ref=""), "", settings)
 
 
 def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str]:
-    """List the environment versions on which a chain is trained, up to the run at `index`.
+    """List the environment versions of a chain of runs, from the run at `index` back to the first.
 
-    `index` is the run's place in `trainings`; None gives [].
+    `index` is the run's place in `trainings`. If `index` is None, the list is empty.
     """
     env_ids = []
     while index is not None:
@@ -306,7 +329,7 @@ def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str
 def _resolved_evaluation(
     home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
 ) -> PlanEvaluation:
-    """Resolve the evaluation at the end of a plan; `trainings` are the runs before it."""
+    """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs."""
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
     models = [start, *(_made_by(trainings[index]) for index in planned.model_indices)]
@@ -317,7 +340,7 @@ def _resolved_evaluation(
 
 
 def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
-    """Return the function by which `Store.insert_plan` makes a training run of the plan."""
+    """Return the function that `Store.insert_plan` calls to make a training run of the plan."""
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
         """Return the run's row, and the function that writes its folder.
@@ -333,7 +356,8 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
         config = {**config, "plan": place.to_json()}
         files = training.files_of(config, resolved, step.contamination)
         row = training.new_run(planned.request, resolved, step.parent)
-        # The request id belongs to the plan; only its first run is looked up by it.
+        # The request id belongs to the plan. It is stored with the first run only, which is where
+        # the store looks it up.
         request_id = row.request_id if not earlier_ids else ""
         return replace(row, plan=plan_id, request_id=request_id), files.writer(home)
 
@@ -341,9 +365,9 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
 
 
 def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> RunMaker:
-    """Return the function by which `Store.insert_plan` makes the evaluation of the plan.
+    """Return the function that `Store.insert_plan` calls to make the evaluation of the plan.
 
-    `first` is the plan's first run, whose start model is asked too.
+    `first` is the plan's first run; the evaluation also asks the model from which that run starts.
     """
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
@@ -352,7 +376,7 @@ def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> 
         `earlier_ids` are the run ids of the plan's training runs, in their order.
         """
         models = [first.resolved.model]
-        trained_models = step.resolved.models[1:]  # still without the ids of their runs
+        trained_models = step.resolved.models[1:]  # their `ref` still lacks the ids of the runs
         for model, index in zip(trained_models, step.planned.model_indices, strict=True):
             models.append(_named(model, earlier_ids[index]))
         resolved = replace(step.resolved, models=models)
@@ -366,14 +390,16 @@ def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> 
 
 
 def _named(model: ModelRef, run_id: str) -> ModelRef:
-    """The model that a run of the plan is to make, now that this has an id."""
+    """Return a copy of `model` whose reference names the run that will train it, now that this run
+    has an id."""
     return replace(model, ref=f"{run_id}@best", run_id=run_id, waits_for=run_id)
 
 
 def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
-    """Start what can start after a plan was queued or resumed; return the reply about the plan.
+    """Start every queued run for which a device is free; return the reply about the plan.
 
-    It writes the STATUS.md of all `rows`, the runs of the plan, first.
+    `rows` are the runs of the plan, which was queued or resumed just now. Their STATUS.md is
+    written first.
     """
     with Store(home) as store:
         for row in rows:
@@ -385,7 +411,7 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
     """Make the reply about a plan that was queued, now or by an earlier call.
 
-    `rows` are its runs. Its estimate is of the runs that have not ended.
+    `rows` are the runs of the plan. The estimate in the reply covers the runs that have not ended.
     """
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
     state = plan_state(rows)
@@ -407,7 +433,7 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
 
 
 def _bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """What the estimates of the training runs among the rows rest on."""
+    """Return the `basis` of each training run's estimate, such as "measured": what it rests on."""
     configs = [home.run(row.run_id).read_config() for row in rows]
     return [config.estimate.basis for config in configs if isinstance(config, TrainConfig)]
 

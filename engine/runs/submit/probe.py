@@ -37,7 +37,7 @@ from engine.runs.submit.run_folder import RunFiles, adapters_of
 from engine.settings import resolution
 from engine.settings.defaults import SamplingLimits
 
-_MAX_RUNS = 1000  # that one probe may have, each after a failed one
+_MAX_RUNS = 1000  # the most runs of one probe; each is made because the one before failed
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class _Plan:
 
     Attributes:
         record: the environment version whose tasks are asked.
-        facts: of its tasks, counted in the model's tokens.
+        model: the model that is sampled.
+        facts: the measured lengths of the environment's tasks, in the model's tokens.
         resolved: the settings, where each comes from, and warnings about them.
     """
 
@@ -60,18 +61,18 @@ class _Plan:
 def submit_probe(
     home: Home, request: ProbeRequest, cap_function: CapFunction | None = None
 ) -> Reply:
-    """Queue a short run that samples some tasks several times each; return the reply about it.
+    """Queue a short run in which the model answers `request.samples` tasks `group_size` times each.
 
-    It samples `samples` tasks `group_size` times. If the same probe was made before, the reply is
-    about that run, with its `result` if it is done.
+    Returns the reply about the run. If the same probe was made before, nothing is queued, and the
+    reply is about the earlier run, with its `result` if it is done.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many the
-            quota of the caller's key lets it take. None where no quota applies.
+        cap_function: takes the most device hours that the run may need, and returns the hours that
+            the quota of the caller's key allows. None if no quota applies.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
-    launcher.worker_python(home)  # for its error where nothing can run a model
+    launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
     plan = _plan(home, request)
     with Store(home) as store:
         row = _earlier_or_new_run(home, store, request, plan, cap_function)
@@ -98,7 +99,7 @@ def _earlier_or_new_run(
     body = {"probe": key}  # what the database stores as the arguments of the request
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
-        return row  # a probe that exists costs nothing more, so no quota is asked
+        return row  # an existing probe costs nothing more, so the quota is not checked
     cap = _cap(home, request, plan, cap_function)
     files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model]))
     new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
@@ -106,7 +107,7 @@ def _earlier_or_new_run(
 
 
 def _plan(home: Home, request: ProbeRequest) -> _Plan:
-    """Find the environment and the model, and choose the settings.
+    """Find the environment and the model of a probe, and choose the settings.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*.
     """
@@ -120,7 +121,7 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
 def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
     """Return the most device hours that the probe may take; 0 for no cap.
 
-    `cap_function` is the quota of the caller's key, None where no quota applies.
+    `cap_function` is the quota of the caller's key, None if no quota applies.
 
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
@@ -129,9 +130,9 @@ def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFuncti
 
 
 def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
-    """Make the row that the database stores of the probe, without its request.
+    """Make the row that the database stores of the probe, without `request_id` and `body`.
 
-    `cap` is the most device hours that it may take, 0 for no cap.
+    `cap` is the most device hours that the probe may take, 0 for no cap.
     """
     return NewRun(
         name=f"{record.name}-probe",
@@ -146,9 +147,9 @@ def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
 def _settings(
     home: Home, request: ProbeRequest, model: ModelRef, facts: EnvFacts
 ) -> resolution.Resolved:
-    """Choose the settings of the probe, which are those of GRPO; return where each comes from too.
+    """Choose the settings of the probe as for GRPO; return the values and the source of each.
 
-    Raises UserError SETTING_*.
+    Raises UserError SETTING_* if a given setting does not exist or has an unusable value.
     """
     machine = hardware.detect(home.root)
     # Always our own sampler: a probe samples for seconds, and vLLM takes longer only to start.
@@ -173,9 +174,9 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
 
 
 def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
-    """Make the content of config.json of a probe, without the keys in which equal probes differ.
+    """Make the content of config.json of a probe, without the run's id and its cap on device hours.
 
-    These two are the run's id and its cap on device hours.
+    These two keys are left out because they differ between equal probes (`_key_of`).
     """
     return {
         "kind": "probe",
@@ -191,23 +192,25 @@ def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
 
 
 def _key_of(config: Mapping[str, object]) -> str:
-    """What identifies a probe, from its config as `_config` returns it."""
+    """Return a key such as "probe-1f0a..." that is the same for equal probes.
+
+    `config` is what `_config` returns. The key is made of its hash.
+    """
     config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     return f"probe-{config_hash[:24]}"
 
 
 def _earlier_probe(store: Store, key: str, body: Mapping[str, str]) -> tuple[str, RunRow | None]:
-    """Return the request id of this probe, and the run that was queued under this id before.
+    """Return (request id, run) of the first try of a probe that neither failed nor was cancelled.
 
-    Each try of a probe has a request id of its own: `key` and the number of the try. The first try
-    that neither failed nor was cancelled is returned. If it was not made yet, its run is None and
-    is still to be queued.
+    Each try of a probe has its own request id: `key` and the number of the try. The run is None if
+    that try was not queued yet; the caller then queues it under the request id.
 
     Args:
-        key: the same for the same probe.
+        key: identifies the probe, from `_key_of`.
         body: what the database stores as the arguments of the request.
 
-    Raises UserError RUN_STATE after `_MAX_RUNS` tries.
+    Raises UserError RUN_STATE if `_MAX_RUNS` tries have failed or were cancelled.
     """
     for number in range(_MAX_RUNS):
         request_id = f"{key}-{number}"

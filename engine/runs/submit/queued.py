@@ -17,10 +17,9 @@ _SHOWN_FIGURES = ("steps", "gpu_hours", "money", "device", "fits", "basis")  # o
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
-    """Start what can start after a run was queued, and return the reply about that run.
+    """Start every queued run for which a device is free; return the reply about the run of `row`.
 
-    It writes the run's STATUS.md, then starts every queued run for which a device is free.
-    `warnings` become a part of the reply.
+    The run's STATUS.md is written first. `warnings` become a part of the reply.
     """
     with Store(home) as store:
         write_status(home.run(row.run_id), row)
@@ -31,8 +30,9 @@ def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
     """Make the reply about a run that was queued, now or by an earlier call.
 
-    It has the run's state, its place in the queue (0 where it does not wait), its estimate, what
-    differs from the run's parent, and `warnings`; these also name secrets that a queued run lacks.
+    The reply has the run's state, its place in the queue (0 if it does not wait), its estimate,
+    what differs from its parent, and `warnings`. For a queued run a warning is added that names
+    secrets which the server lacks.
     """
     run = home.run(row.run_id)
     config = run.read_config()
@@ -58,9 +58,9 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
 
 
 def _missing_secrets(run: RunDir) -> list[str]:
-    """Return a warning that names the secrets that a queued run needs and this server lacks.
+    """Return a warning that names the secrets which a queued run needs and this server lacks.
 
-    [] where it lacks none.
+    Returns [] if the server has all of them.
     """
     missing = launcher.missing_secrets(run)
     if not missing:
@@ -69,8 +69,10 @@ def _missing_secrets(run: RunDir) -> list[str]:
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
-    """What of the estimate the caller needs now, empty for a run that is no training run: dry_run
-    and estimate_cost show all of it."""
+    """Return the part of the estimate that the reply about a queued training run shows.
+
+    Returns {} for any other run. The tools dry_run and estimate_cost show the whole estimate.
+    """
     if not isinstance(config, TrainConfig):
         return {}
     figures = estimate.shown(config.estimate)
@@ -80,7 +82,10 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 
 def _time_in_words(config: RunConfig) -> str:
-    """How long a training run is likely to take, as the end of a sentence; "" for another run."""
+    """Say how long a training run is likely to take, as the end of a sentence.
+
+    For example ": about 3 min (2 min to 6 min)". Returns "" for any other run.
+    """
     if not isinstance(config, TrainConfig):
         return ""
     hours = config.estimate.hours
@@ -89,9 +94,12 @@ def _time_in_words(config: RunConfig) -> str:
 
 
 def unmeasured_note(bases: Sequence[str]) -> str:
-    """Say that a time is no measured one, as the end of a sentence; "" where all estimates rest on
-    measurements. `bases` are those of the estimates."""
-    if "model" not in bases:
+    """Say that a time was estimated without measurements, as the end of a sentence.
+
+    `bases` are the fields `basis` of the estimates behind the time: what each rests on. Returns ""
+    if all of them rest on measurements.
+    """
+    if "model" not in bases:  # "model": computed from a table of devices
         return ""
     return ", from a table: this machine is not measured yet"
 
@@ -99,8 +107,8 @@ def unmeasured_note(bases: Sequence[str]) -> str:
 def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     """Compare a run's choices with its parent's: name -> [the parent's value, this run's value].
 
-    Choices are the settings, the model, the environment and the algorithm. {} without a parent, and
-    where the parent's settings are not known.
+    Choices are the settings, the model, the environment and the algorithm. Returns {} if the run
+    has no parent, or if the parent's config cannot be read.
     """
     if not isinstance(config, TrainConfig) or not config.parent:
         return {}

@@ -28,20 +28,20 @@ from engine.runs.submit.queued import start_and_reply
 from engine.runs.submit.requests import EvaluationRequest
 from engine.runs.submit.run_folder import RunFiles
 
-_RUNS_LOOKED_AT = 50  # the newest, for one whose groups a new version can score
+_RUNS_LOOKED_AT = 50  # the newest ended runs that `preview_calls` reads
 
 
 def submit_regrade(
     home: Home, request: EvaluationRequest, cap_function: CapFunction | None
 ) -> Reply:
-    """Queue the scoring of a run's stored answers, and return the reply about it.
+    """Queue a regrade (the new scoring of a run's stored answers), and return the reply about it.
 
-    The answers are those of the run `request.regrade`; the environment version of the request
+    The answers are those of the run `request.regrade`. The environment version of the request
     scores them.
 
     Args:
-        cap_function: is given the device hours that the run needs at most, and returns how many the
-            quota of the caller's key lets it take. None where no quota applies.
+        cap_function: takes the most device hours that the run may need, and returns the hours that
+            the quota of the caller's key allows. None if no quota applies.
 
     Raises UserError: BAD_ARGUMENT, ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET,
     NOT_APPROVED.
@@ -65,10 +65,10 @@ def submit_regrade(
 
 
 def preview_calls(home: Home, env_id: str) -> list[Call]:
-    """Suggest a call that scores stored answers by a new environment version; [] if there are none.
+    """Suggest a call that scores stored answers by the new environment version `env_id`.
 
-    The answers are the groups of the newest GRPO run of another version of the same environment. []
-    also where the version `env_id` has no score function.
+    The answers are those that the newest GRPO run on another version of the same environment
+    sampled in training. Returns [] if there is no such run, or if the version cannot score.
     """
     record = registry.find_env(home, env_id)
     if not record.scored:
@@ -92,7 +92,7 @@ class _Plan:
     Attributes:
         record: the environment version that scores.
         stored: the answers that are scored.
-        task_count: at how many tasks.
+        task_count: how many tasks these answers belong to.
         cap: the most device hours that the run may take, 0 for no cap.
     """
 
@@ -107,7 +107,8 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
 
     `cap_function` is that of `submit_regrade`.
 
-    Raises UserError: ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
+    Raises UserError: BAD_ARGUMENT if the environment is a command, which cannot score stored
+    answers; ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
     """
     record = scored_env(home, request.env_id, "regraded")
     if record.kind == "command":
@@ -129,7 +130,7 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
 
 
 def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
-    """List what is doubtful about the regrade but no reason to refuse it, one sentence each."""
+    """Return the warnings about a regrade: doubts that are no reason to refuse it."""
     return [
         *registry.prefix_meant(request.env_id, plan.record),
         *plan.stored.warnings,
@@ -140,7 +141,7 @@ def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
 
 
 def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
-    """Return a warning if more tasks are stored than the request has scored; otherwise []."""
+    """Return a warning if the run has answers to more tasks than `rows`; otherwise []."""
     if stored.tasks <= request.rows:
         return []
     return [f"{request.rows} of the {stored.tasks} stored tasks are scored; rows takes more"]
@@ -167,10 +168,8 @@ def check_tasks(request: EvaluationRequest) -> None:
 
 
 def _check_request(request: EvaluationRequest) -> None:
-    """Raise UserError BAD_ARGUMENT if an argument is given that a regrade does not take.
-
-    Also for whatever `check_tasks` refuses.
-    """
+    """Raise UserError BAD_ARGUMENT if an argument is given that a regrade does not take, if the
+    split is unknown, or if `rows` is below 1."""
     values = {
         "models": request.models,
         "attempts": request.attempts,
@@ -194,7 +193,8 @@ def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
         "algorithm": "regrade",
         "env_id": plan.record.env_id,
         "env_dir": str(plan.record.dir),
-        # Here "rows" is the file with the model's answers, below it is a number of tasks.
+        # In an entry of `models`, "rows" is the file with the model's answers. The top-level "rows"
+        # below is a number of tasks.
         "models": [{"ref": ref, "rows": path} for ref, path in stored.models],
         "split": request.split,
         "rows": request.rows,

@@ -28,15 +28,16 @@ class TrainRequest:
         note: why this run.
         expect: the prediction "better" or "no_difference", a target such as "90 %", or "".
         parent: the run to compare the settings with.
-        max_gpu_hours: the most device hours that this attempt may take; None: DEFAULT_GPU_HOURS,
-            of a resumed run its own.
-        request_id: the same request again is answered with the run it made first.
+        max_gpu_hours: the most device hours that this attempt may take. None stands for
+            DEFAULT_GPU_HOURS, or for the cap that a resumed run had.
+        request_id: if a second request has the same id, no second run is made; its reply is about
+            the first run.
         resume: the run to continue from its last complete checkpoint.
-        approved: a person agreed to a spend above `auto_approve_gpu_hours`.
-        profile: the worker leaves a trace of two steps.
-        then: further steps of a plan, each from the best of the one before, as
+        approved: whether a person agreed to a spend above `auto_approve_gpu_hours`.
+        profile: whether the worker writes a profiler trace of two steps.
+        then: further steps of a plan. Each starts from the best checkpoint of the step before;
             engine/runs/submit/plan_steps.py reads them.
-        vary: setting -> values: the plan is carried out once for each combination of them.
+        vary: setting -> list of values. The plan is carried out once for each combination.
     """
 
     env_id: str = ""
@@ -56,7 +57,8 @@ class TrainRequest:
 
     @property
     def is_plan(self) -> bool:
-        """Whether it asks for several runs, which are queued, capped and cancelled as one."""
+        """Whether the request is a plan: several runs that are queued, capped and cancelled as
+        one."""
         return bool(self.then or self.vary)
 
     @property
@@ -81,14 +83,17 @@ class TrainRequest:
         }
 
     def _plan_arguments(self) -> Mapping[str, Any]:
-        """Return `then` and `vary` where they were given: requests without them keep their hash."""
+        """Return `then` and `vary`, without empty ones.
+
+        A request without them must keep the hash that it had before these arguments existed.
+        """
         given = {"then": list(self.then), "vary": dict(self.vary)}
         return {name: value for name, value in given.items() if value}
 
     def plan(self) -> Mapping[str, Any]:
-        """Return the arguments that a dry run, an estimate and a submit have in common, by name.
+        """Return the environment, model, algorithm and settings by the names of these arguments.
 
-        They say what is to be trained on what, and how.
+        A dry run, an estimate and a submit all take these four arguments.
         """
         return {
             "env_id": self.env_id,
@@ -98,10 +103,10 @@ class TrainRequest:
         }
 
     def given_arguments(self) -> Mapping[str, Any]:
-        """Return the arguments of a call that makes the same request, by name.
+        """Return the arguments of a call that repeats this request, by name, without empty ones.
 
-        These are the plan and what else was given. The cap is left out: whoever repeats the call
-        names another one. So is `approved`: a person agrees to one spend, not to another.
+        `max_gpu_hours` is left out, because a caller who repeats the call names another cap.
+        `approved` is left out, because a person has agreed to this one spend only.
         """
         optional_texts = {
             "note": self.note,
@@ -113,9 +118,9 @@ class TrainRequest:
         return {**self.plan(), **given_texts, **self._plan_arguments()}
 
     def arguments_not_for_resume(self) -> list[str]:
-        """List the names of arguments that were given although a resumed run does not take them.
+        """Return the names of arguments that were given although a resumed run does not take them.
 
-        An argument counts as given where it differs from its default.
+        An argument counts as given if its value differs from the default.
         """
         defaults = TrainRequest()
         names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
@@ -127,10 +132,10 @@ class DryRunRequest(TrainRequest):
     """The check of a request that could be submitted, without training.
 
     Attributes:
-        samples: how many tasks the model answers in a probe; 0 for none.
-        smoke: also do two optimizer steps on a few rows and throw them away.
-        smoke_s: seconds that they may take; 0 for what is left of a client's call.
-        full: the reply also has the details of what passed.
+        samples: how many tasks the model answers in a probe (a short sampling run); 0 for none.
+        smoke: whether to also make two optimizer steps on a few rows, whose result is thrown away.
+        smoke_s: seconds that these steps may take; 0 for what is left of a client's call.
+        full: whether the reply also has the details of the checks that passed.
     """
 
     samples: int = 0
@@ -141,19 +146,20 @@ class DryRunRequest(TrainRequest):
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """An evaluation of models on the same tasks, or with `regrade` the scoring of that run's
-    stored answers by this environment.
+    """An evaluation of models on the same tasks, or with `regrade` a new scoring of stored answers.
 
     Attributes:
+        env_id: the environment version that asks and scores.
+        models: references of the models that answer.
         split: "heldout", "dev" or "train".
-        rows: tasks at most.
+        rows: the most tasks that are asked.
         attempts: answers per task; one is greedy, more are sampled.
         settings: sampling settings that should differ from the defaults.
-        task_indices: these tasks of the split instead of `rows`: positions from 0 and ranges of
-            them, such as "0-9,12", in the order in which the environment lists its tasks; "" for
-            none.
-        perturb: in which other words the same tasks are asked too: kinds of engine/wording, or
-            "all".
+        regrade: the run whose stored answers the environment scores; "" for an evaluation.
+        task_indices: the tasks to ask, instead of `rows`: positions from 0 and ranges of them, such
+            as "0-9,12", in the order in which the environment lists the split; "" for no choice.
+        perturb: the kinds of other words (engine/wording) in which the same tasks are also asked,
+            or "all".
     """
 
     env_id: str
@@ -168,7 +174,8 @@ class EvaluationRequest:
 
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds of other words that it asks for, each once, in their order."""
+        """The kinds of other words in which tasks are also asked, each once, in the order of
+        `KINDS`."""
         return [kind for kind in KINDS if kind in self.perturb or "all" in self.perturb]
 
 

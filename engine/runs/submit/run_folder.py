@@ -23,7 +23,7 @@ from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
 
 _ALL_RUNS = 100_000  # more than any home has
-START = -1  # the place of a training run's start, which does not stand in `models`
+START = -1  # stands for a training run's start model where other models have an index in `models`
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class RunFiles:
 
     Attributes:
         config: config.json without the run's id.
-        start_adapter: the adapter a training run goes on from; the run keeps a copy of it.
-        teacher_adapter: the adapter of a distillation's teacher; the run keeps a copy of it.
-        model_adapters: the adapters of the models it asks, by their place in `models`.
-        contamination: which held-out tasks the training rows of the run's models hold.
-        needs: the run whose stored answers it reads, "" for none.
-        awaited: models that runs are still to make: by their place in `models`, a training run's
-            start under START.
+        start_adapter: the adapter that a training run continues from; the run keeps a copy.
+        teacher_adapter: the adapter of a distillation's teacher; the run keeps a copy.
+        model_adapters: the adapters of the models that are asked, by their index in `models`.
+        contamination: which held-out tasks occur in the training rows of the run's models.
+        needs: the id of the run whose stored answers this run reads, "" for none.
+        awaited: models that other runs have yet to train, by their index in `models`, or by START
+            for the start model of a training run.
     """
 
     config: Mapping[str, Any]
@@ -50,10 +50,10 @@ class RunFiles:
     awaited: Mapping[int, ModelRef] = field(default_factory=dict)
 
     def writer(self, home: Home) -> Callable[[str], None]:
-        """Return the function that writes the run's folder, as `Store.insert_run` takes it.
+        """Return the function that writes the run's folder, for `Store.insert_run`.
 
-        The store calls it with the run's id just before the row is inserted. Raises UserError
-        BAD_ARGUMENT at once where a number in the config is not finite.
+        The store calls this function with the run's id just before it inserts the row. `writer`
+        itself raises UserError BAD_ARGUMENT if a number in the config is not finite.
         """
         try:
             json.dumps(self.config, allow_nan=False)
@@ -63,10 +63,10 @@ class RunFiles:
 
 
 def write_folder(run: RunDir, files: RunFiles) -> None:
-    """Write a new run's folder with its files, so that they survive a power cut.
+    """Write a new run's folder with its files, and sync them to the disk.
 
-    Raises UserError RUN_STATE where the run whose answers it reads (`needs`) was deleted meanwhile,
-    and ENV_SEALED where an evaluation takes more looks at a sealed exam than are left.
+    Raises UserError RUN_STATE if the run whose answers this one reads (`needs`) was deleted
+    meanwhile, and ENV_SEALED if an evaluation asks more models than a sealed exam still allows.
     """
     if files.needs:
         check_not_deleted(run.home.run(files.needs), field="regrade")
@@ -84,8 +84,9 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
 def _require_looks(home: Home, config: Mapping[str, Any]) -> None:
     """Raise UserError ENV_SEALED if an evaluation takes more looks at a sealed exam than are left.
 
-    A look is one model in an evaluation. The database is locked meanwhile for the new run, so two
-    calls cannot take one look. `config` is the config.json of the evaluation.
+    A sealed exam is an environment version that only a limited number of models may be tested on; a
+    look is one model in one evaluation. `config` is the evaluation's config.json. The caller holds
+    the lock of the database, so two calls cannot take the same look.
     """
     seal = seal_in(Path(config["env_dir"]))
     if seal is None:
@@ -103,21 +104,25 @@ def _require_looks(home: Home, config: Mapping[str, Any]) -> None:
 
 
 def _looks_since(home: Home, env_id: str, since: float) -> int:
-    """How many models evaluations asked a version's tasks since a time, in seconds since the epoch.
+    """Count the looks at an environment version since a time: the models of all its evaluations.
 
-    It counts whatever became of them: an evaluation that was cancelled has shown something too.
+    `since` is in seconds since the epoch. Evaluations in every state count, because one that was
+    cancelled may have shown scores too.
     """
     with Store(home) as store:
         rows = store.list_runs(limit=_ALL_RUNS, kind="evaluate")
     return sum(
-        row.model.count(",") + 1 for row in rows if row.env_id == env_id and row.created >= since
+        # The column `model` of an evaluation lists its models, separated by commas.
+        row.model.count(",") + 1
+        for row in rows
+        if row.env_id == env_id and row.created >= since
     )
 
 
 def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
-    """Put links to the files of all adapters, or copies of them, into the run's folder.
+    """Link or copy the files of all adapters into the run's folder.
 
-    Returns the keys of config.json that name adapters, with their new paths.
+    Returns the keys of config.json that name adapters, with the paths inside the folder.
     """
     home = run.home
     new_values: dict[str, object] = {}
@@ -136,10 +141,11 @@ def _copy_adapters(run: RunDir, files: RunFiles) -> dict[str, object]:
 def _awaited_adapters(
     run: RunDir, config: Mapping[str, Any], awaited: Mapping[int, ModelRef]
 ) -> dict[str, object]:
-    """Return the keys of config.json about adapters that other runs have yet to make; {} for none.
+    """Return the keys of config.json about adapters that other runs have yet to train.
 
-    They name the folders of this run where the adapters will be put, and the runs that it waits
-    for. `config` is the config.json so far; `awaited` as in `RunFiles`.
+    The keys name the folders of this run into which the adapters will be put, and the runs that
+    this one waits for. `config` is the config.json so far, `awaited` that of `RunFiles`. Returns {}
+    if no adapter is awaited.
     """
     if not awaited:
         return {}
@@ -154,27 +160,27 @@ def _awaited_adapters(
 
 
 def _awaited_adapter(run: RunDir, index: int, model: ModelRef) -> Mapping[str, str]:
-    """Make an entry of `waits_for` in config.json: a model that another run has yet to make.
+    """Make an entry of `waits_for` in config.json: a model that another run has yet to train.
 
-    `index` is the model's place in `models`, or START; it decides the folder for the adapter.
+    `index` is the model's index in `models`, or START; it decides the folder for the adapter.
     """
     folder = run.start_adapter if index == START else run.model_adapter(index)
-    checkpoint = model.ref.partition("@")[2]
+    checkpoint = model.ref.partition("@")[2]  # e.g. "best" of "sums-sft-1@best"
     return {"run_id": model.waits_for, "checkpoint": checkpoint, "folder": str(folder)}
 
 
 def awaited_of(models: Sequence[ModelRef]) -> dict[int, ModelRef]:
-    """The models that other runs are still to make, by their place in the list."""
+    """Return the models that other runs have yet to train: index in `models` -> model."""
     return {place: model for place, model in enumerate(models) if model.waits_for}
 
 
 def _with_own_adapters(
     run: RunDir, models: Sequence[Mapping[str, Any]], adapters: Mapping[int, Path]
 ) -> list[dict[str, object]]:
-    """Put links to the files of the models' adapters, or copies of them, into the run's folder.
+    """Link or copy the files of the models' adapters into the run's folder.
 
-    `adapters` holds each model's adapter by the index of the model in `models`. Returns the entries
-    of `models` with the new paths.
+    `adapters` maps the index of a model in `models` to the folder of its adapter. Returns the
+    entries of `models` with the paths inside the run's folder.
     """
     entries = [dict(entry) for entry in models]
     for index, source in adapters.items():
@@ -183,21 +189,24 @@ def _with_own_adapters(
 
 
 def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
-    """The adapter folders of the models: place in the list -> folder, for each model that has
-    one."""
+    """Return the adapter folders of the models: index in `models` -> folder.
+
+    Models without an adapter are left out.
+    """
     return {index: model.adapter for index, model in enumerate(models) if model.adapter is not None}
 
 
 def _link_folder(home: Home, source: Path, target: Path) -> Path:
-    """Fill the folder `target` with links to the files of an adapter or checkpoint.
+    """Fill the folder `target` with the files of the adapter or checkpoint in `source`.
 
-    Files of a `source` outside the home's runs are copied instead. Returns `target`.
+    The files are linked if `source` belongs to a run of the home, and copied otherwise. Returns
+    `target`.
     """
     if source.is_relative_to(home.runs):
         link_checkpoint(source, target)
         return target
     target.mkdir(parents=True, exist_ok=True)
-    for name in ADAPTER_FILES:  # copies, because the owner of the source may change it
+    for name in ADAPTER_FILES:  # copies and not links: the owner of the source may change its files
         shutil.copyfile(source / name, target / name)
     sync_folder(target)
     return target

@@ -62,8 +62,9 @@ class ResolvedTraining:
         model: the model that is trained.
         machine: the hardware of this machine.
         resolved: the settings, where each comes from, and warnings about them.
-        teacher: the model that a distillation learns from; None for every other algorithm.
-        forecast: the estimate of time, memory and disk, and how far to lower a setting.
+        teacher: the model that a distillation learns from; None if there is no teacher.
+        forecast: the estimate of time, memory and disk, and the setting to lower if the run does
+            not fit.
         facts: measured facts about the environment's tasks, in the model's tokens.
     """
 
@@ -77,7 +78,7 @@ class ResolvedTraining:
 
     @property
     def teacher_adapter(self) -> Path | None:
-        """The folder of the teacher's adapter; None without a teacher that has one."""
+        """The folder of the teacher's adapter; None if there is no teacher, or no adapter of it."""
         model = self.teacher.model if self.teacher else None
         return model.adapter if model else None
 
@@ -86,8 +87,8 @@ class ResolvedTraining:
 def submit(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, or with `resume` a new attempt of one; return the reply about it.
 
-    A request that was made before with the same `request_id` queues nothing and gets the reply
-    about the run that it made first.
+    If the same request was made before with the same `request_id`, nothing is queued, and the reply
+    is about the first run.
 
     Raises UserError: SETTING_*, ENV_*, MODEL_*, BAD_ARGUMENT, REWARD_RISK, BUDGET, NOT_APPROVED,
     DOES_NOT_FIT, DISK_FULL, NO_TORCH, REQUEST_CONFLICT (the `request_id` was used for another
@@ -97,7 +98,7 @@ def submit(home: Home, request: TrainRequest) -> Reply:
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)  # the run's state may change by it: its row is read again
+            launcher.reap(home)  # this may change the run's state, so its row is read again
             row = store.get_run(earlier.run_id)
             return reply_of(home, row, ["this request was answered before"])
         if request.resume:
@@ -112,8 +113,8 @@ def _queue(
 ) -> tuple[RunRow, list[str], Exam | None]:
     """Queue a new training run.
 
-    Returns its row, warnings about the request, and what its held-out tasks can show (None where
-    the run has none). Raises the errors of `submit`.
+    Returns the run's row, warnings about the request, and its exam: what its held-out tasks can
+    show (None if the run has no such tasks). Raises the errors that `submit` lists for new runs.
     """
     plan = resolve(home, request, start_models.model_to_train)
     warnings = admit(home, request, plan)
@@ -121,7 +122,7 @@ def _queue(
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
     warnings += cautions(home, store, as_train_config(config_of(request, plan, parent)))
-    # Which held-out tasks stand in the rows that the model is, or was earlier, trained on.
+    # Held-out tasks that are also among the rows of this training or of an earlier one.
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
@@ -133,10 +134,10 @@ def _queue(
 
 
 def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
-    """Return the whole id of the run that the request names as its parent, "" for none.
+    """Return the whole id of the run that the request names as its parent, and warnings.
 
-    The second value is a list, with a warning if only the beginning of the id was given. Raises
-    UserError RUN_NOT_FOUND.
+    The id is "" if the request names no parent. There is a warning if only the beginning of the id
+    was given. Raises UserError RUN_NOT_FOUND if the name matches no run or more than one.
     """
     parent = store.get_run(request.parent).run_id if request.parent else ""
     return parent, taken_as("parent", request.parent, parent)
@@ -148,8 +149,8 @@ def files_of(
     """Collect the content of the run's folder.
 
     Args:
-        config: the content of its config.json.
-        plan: the run, whose adapters are put into the folder.
+        config: the content of config.json.
+        plan: the run; the adapters of its start model and teacher are put into the folder.
         report: which held-out tasks occur in the rows that the model is trained on.
     """
     return RunFiles(
@@ -181,16 +182,16 @@ def check_request(request: TrainRequest) -> None:
 def resolve(
     home: Home, request: TrainRequest, model_of: Callable[[Home, str], ModelRef]
 ) -> ResolvedTraining:
-    """Find the environment and the model, choose every setting, and estimate what the run takes.
+    """Find the environment and the model, choose every setting, and estimate time, memory and disk.
 
-    `model_of` is given the home and the request's `model`, and returns the model that it names.
+    `model_of` takes the home and the request's `model`, and returns the model that this names.
 
     Raises UserError: BAD_ARGUMENT, NO_TORCH, SETTING_*, ENV_*, MODEL_*.
     """
     resolution.check_algorithm(request.algorithm)
     if not request.env_id:
         raise no_env_error()
-    launcher.worker_python(home)  # for its error where nothing can train
+    launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
     record = registry.find_env(home, request.env_id)
     _check_target(request, record)
     model = model_of(home, request.model)
@@ -202,6 +203,7 @@ def resolve(
     teacher = _teacher(home, resolved, model)
 
     def forecast_of(settings: resolution.Resolved) -> Forecast:
+        """Estimate the run with these settings."""
         return estimate.estimate(
             home, settings, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
         )
@@ -214,8 +216,10 @@ def resolve(
 
 
 def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
-    """Raise UserError BAD_ARGUMENT for a target where nothing is scored, so that no run reaches
-    it."""
+    """Raise UserError BAD_ARGUMENT if the request sets a target and the environment has no scorer.
+
+    No run could reach that target.
+    """
     if target_in(request.expect) is None or record.scored:
         return
     raise UserError(
@@ -230,9 +234,9 @@ def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
 def _settings(
     home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
 ) -> resolution.Resolved:
-    """Choose every setting of the run; return them with where each comes from, and warnings.
+    """Choose every setting of the run; return the values, the source of each value, and warnings.
 
-    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
+    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment does not suit the algorithm.
     """
     return resolution.resolve(
         request.algorithm,
@@ -247,10 +251,10 @@ def _settings(
 
 
 def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
-    """Find the teacher that the settings name, and check that the files of its model are there.
+    """Find the teacher that the settings name, and check that the files of its model exist.
 
-    `model` is the one to be trained. Returns None where the settings name no teacher. Raises
-    UserError MODEL_* or SETTING_*.
+    `model` is the model to be trained. Returns None if the settings name no teacher. Raises
+    UserError MODEL_* if the teacher's model is missing, SETTING_* if it does not fit the settings.
     """
     teacher = teachers.resolve_teacher(home, resolved.settings, model)
     if teacher is not None and teacher.model is not None:
@@ -259,25 +263,26 @@ def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> Reso
 
 
 def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: ModelRef) -> EnvFacts:
-    """Measure the environment's tasks in the tokens of the model.
+    """Measure the lengths of the environment's tasks in the tokens of the model.
 
-    Thoughts are counted if the request has the model think.
+    If the request has the model think, the thoughts in the answers are counted too.
     """
     thinking = resolution.counted_thinking(request.algorithm, request.settings)
     return env_facts.env_facts(home, record, model.base_path, thinking=thinking)
 
 
 def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str]:
-    """Check that the run can be carried out. Returns warnings about what is doubtful.
+    """Check that the run can be carried out, and return warnings about what is doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.
     """
     record, resolved = plan.record, plan.resolved
-    # The first one says which environment was meant, if `env_id` is only a prefix of its id.
+    # `prefix_meant` says which environment was taken, if `env_id` is only the beginning of an id.
     warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
-    warnings += plan.forecast.left_out  # a sentence for each past run with damaged files
+    # A sentence for each past run that the estimate could not use because its files are damaged.
+    warnings += plan.forecast.left_out
     check_secrets(record)
-    registry.env_python(record)  # for its error where packages are missing
+    registry.env_python(record)  # raises ENV_DEPS if packages of the environment are missing
     launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
     warnings += _cut_answers(plan.facts, resolved.settings)
@@ -286,10 +291,10 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
 
 
 def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:
-    """Check that what a request will take, as estimated, may be spent.
+    """Check that the estimated device hours of a request may be spent.
 
-    Returns a list with a warning if its cap may be reached. Raises UserError BUDGET or
-    NOT_APPROVED.
+    Returns a list with a warning if the run may reach its cap. Raises UserError BUDGET if the
+    home's total is spent or would be exceeded, NOT_APPROVED if a person must agree first.
     """
     check_hours_left(home, store)
     warnings = estimate.check_budget(
@@ -300,10 +305,10 @@ def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimat
 
 
 def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
-    """Return a warning if too many reference answers do not fit into `max_tokens`; otherwise [].
+    """Return a warning if `max_tokens` is too small for the reference answers; otherwise [].
 
-    Too many are more than the share `TOO_MANY_CUT`. The warning names the `max_tokens` that would
-    do. [] also where nothing is sampled.
+    It is too small if more than the share `TOO_MANY_CUT` of the answers do not fit. The warning
+    names the `max_tokens` that would fit them all. Returns [] if the algorithm samples nothing.
     """
     if not isinstance(settings, RolloutSettings):
         return []
@@ -329,8 +334,8 @@ def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Map
         "env_dir": str(plan.record.dir),
         "model": plan.model.ref,
         "base": {"ref": plan.model.base_ref, "path": str(plan.model.base_path)},
-        # If the model has an adapter, the path of the run's own copy takes the place of None when
-        # the run's folder is written.
+        # If the model has an adapter, `run_folder.write_folder` replaces None by the path of the
+        # run's own copy.
         "start_adapter": None,
         "settings": plan.resolved.settings.model_dump(),
         "sources": plan.resolved.sources,
@@ -349,9 +354,9 @@ def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Map
 
 
 def as_train_config(content: Mapping[str, object]) -> TrainConfig:
-    """Check the content of config.json, which has no run id yet.
+    """Check the content of a config.json that has no run id yet, and return the typed config.
 
-    Returns it as a typed config with the id "".
+    The run id of the returned config is "".
     """
     config = as_run_config({"run_id": "", **content})
     assert isinstance(config, TrainConfig)  # `config_of` made it with the kind "train"
@@ -361,7 +366,7 @@ def as_train_config(content: Mapping[str, object]) -> TrainConfig:
 def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRun:
     """Make the row that the database stores of the new run.
 
-    `parent` is the whole id of its parent, "" for none.
+    `parent` is the whole id of the run's parent, "" for none.
     """
     return NewRun(
         name=f"{plan.record.name}-{request.algorithm}",
@@ -384,7 +389,7 @@ def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRu
 def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     """Queue a new attempt of the run `request.resume`, and return the reply about it.
 
-    The attempt continues from the last complete checkpoint, or else from step 0.
+    The attempt continues from the last complete checkpoint, or from step 0 if there is none.
 
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
@@ -392,13 +397,13 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    launcher.trainer_command(home, row.algorithm, row.gpus)  # for its error where nothing can train
+    launcher.trainer_command(home, row.algorithm, row.gpus)  # raises NO_TORCH if nothing can train
     check_secrets_of(run, row)
     check_hours_left(home, store)
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
     checkpoint = note_resumed(run, row)
-    if row.gpus == 0:
+    if row.gpus == 0:  # an evaluation of models behind a URL has no checkpoints
         warnings.append("what was answered before is not asked again")
     elif not checkpoint:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
@@ -414,9 +419,9 @@ def check_secrets_of(run: RunDir, row: RunRow) -> None:
 
 
 def note_resumed(run: RunDir, row: RunRow) -> str:
-    """Write the event that a new attempt of the run was asked for; `row` is its row.
+    """Write the event that a new attempt of the run was requested; `row` is the run's row.
 
-    Returns the name of the checkpoint from which the attempt goes on, "" for step 0.
+    Returns the name of the checkpoint from which the attempt continues; "" if it starts at step 0.
     """
     checkpoint = outcome.checkpoint_name(run)
     message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
@@ -427,8 +432,8 @@ def note_resumed(run: RunDir, row: RunRow) -> str:
 def _queue_attempt(store: Store, run: RunDir, row: RunRow, request: TrainRequest) -> RunRow:
     """Queue a new attempt of a run, and return the run's new row.
 
-    The cap on device hours is that of the request, or else the one that the run had, or else the
-    default. Raises UserError RUN_STATE.
+    The cap on device hours is that of the request, else the cap that the run had, else the default.
+    Raises UserError RUN_STATE if the run cannot be resumed or its files were deleted.
     """
     return store.resume_run(
         row.run_id,
