@@ -36,6 +36,39 @@ _OF_THE_MACHINE = frozenset(
         "matrix_flops",
     }
 )
+# Metrics that read_logs shows and that change no decision while a run goes on.
+_IN_DETAIL = frozenset(
+    {
+        "reward_std",
+        "shaped_reward_mean",
+        "length_p95",
+        "group_mean_p10",
+        "group_mean_p50",
+        "group_mean_p90",
+        "group_std_p10",
+        "group_std_p50",
+        "group_std_p90",
+        "sampler_gap_mean",
+        "sampler_gap_max",
+        "sampler_gap_drift",
+        "export_s",
+    }
+)
+# Counts and shares of trouble: 0 is no news.
+_TROUBLES = frozenset(
+    {
+        "clip_share",
+        "sampler_missing",
+        "truncated_share",
+        "unstitched",
+        "invalid_calls",
+        "groups_flat_partial",
+        "resampled_groups",
+        "reward_errors",
+        "tasks_left_out",
+    }
+)
+_DIGITS = 4  # significant digits of a metric
 # Fields of a level (a mean score with its interval) that matter only if some scores failed.
 _OF_ERRORS = ("attempts", "errors", "value_with_errors")
 
@@ -55,14 +88,16 @@ def only_changes(status: Reply) -> Reply:
 def essential(status: Reply) -> Reply:
     """Return the status of a run or a plan without what read_logs and the report show better.
 
-    The result lacks metrics of speed and memory, and measurements of the machine. Each level (a
-    mean score with its interval) lacks the counts of attempts and errors if no score failed.
+    The metrics are those that tell how the model does, with four digits. Of several alerts with the
+    same id of one run only the newest is shown. The result lacks measurements of the machine. Each
+    level (a mean score with its interval) lacks the counts of attempts and errors if no score
+    failed.
     """
     short = dict(status)
     if isinstance(status.get("metrics"), dict):
-        short["metrics"] = {
-            name: value for name, value in status["metrics"].items() if name not in _OF_THE_MACHINE
-        }
+        short["metrics"] = _essential_metrics(status["metrics"])
+    if status.get("alerts"):
+        short["alerts"] = _newest_of_each(status["alerts"])
     if isinstance(status.get("result"), dict):
         result = {name: value for name, value in status["result"].items() if name != "measured"}
         if isinstance(result.get("evidence"), dict):
@@ -71,6 +106,33 @@ def essential(status: Reply) -> Reply:
     if status.get("kind") == "plan":
         short["steps"] = [_short_levels(step) for step in status.get("steps", [])]
     return short
+
+
+def _essential_metrics(metrics: Reply) -> Reply:
+    """Return the metrics that tell how the model does, as numbers with four significant digits."""
+    left_out = _OF_THE_MACHINE | _IN_DETAIL
+    return {
+        name: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+        for name, value in metrics.items()
+        if name not in left_out and not (name in _TROUBLES and not value)
+    }
+
+
+def _newest_of_each(alerts: Sequence[Reply]) -> list[Reply]:
+    """Return the newest alert of each id and run, with `times`, how often it came, if above 1.
+
+    `alerts` are in the order of time. The alerts come without their time, which their step tells.
+    """
+    newest: dict[tuple[object, object], Reply] = {}
+    for alert in alerts:
+        key = (alert.get("run_id"), alert.get("id"))
+        times = newest.pop(key, {}).get("times", 0) + 1
+        fields = {name: value for name, value in alert.items() if name not in ("time", "event")}
+        newest[key] = fields | {"times": times}
+    return [
+        alert if alert["times"] > 1 else {k: v for k, v in alert.items() if k != "times"}
+        for alert in newest.values()
+    ]
 
 
 def _short_levels(entry: Reply) -> Reply:

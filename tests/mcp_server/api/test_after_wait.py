@@ -29,3 +29,27 @@ def test_the_steps_of_a_plan_are_shortened_too():
     short = essential({"kind": "plan", "steps": [step, {"run_id": "e", "state": "queued"}]})
     assert short["steps"][0] == step | {"before": LEVEL, "after": LEVEL}
     assert short["steps"][1] == {"run_id": "e", "state": "queued"}
+
+
+def test_metrics_in_detail_and_troubles_that_are_none_are_left_out_and_four_digits_are_kept():
+    metrics = {"step": 140, "reward_mean": 0.961484375, "tokens": 9, "group_std_p90": 0.3157}
+    metrics |= {"truncated_share": 0.0, "reward_errors": 0.25, "lr": 0.00029999999}
+    short = essential({"run_id": "r", "metrics": metrics})
+    assert short["metrics"] == {
+        "step": 140,
+        "reward_mean": 0.9615,
+        "reward_errors": 0.25,
+        "lr": 0.0003,
+    }
+
+
+def test_of_equal_alerts_of_a_run_the_newest_is_shown_with_how_often_it_came():
+    def alert(run_id: str, name: str, step: int) -> dict[str, object]:
+        return {"run_id": run_id, "time": 9.5, "event": "alert", "id": name, "step": step}
+
+    alerts = [alert("a", "kl", 5), alert("a", "flat", 6), alert("b", "kl", 7), alert("a", "kl", 8)]
+    assert essential({"kind": "plan", "alerts": alerts})["alerts"] == [
+        {"run_id": "a", "id": "flat", "step": 6},
+        {"run_id": "b", "id": "kl", "step": 7},
+        {"run_id": "a", "id": "kl", "step": 8, "times": 2},
+    ]
