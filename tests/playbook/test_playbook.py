@@ -16,7 +16,8 @@ from engine.core.errors import CODES, FAILURE_KINDS, UserError
 from engine.core.metrics import METRICS
 from engine.curation import selection
 from engine.evidence.detect.detectors import IDS
-from engine.evidence.stats import inference, overlap
+from engine.evidence.overlap import overlap
+from engine.evidence.stats import inference
 from engine.home.rows import STATES
 from engine.home.run_dir import Home
 from engine.reading.rollout_rows import FILTER_NAMES
