@@ -34,7 +34,12 @@ help:
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
 NEW_ENOUGH := import sys; v = sys.version_info; sys.exit(v < (3, 11) and "Honesmith needs Python 3.11 or newer, this is %d.%d; name another with make PYTHON=..." % v[:2])
-PIP := $(PY) -m pip install --disable-pip-version-check --quiet
+PIP := $(PY) -m pip install --disable-pip-version-check --quiet --no-compile
+# pip compiles 13,000 files on one core. Here all cores do it, and what hardly anything imports (the
+# tests of packages, hundreds of model families) is compiled by its first import. Some packages hold
+# files that no Python compiles: the exit status says nothing.
+COMPILE := $(PY) -m compileall -q -j 0 -x "transformers/models/|torch/testing/|/tests?/" \
+	$(VENV)/lib >/dev/null 2>&1 || true
 
 # Fused kernels and weights of 4 bits come along where a GPU is.
 GPU := $(shell command -v nvidia-smi >/dev/null 2>&1 && echo ,gpu,nf4)
@@ -47,6 +52,7 @@ $(STAMP): pyproject.toml tests/oracle.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[train,dev$(GPU)]"
 	$(ORACLE)
+	$(COMPILE)
 	@touch $@
 
 # torch is not in the lock: which build is right depends on the machine's index and accelerator. It
@@ -61,6 +67,7 @@ $(STAMP)-locked: pyproject.toml tests/oracle.txt $(LOCK)
 	$(PIP) --no-deps --no-build-isolation -e .
 	$(PY) -m pip check --disable-pip-version-check
 	$(ORACLE)
+	$(COMPILE)
 	@touch $(STAMP) $@
 
 # One lock for every supported Python and platform; only metadata is fetched, from where uv's own
