@@ -1,8 +1,9 @@
-"""What models behind a URL answered in a run so far, and what they may still take.
+"""What models behind a URL have answered in a run so far, and how much they may still be asked.
 
-Every turn is written down before it is used, so a run that was interrupted asks nothing twice and
-knows what it has spent. A request is admitted only where the most that it can cost still fits
-below the cap beside those under way: the cap is not passed.
+Every turn (one answer of the model) is written to a file before it is used. So a run that was
+interrupted asks nothing twice, and knows what it has spent. A request is admitted only if the most
+that it can cost still fits below the cap, beside the requests under way. So the cap is never
+passed.
 """
 
 import hashlib
@@ -15,19 +16,20 @@ from engine.core.files import Appender
 from engine.records.lines.endpoint_call import EndpointCall
 from envs.json_types import JsonObject
 
-# Tokens that a chat format may add to a message or a tool, for the most that a prompt can hold.
+# Tokens that a chat format may add to each message and tool, for the upper bound of a prompt's
+# tokens.
 _ADDED_TOKENS = 16
 
 Turn = tuple[str, str, int, int]  # model, task, attempt, number of the turn
 
 
 class OutOfBudget(Exception):
-    """The run allows no further request; the text names the setting."""
+    """The caps of the run allow no further request. The text names the setting."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """What requests took: those answered, those sent again, tokens, money, seconds."""
+    """How much requests took: their number, retries, tokens, money, seconds."""
 
     calls: int = 0
     retries: int = 0
@@ -37,7 +39,7 @@ class Use:
     seconds: float = 0.0
 
     def plus(self, call: EndpointCall) -> "Use":
-        """This and one more call."""
+        """Return the sum of this use and one more call."""
         return Use(
             self.calls + 1,
             self.retries + call.retries,
@@ -48,21 +50,22 @@ class Use:
         )
 
     def to_json(self) -> JsonObject:
-        """By name, money and seconds rounded."""
+        """Return the fields by name, with money and seconds rounded."""
         rounded = {"cost": round(self.cost, 6), "seconds": round(self.seconds, 2)}
         return asdict(self) | rounded
 
 
 class Answered:
-    """The turns of one run, and its caps. From any number of threads.
+    """The answered turns of one run, and its caps. May be used from any number of threads.
 
     Attributes:
-        use: of each model, in all attempts of the run.
-        stopped_by: the setting that allowed no further request; "" as long as none did.
+        use: how much each model took, in all attempts of the run.
+        stopped_by: the setting that allowed no further request; "" as long as none has.
     """
 
     def __init__(self, path: Path, max_calls: int | None, max_cost: float | None) -> None:
-        """Read what the file at `path` holds; it is created with the first turn. None: no cap."""
+        """Read the turns in the file at `path`, which is created with the first turn. With None,
+        there is no cap."""
         self.use: dict[str, Use] = {}
         self.stopped_by = ""
         self._max_calls, self._max_cost = max_calls, max_cost
@@ -78,13 +81,14 @@ class Answered:
         self._file.close()
 
     def find(self, turn: Turn, request: str) -> EndpointCall | None:
-        """The answer to this turn, if the same request was answered; else None."""
+        """Return the stored answer to this turn, if it was an answer to the same `request` (a
+        hash); else None."""
         call = self._turns.get(turn)
         return call if call is not None and call.request == request else None
 
     def admit(self, most_cost: float) -> None:
         """Wait until a request of at most `most_cost` fits below the caps, and count it as under
-        way. To be followed by `keep` or `drop`. Raises OutOfBudget where it never will."""
+        way. The caller must then call `keep` or `drop`. Raises OutOfBudget if it can never fit."""
         with self._settled:
             while True:
                 if self.stopped_by:
@@ -94,58 +98,65 @@ class Answered:
                     self._calls_under_way += 1
                     self._cost_under_way += most_cost
                     return
-                if not self._calls_under_way:  # nothing will give anything back
+                # With no request under way, no budget will be given back: waiting is useless.
+                if not self._calls_under_way:
                     self.stopped_by = too_many
                     raise OutOfBudget(too_many)
                 self._settled.wait()
 
     def _would_pass(self, most_cost: float) -> str:
-        """The cap that one more request might pass, with its value; "" for none."""
+        """Return the cap that one more request might pass, with its value, such as "max_calls =
+        100"; "" if it passes none."""
         total = self.total
         if self._max_calls is not None and total.calls + self._calls_under_way >= self._max_calls:
             return f"max_calls = {self._max_calls}"
         most = total.cost + self._cost_under_way + most_cost
-        if self._max_cost is not None and most > self._max_cost * (1 + 1e-9):  # of rounding
+        # 1e-9: sums of money are rounded.
+        if self._max_cost is not None and most > self._max_cost * (1 + 1e-9):
             return f"max_cost = {self._max_cost:g}"
         return ""
 
     def keep(self, call: EndpointCall, most_cost: float) -> None:
-        """Write an answer down; it was admitted with `most_cost`."""
+        """Store an answer whose request was admitted with `most_cost`."""
         with self._settled:
             self._file.append(call.to_line())
             self._add(call)
             self._give_back(most_cost)
 
     def drop(self, most_cost: float) -> None:
-        """A request that was admitted with `most_cost` was not answered."""
+        """Give back the budget of a request that was admitted with `most_cost` and not answered."""
         with self._settled:
             self._give_back(most_cost)
 
     def _give_back(self, most_cost: float) -> None:
+        """Count a request, which was admitted with `most_cost`, as no longer under way, and wake up
+        the threads that wait for budget. The caller holds the lock."""
         self._calls_under_way -= 1
         self._cost_under_way = max(0.0, self._cost_under_way - most_cost)
         self._settled.notify_all()
 
     def _add(self, call: EndpointCall) -> None:
+        """Remember an answered turn, and add it to the use of its model."""
         self._turns[(call.model, call.task, call.attempt, call.turn)] = call
         self.use[call.model] = self.use.get(call.model, Use()).plus(call)
 
     @property
     def total(self) -> Use:
-        """Of all models."""
+        """The sum of the uses of all models."""
         uses = list(self.use.values())
         sums = {name: sum(getattr(use, name) for use in uses) for name in asdict(Use())}
         return Use(**sums)
 
 
 def hash_of(request: JsonObject) -> str:
-    """A hash of what is sent."""
+    """Hash a request, to recognise the same request after an interruption."""
     text = json.dumps(request, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def most_tokens_in(request: JsonObject) -> int:
-    """The most tokens that a prompt can have: no token is shorter than a byte."""
+    """Compute an upper bound of the tokens of a prompt: its bytes, because no token is shorter than
+    a byte, plus what the chat format may add."""
     parts = [*request["messages"], *request.get("tools", ())]
     text = json.dumps(parts, ensure_ascii=False)
     return len(text.encode("utf-8", "replace")) + _ADDED_TOKENS * (1 + len(parts))

@@ -1,8 +1,9 @@
-"""One turn asked of a model behind a URL: `/chat/completions` as OpenAI defines it.
+"""Asks a model behind a URL for one turn of a conversation: `/chat/completions` as OpenAI defines
+it.
 
-A request that fails for now (no connection, 429, 5xx) is sent again, after as long as `Retry-After`
-says or else after pauses that double. No redirect is followed: nothing is asked but the URL that
-the owner wrote into config.toml.
+A request that fails for a passing reason (no connection, 429, 5xx) is sent again, after the time
+that `Retry-After` asks for, or else after pauses that double. No redirect is followed, so nothing
+is asked but the URL that the owner wrote into config.toml.
 """
 
 import json
@@ -22,13 +23,14 @@ from engine.records.run_config import EndpointEntry
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
 ATTEMPTS = 6
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before another attempt
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # seconds of the pauses between attempts
 CONNECT_S = 10.0
-MOST_BYTES = 16_000_000  # of a reply
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # of other statuses a second try changes nothing
-# Parameters without which a model can be asked all the same; some providers refuse them by name.
+MOST_BYTES = 16_000_000  # a longer reply is not read
+# HTTP statuses after which the request is sent again; with others a second try changes nothing.
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
+# Parameters that a request can do without. Some providers refuse them by name.
 OPTIONAL = ("temperature", "top_p", "seed", "stop", "top_k", "min_p")
-_SHOWN = 300  # characters of a server's message
+_SHOWN = 300  # characters that are shown of a server's message
 _MESSAGE_FIELDS = ("role", "content", "name", "tool_call_id")
 
 
@@ -37,7 +39,7 @@ class Cancelled(Exception):
 
 
 class EndpointDown(Exception):
-    """The endpoint did not answer, however often it was asked; the text says why."""
+    """The endpoint did not answer after all attempts; the text says why."""
 
 
 @dataclass
@@ -45,38 +47,39 @@ class Refused(Exception):
     """The endpoint will not answer this request, however often it is sent.
 
     Attributes:
-        status: of HTTP; 200 for a reply that is no answer.
-        text: what the server says.
+        status: of HTTP; 200 if the reply holds no answer.
+        text: the server's message.
     """
 
     status: int
     text: str
 
     def __str__(self) -> str:
+        """Return the status and the server's message, such as "HTTP 400: no such model"."""
         return f"HTTP {self.status}: {self.text}"
 
     @property
     def is_about_all(self) -> bool:
-        """Whether every other request would be refused too: the key, the model or the path is
-        wrong."""
+        """Whether every other request would be refused too, because the key, the model or the path
+        is wrong."""
         return self.status in (401, 402, 403, 404, 405) or 300 <= self.status < 400
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the conversation is longer than the model reads."""
+        """Whether the server refused because the conversation is longer than the model can read."""
         text = self.text.lower()
         return "context_length" in text or "context length" in text or "too long" in text
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What came back.
+    """The model's answer to one request.
 
     Attributes:
-        message: role, content, and where there are any reasoning_content and tool_calls.
-        invalid_calls: why a tool call in it is invalid, one text each.
-        is_cut: the answer was cut at its longest.
-        tokens_in, tokens_out: as the server counts them; None where it does not say.
+        message: role, content, and if there are any reasoning_content and tool_calls.
+        invalid_calls: for each invalid tool call the reason why it is invalid.
+        is_cut: whether the answer was cut because it reached the limit of tokens.
+        tokens_in, tokens_out: as the server counts them; None if it does not say.
         seconds: from the first attempt to the answer.
         retries: attempts beyond the first.
     """
@@ -91,17 +94,18 @@ class Turn:
 
 
 class ChatClient:
-    """Asks one endpoint, from any number of threads.
+    """Asks one endpoint. May be used from any number of threads.
 
     Attributes:
-        left_out: parameters that the server refused, and that requests go without since.
+        left_out: parameters that the server has refused, and that later requests leave out.
     """
 
     def __init__(self, endpoint: EndpointEntry, key: str, stop: threading.Event) -> None:
-        """Ask `endpoint` with the bearer token `key`, "" for none; `stop` ends pauses."""
+        """Prepare to ask `endpoint` with the bearer token `key` ("" for none). Setting `stop` ends
+        pauses between attempts."""
         self.endpoint = endpoint
         self.left_out: list[str] = []
-        self._limit_name = "max_tokens"  # newer models of OpenAI have another name for it
+        self._limit_name = "max_tokens"  # newer models of OpenAI use "max_completion_tokens"
         self._stop = stop
         self._lock = threading.Lock()
         self._client = httpx.Client(
@@ -118,14 +122,16 @@ class ChatClient:
     def ask(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], options: JsonObject
     ) -> Turn:
-        """The model's next turn of a conversation.
+        """Ask for the model's next turn of a conversation.
 
         Args:
-            messages: of the conversation so far.
-            tools: what it may call.
+            messages: the conversation so far.
+            tools: the tools that the model may call.
             options: `max_tokens`, and any of `OPTIONAL`.
 
-        Raises Refused, EndpointDown or Cancelled.
+        Raises Refused if the endpoint refuses the request or its reply holds no answer,
+        EndpointDown if it did not answer after all attempts, Cancelled if the run was asked to
+        stop.
         """
         body: JsonObject = {
             "model": self.endpoint.model,
@@ -138,7 +144,11 @@ class ChatClient:
         return _turn_in(reply, tools, time.monotonic() - began, retries)
 
     def _answered(self, body: JsonObject, options: JsonObject) -> tuple[Any, int]:
-        """Send a request until it is answered: (the decoded reply, further attempts)."""
+        """Send a request until it is answered. Returns (the decoded reply, the number of further
+        attempts).
+
+        Raises Refused, EndpointDown or Cancelled under the conditions of `ask`.
+        """
         problem, attempt = "", 0
         while attempt < ATTEMPTS:
             if self._stop.is_set():
@@ -159,7 +169,8 @@ class ChatClient:
         raise EndpointDown(f"{self.endpoint} did not answer {ATTEMPTS} times: {problem}")
 
     def _accepted(self, options: JsonObject) -> JsonObject:
-        """The options by the names that this server takes, without those that it refuses."""
+        """Return the options under the names that this server takes, without those that it has
+        refused."""
         with self._lock:
             taken = {
                 name: value
@@ -169,13 +180,14 @@ class ChatClient:
             return {self._limit_name: options["max_tokens"], **taken}
 
     def _adapted(self, refusal: Refused, options: JsonObject, asked: tuple[list[str], str]) -> bool:
-        """Whether the request may be sent again in another form: the server refused a parameter by
-        name. `asked` says how it was sent (parameters left out, name of the limit)."""
+        """Change the form of later requests if the server refused a parameter by name. Returns
+        whether the request may be sent again. `asked` says how it was sent: (parameters left out,
+        name of the token limit)."""
         if refusal.status not in (400, 422):
             return False
         text = refusal.text
         with self._lock:
-            if (self.left_out, self._limit_name) != asked:  # another thread has found out already
+            if (self.left_out, self._limit_name) != asked:  # another thread has changed the form
                 return True
             if "max_completion_tokens" in text and self._limit_name == "max_tokens":
                 self._limit_name = "max_completion_tokens"
@@ -188,7 +200,8 @@ class ChatClient:
         return False
 
     def _send(self, body: JsonObject) -> Any:
-        """Send one request and decode the reply. Raises _TryAgain or Refused."""
+        """Send one request and decode the reply. Raises _TryAgain if it failed for a passing
+        reason, Refused if the server refused it."""
         deadline = time.monotonic() + self.endpoint.timeout_s
         url = f"{self.endpoint.url}/chat/completions"
         try:
@@ -210,11 +223,11 @@ class ChatClient:
 
 @dataclass
 class _TryAgain(Exception):
-    """A request was not answered, but may be when it is sent again.
+    """A request was not answered, but may be if it is sent again.
 
     Attributes:
-        text: why it was not.
-        pause_s: how long the server asks to wait; None where it does not say.
+        text: why it was not answered.
+        pause_s: how long the server asks to wait; None if it does not say.
     """
 
     text: str
@@ -225,8 +238,8 @@ class _TryAgain(Exception):
 
 
 def _read(response: httpx.Response, deadline: float) -> bytes:
-    """The body of a response. Raises _TryAgain where it is not there by the deadline, or is too
-    large."""
+    """Read the body of a response. Raises _TryAgain if it is not complete by the deadline, or is
+    larger than MOST_BYTES."""
     parts: list[bytes] = []
     size = 0
     for part in response.iter_bytes():
@@ -240,7 +253,8 @@ def _read(response: httpx.Response, deadline: float) -> bytes:
 
 
 def _retry_after(response: httpx.Response) -> float | None:
-    """The seconds to wait that a response names, at most `LONGEST_PAUSE_S`; None without any."""
+    """Return the seconds that a response asks to wait (a number or a date), at most
+    `LONGEST_PAUSE_S`; None if it does not say."""
     value = response.headers.get("retry-after", "")
     try:
         seconds = float(value)
@@ -249,12 +263,13 @@ def _retry_after(response: httpx.Response) -> float | None:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (TypeError, ValueError):
             return None
-    return min(LONGEST_PAUSE_S, max(0.0, seconds)) if seconds == seconds else None
+    is_number = seconds == seconds  # False for NaN, which float() reads too
+    return min(LONGEST_PAUSE_S, max(0.0, seconds)) if is_number else None
 
 
 def to_openai(message: ChatMessage) -> ChatMessage:
-    """A message in OpenAI's form: arguments of calls as JSON text, nothing that it does not
-    know."""
+    """Convert a message to OpenAI's form: arguments of tool calls as JSON text, and only the fields
+    that OpenAI knows."""
     body = {name: message[name] for name in _MESSAGE_FIELDS if message.get(name) is not None}
     calls = message.get("tool_calls") or []
     if calls:
@@ -266,7 +281,7 @@ def to_openai(message: ChatMessage) -> ChatMessage:
 
 
 def _call_to_openai(call: JsonObject) -> JsonObject:
-    """A tool call with its arguments as JSON text."""
+    """Convert a tool call to OpenAI's form, with its arguments as JSON text."""
     function = call.get("function", call)
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -278,7 +293,7 @@ def _call_to_openai(call: JsonObject) -> JsonObject:
 
 
 def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: int) -> Turn:
-    """Read a reply. Raises Refused where it holds no answer."""
+    """Read the model's turn from a decoded reply. Raises Refused if the reply holds no answer."""
     try:
         choice = reply["choices"][0]
         given = choice["message"]
@@ -291,7 +306,7 @@ def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: i
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = calls
-    elif faults:  # where the environment sees them
+    elif faults:  # calls that cannot be read go into the text, so that the environment sees them
         message["content"] += json.dumps(given["tool_calls"], ensure_ascii=False)
     usage = reply.get("usage") or {}
     return Turn(
@@ -306,13 +321,13 @@ def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: i
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens; None for anything that is none."""
+    """Return `value` if it is a number of tokens, else None."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_count else None
 
 
 def _text_in(content: Any) -> str:
-    """The text of a message, which may come in parts; "" for none."""
+    """Return the text of a message's content, which may come in parts; "" if there is none."""
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content)
     return content if isinstance(content, str) else ""
@@ -321,8 +336,9 @@ def _text_in(content: Any) -> str:
 def _calls_in(
     calls: Sequence[JsonObject], tools: Sequence[ToolSchema]
 ) -> tuple[list[JsonObject], list[str]]:
-    """The tool calls as this project keeps them, with arguments as objects, and why any of them is
-    invalid. One that cannot be read leaves no calls, as in replies of models that run here."""
+    """Convert tool calls to this project's form, with arguments as objects. Returns (the calls, the
+    reasons why any of them are invalid). If one cannot be read, no calls are returned, as for
+    replies of models that run here."""
     kept: list[JsonObject] = []
     faults: list[str] = []
     unreadable = False
@@ -342,7 +358,7 @@ def _calls_in(
 
 
 def _object_in(text: Any) -> JsonObject | None:
-    """The JSON object that arguments are; None where they are none."""
+    """Return the JSON object that the arguments of a call are, or None if they are none."""
     if isinstance(text, dict):
         return text
     try:

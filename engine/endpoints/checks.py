@@ -1,4 +1,4 @@
-"""What an evaluation may not ask of a model behind a URL, and what is doubtful about it."""
+"""Checks what an evaluation may not ask of a model behind a URL, and warns of what is doubtful."""
 
 from collections.abc import Sequence
 
@@ -7,22 +7,22 @@ from engine.endpoints.references import is_priced
 from engine.models.catalog import ModelRef
 from engine.records.settings import GivenSettings, SamplingSettings
 
-_MOST_STOPS = 4  # that OpenAI takes
+_MOST_STOPS = 4  # OpenAI takes at most four stop texts
 
 
 def check(
     models: Sequence[ModelRef], settings: GivenSettings, env_kind: str, *, rewords: bool
 ) -> None:
-    """Raise UserError for what models behind a URL cannot be asked.
+    """Raise UserError if models behind a URL cannot be asked for this evaluation.
 
     Args:
-        models: all that the evaluation asks.
-        env_kind: of its environment, such as "multi".
+        models: all models that the evaluation asks.
+        env_kind: kind of its environment, such as "multi".
         rewords: whether tasks are to be asked in other words too.
 
-    BAD_ARGUMENT for tasks that a command plays, and for `perturb`; SETTING_NOT_APPLICABLE for caps
-    without such a model and for `thinking`; SETTING_INVALID for `max_cost` where a price is
-    missing.
+    The codes are BAD_ARGUMENT if local models stand beside them, if a command plays the tasks, or
+    if tasks are reworded (`perturb`); SETTING_NOT_APPLICABLE for `thinking`, and for caps of
+    requests if no model is behind a URL; SETTING_INVALID for `max_cost` if a price is missing.
     """
     behind_url = [model for model in models if model.endpoint is not None]
     if not behind_url:
@@ -65,7 +65,8 @@ def check(
 
 
 def _check_prices(models: Sequence[ModelRef]) -> None:
-    """Raise UserError SETTING_INVALID if a model whose cost is to be capped has no price."""
+    """Raise UserError SETTING_INVALID if one of the models has no price, because its cost cannot be
+    capped then."""
     for model in models:
         endpoint = model.endpoint
         if endpoint is not None and not is_priced(endpoint):
@@ -80,16 +81,16 @@ def _check_prices(models: Sequence[ModelRef]) -> None:
 
 
 def _bad_argument(field: str, message: str, hint: str) -> UserError:
-    """The error for an argument that a model behind a URL does not take."""
+    """Make the error for an argument that a model behind a URL does not take."""
     return UserError("BAD_ARGUMENT", message, hint=hint, field=field)
 
 
 def warnings(models: Sequence[ModelRef], settings: SamplingSettings) -> list[str]:
     """List what is doubtful about asking models behind a URL, one sentence each."""
     behind_url = [model for model in models if model.endpoint is not None]
-    said = []
+    doubts = []
     if behind_url and settings.max_cost is None and settings.max_calls is None:
-        said.append(f"nothing caps what {behind_url[0].ref} takes: settings max_cost, max_calls")
+        doubts.append(f"nothing caps what {behind_url[0].ref} takes: settings max_cost, max_calls")
     if behind_url and len(settings.stop) > _MOST_STOPS:
-        said.append(f"{behind_url[0].ref} is given the first {_MOST_STOPS} of the stop texts")
-    return said
+        doubts.append(f"{behind_url[0].ref} is given the first {_MOST_STOPS} of the stop texts")
+    return doubts

@@ -1,7 +1,8 @@
-"""Tasks of an environment answered by a model behind a URL, and scored: rows of an evaluation.
+"""Has a model behind a URL answer tasks of an environment, and scores the answers: rows of an
+evaluation.
 
-Each rollout runs in a thread of its own, as many at once as the endpoint takes. The environment's
-turns and tools go to the model as OpenAI's chat API writes them.
+Each rollout (one answer to one task) runs in a thread of its own, as many at once as the endpoint
+allows. The environment's turns and tools are sent to the model in the form of OpenAI's chat API.
 """
 
 import threading
@@ -26,19 +27,20 @@ from engine.wording.asked import asked_prompt, asked_tools
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, JsonObject, ScoreReply, TaskRow, ToolSchema
 
-REFUSED_AT_ONCE = 3  # so many requests refused, and none answered: all would be
+REFUSED_AT_ONCE = 3  # after so many refused requests and no answer, all others would be refused too
 
 
 @dataclass(frozen=True)
 class Table:
-    """The environment that is played, and how.
+    """The environment whose tasks are played, and the settings.
 
     Attributes:
         process: the environment, in its own process.
-        multi_turn: whether it answers the model.
-        tools: its own, as OpenAI function schemas; a task may have others.
+        multi_turn: whether the environment replies to the model's turns.
+        tools: the environment's tools, as OpenAI function schemas; a task may have others.
         attempts: answers per task; a single one is greedy.
-        half_of_task: which half of the held-out tasks each is in, by id; missing: "report".
+        half_of_task: the half of the held-out tasks that each task is in, by id; if an id is
+            missing, "report".
     """
 
     process: EnvProcess
@@ -70,7 +72,7 @@ class _Rollout:
 
 
 class Player:
-    """A model behind a URL at the table of one environment."""
+    """Has one model behind a URL play the tasks of one environment."""
 
     def __init__(
         self,
@@ -81,10 +83,10 @@ class Player:
         answered: Answered,
         stop: threading.Event,
     ) -> None:
-        """Play with the model `ref` of `endpoint`; what it says goes through `answered`.
+        """Play with the model `ref` of `endpoint`; its answers are stored in `answered`.
 
         Args:
-            key: the bearer token, "" for none.
+            key: the bearer token; "" for none.
             stop: once set, no further request is sent.
         """
         self.ref, self.endpoint, self.table = ref, endpoint, table
@@ -99,12 +101,12 @@ class Player:
     def play(
         self, jobs: Sequence[tuple[TaskRow, int]], on_row: Callable[[EvaluationRow], None]
     ) -> None:
-        """Play each job, a task and the number of the attempt; `on_row` gets each row as soon as it
-        is complete, in this thread.
+        """Play each job, which is a task and the number of the attempt. `on_row` is called in this
+        thread with each row as soon as it is complete. Jobs that the caps of `answered` do not
+        allow are left out.
 
-        What the caps of `answered` do not allow is left out. Raises Refused where the endpoint
-        refuses everything, EndpointDown where it does not answer, and Cancelled; what is under way
-        is awaited before.
+        Raises Refused if the endpoint refuses everything, EndpointDown if it does not answer,
+        Cancelled if the run was asked to stop. Rollouts under way are awaited first.
         """
         processes = self.table.process.team(self.table.settings.score_workers)
         failure: Exception | None = None
@@ -130,13 +132,16 @@ class Player:
             raise failure
 
     def _first(self, before: Exception | None, error: Exception) -> Exception:
-        """The failure to report, of one before and another: the first, as others follow from it.
-        From now on nothing more is asked."""
+        """Return the failure to report, given the one so far and a new one. It is the first,
+        because others follow from it; a mere `Cancelled` gives way to another. From now on nothing
+        more is asked."""
         self._stop.set()
         return error if before is None or isinstance(before, Cancelled) else before
 
     def _row(self, task: TaskRow, attempt: int, process: EnvProcess) -> EvaluationRow | None:
-        """Play one rollout; its row, or None where the caps end it."""
+        """Play one rollout and return its row, or None if the caps ended it. Raises Cancelled if
+        the run was asked to stop, Refused if the endpoint refuses everything, EndpointDown if it
+        does not answer."""
         if self._stop.is_set():
             raise Cancelled
         rollout = _Rollout(task, attempt, asked_tools(task, self.table.tools))
@@ -154,13 +159,14 @@ class Player:
         return self._row_of(rollout, score, rollout.stop_reason)
 
     def _refuses_all(self) -> bool:
-        """Count a refusal; whether the endpoint has answered nothing and refused enough."""
+        """Count a refused request. Returns whether the endpoint has answered nothing so far and
+        refused REFUSED_AT_ONCE requests."""
         self._refused += 1
         return not self._has_answered and self._refused >= REFUSED_AT_ONCE
 
     def _played(self, rollout: _Rollout, process: EnvProcess) -> ScoreReply:
-        """Play a rollout to its end, and score it. Raises OutOfBudget, Refused, EndpointDown or
-        Cancelled."""
+        """Play a rollout to its end, and score it. Raises OutOfBudget if a cap allows no further
+        request, Refused, EndpointDown or Cancelled if a request ended so."""
         if not self.table.multi_turn:
             self._take_turn(rollout)
             return process.score(rollout.task, rollout.completion)
@@ -187,7 +193,8 @@ class Player:
             episode.close()
 
     def _fits(self, rollout: _Rollout) -> bool:
-        """Take a turn; False where the conversation has become too long for the model."""
+        """Take the model's next turn. Returns False if the conversation has become too long for the
+        model."""
         try:
             self._take_turn(rollout)
         except Refused as refusal:
@@ -208,7 +215,8 @@ class Player:
         rollout.stop_reason = "max_tokens" if call.is_cut else "stop"
 
     def _call(self, rollout: _Rollout) -> EndpointCall:
-        """The model's next turn, asked now or answered before an interruption."""
+        """Return the model's next turn: the stored answer, if the same request was answered before
+        an interruption; else ask for it now."""
         messages = [*asked_prompt(rollout.task), *rollout.messages]
         options = self._options(rollout.attempt)
         request: JsonObject = {
@@ -229,6 +237,7 @@ class Player:
         except BaseException:
             self._answered.drop(most_cost)
             raise
+        # If the server does not count tokens, the most that there can be are counted.
         tokens_in = most_in if turn.tokens_in is None else turn.tokens_in
         tokens_out = options["max_tokens"] if turn.tokens_out is None else turn.tokens_out
         call = EndpointCall(
@@ -250,12 +259,12 @@ class Player:
         return call
 
     def _options(self, attempt: int) -> JsonObject:
-        """The parameters of a request: greedy for one attempt, else drawn, each attempt by a seed
-        of its own where the server takes one."""
+        """Make the parameters of a request. A single attempt takes the likeliest tokens; several
+        attempts are drawn, each with a seed of its own."""
         settings = self.table.settings
         options: JsonObject = {"max_tokens": settings.max_tokens, "temperature": 0}
         if settings.stop:
-            options["stop"] = list(settings.stop)[:4]  # as many as OpenAI takes
+            options["stop"] = list(settings.stop)[:4]  # OpenAI takes at most four
         if self.table.attempts == 1:
             return options
         options |= {"temperature": settings.temperature, "seed": settings.seed + attempt}
@@ -268,7 +277,7 @@ class Player:
         return options
 
     def _row_of(self, rollout: _Rollout, score: ScoreReply, reason: StopReason) -> EvaluationRow:
-        """The row of a rollout that has ended."""
+        """Make the row of a rollout that has ended for this reason."""
         failed = score["error"] is not None
         optional = {
             "invalid_calls": rollout.invalid_calls,
@@ -295,7 +304,7 @@ class Player:
 
 
 def _failed(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """The score of a rollout that has none."""
+    """Make the score of a rollout that could not be scored, because of `error`."""
     return {
         "reward": 0.0,
         "success": None,

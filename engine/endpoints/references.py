@@ -1,4 +1,5 @@
-"""`openai:NAME`: which endpoint of config.toml is meant, and whether it can be asked."""
+"""Finds the endpoint (a model behind a URL) in config.toml that a reference `openai:NAME` means,
+and checks whether it can be asked."""
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
@@ -9,18 +10,18 @@ _PER_MILLION = 1e6
 
 
 def is_endpoint(ref: str) -> bool:
-    """Whether a model reference names an endpoint."""
+    """Whether a model reference names an endpoint, such as "openai:big"."""
     return ref.strip().startswith(PREFIX)
 
 
 def find_endpoint(home: Home, ref: str, field: str = "models") -> Endpoint:
-    """The endpoint that `ref`, such as "openai:big", names.
+    """Find the endpoint that `ref`, such as "openai:big", names.
 
     Args:
-        field: the argument of the request that names it.
+        field: the argument of the request that names it, for error messages.
 
-    Raises UserError MODEL_NOT_FOUND where config.toml has no such table, ENV_SECRETS where its key
-    is not set, SETTING_* where config.toml is damaged.
+    Raises UserError MODEL_NOT_FOUND if config.toml has no such table, ENV_SECRETS if the endpoint's
+    key is not set, SETTING_* if config.toml is damaged.
     """
     name = ref.strip().removeprefix(PREFIX)
     endpoints = home.user_config().endpoints
@@ -39,11 +40,9 @@ def find_endpoint(home: Home, ref: str, field: str = "models") -> Endpoint:
 
 
 def check_shared(home: Home, ref: str) -> None:
-    """Raise UserError FORBIDDEN for an endpoint that only the owner may ask, since it may cost the
-    owner's money; MODEL_NOT_FOUND for none.
-
-    Nothing is checked where `ref` names no endpoint.
-    """
+    """Raise UserError FORBIDDEN if `ref` names an endpoint that only the owner may ask, since it
+    may cost the owner's money, and MODEL_NOT_FOUND if there is no such endpoint. A `ref` that names
+    no endpoint is not checked."""
     if is_endpoint(ref) and not find_endpoint(home, ref).shared:
         name = ref.strip().removeprefix(PREFIX)
         raise UserError(
@@ -55,7 +54,8 @@ def check_shared(home: Home, ref: str) -> None:
 
 
 def require_key(home: Home, key_env: str, ref: str, field: str) -> None:
-    """Raise UserError ENV_SECRETS if the key of an endpoint is needed and not set."""
+    """Raise UserError ENV_SECRETS if the endpoint needs a key (the variable `key_env`) that is not
+    set. `ref` and `field` are for the message."""
     if key_env and not key_of(home.root, key_env):
         raise UserError(
             "ENV_SECRETS",
@@ -69,17 +69,18 @@ def require_key(home: Home, key_env: str, ref: str, field: str) -> None:
 
 
 def entry_of(endpoint: Endpoint) -> EndpointEntry:
-    """What config.json of a run stores of an endpoint, so that its prices stay those of the
-    submit."""
+    """Make the entry that config.json of a run stores about an endpoint. With it, the run's prices
+    stay those of the time it was submitted."""
     return EndpointEntry(**{name: getattr(endpoint, name) for name in EndpointEntry.model_fields})
 
 
 def cost_of(endpoint: Endpoint | EndpointEntry, tokens_in: float, tokens_out: float) -> float:
-    """The money for so many tokens of prompts and of answers; what has no price costs nothing."""
+    """Compute the money for these numbers of prompt and answer tokens. Tokens without a price cost
+    nothing."""
     prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
     return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
 
 
 def is_priced(endpoint: Endpoint) -> bool:
-    """Whether config.toml says what prompts and answers cost."""
+    """Whether config.toml has prices for both prompts and answers."""
     return endpoint.price_in is not None and endpoint.price_out is not None

@@ -1,4 +1,4 @@
-"""The fast paths of the engine, by name."""
+"""The fast paths (faster ways to compute) of the engine, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ class FastPath:
     Attributes:
         title: what it is, in a few words.
         devices: the kinds of device that have it.
-        without: what a worker does where it is switched off.
-        timed: whether it is switched off for being slower. One that saves memory is not.
-        once: whether one trial holds for all devices of a name, because it takes long or needs
-            them all.
+        without: what a worker does if it is switched off.
+        timed: whether it is switched off for being slower; False for a path that saves memory.
+        once: whether one trial holds for all devices with the same name, because the trial takes
+            long or needs them all.
     """
 
     title: str
@@ -107,6 +107,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
 
 
 def paths_of(kind: DeviceKind) -> list[str]:
-    """The names of the fast paths that a kind of device has, in the order in which they are
+    """List the names of the fast paths that a kind of device has, in the order in which they are
     tried."""
     return [name for name, path in FAST_PATHS.items() if kind in path.devices]

@@ -1,8 +1,8 @@
-"""Tries the fast paths of a device, each against the plain way.
+"""Tries the fast paths (faster ways to compute) of a device, each against the plain way.
 
-A broken kernel may take its process along: an illegal access ends every later CUDA call of it. So
-they are tried in a process of its own. Where that dies or hangs, the path it was at is switched
-off, and a new process goes on with the next one.
+A broken kernel may end its process: after an illegal access every later CUDA call fails. So the
+paths are tried in a process of their own. If that process dies or hangs, the path that it was
+trying is switched off, and a new process goes on with the next path.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from engine.home.run_dir import Home
 from engine.processes import launcher, programs
 from engine.processes.trainer_variables import trainer_variables
 
-Line = dict[str, Any]  # what the process of the trials writes, an object of JSON
-PATH_S = 120.0  # for one path; compiling its kernels for the first time is the longest part
+Line = dict[str, Any]  # a line that the process of the trials writes: a JSON object
+PATH_S = 120.0  # seconds for one path; most of them for compiling its kernels the first time
 ALL_GPUS = "HONESMITH_ALL_GPUS"  # the CUDA_VISIBLE_DEVICES of each GPU that a run may have
-EXIT_S = 2.0  # from the end of its output to that of the process
-START_S = 120.0  # until a process with torch says its first word, from a cold disk
+EXIT_S = 2.0  # seconds in which a process that has closed its output must end
+START_S = 120.0  # seconds until a process with torch writes its first line, from a cold disk
 
 
 def examine_device(
@@ -44,15 +44,16 @@ def examine_device(
     """Try the fast paths of a device and store the results in the home.
 
     Args:
-        names: the paths to try; all of the device where it is empty. Their results take the place
-            of earlier ones; where there are none, only results of all paths are stored.
-        report: called with each result as soon as it is there.
+        names: the paths to try; empty for all paths of the device. If `names` is given, the results
+            replace earlier results of these paths; without earlier results of this device they are
+            not stored.
+        report: called with each result as soon as it is known.
         path_s: seconds that a path, or a part of one, may take before it counts as hanging.
         all_gpus: the GPUs that collectives are tried on.
         known: results that hold for this device too; these paths are not tried again.
 
-    Raises UserError: NO_TORCH where no interpreter has torch, DEVICE_UNUSABLE where the process
-    ends before it tries a path.
+    Raises UserError NO_TORCH if no interpreter has torch, DEVICE_UNUSABLE if the process ends
+    before it tries a path.
     """
     kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
     known_names = {result.name for result in known}
@@ -79,9 +80,9 @@ class _Attempt:
     Attributes:
         names: the paths to try, in their order.
         report: called with each result.
-        identity: which device, driver and libraries the results hold for.
-        results: of the first of the paths.
-        interrupted_at: the path that is being tried, "" between two.
+        identity: the device, driver and libraries that the results hold for.
+        results: results of the first of the paths.
+        interrupted_at: the path that is being tried; "" between two paths.
         doing: the part of that path that is being tried; "" for a path without parts.
     """
 
@@ -99,8 +100,8 @@ class _Attempt:
         return self.names[len(self.results) :]
 
     def read(self, line: Line) -> None:
-        """Take in one line of `_lines_of_process`. Raises UserError DEVICE_UNUSABLE for the line of
-        a process that has ended before it tried a path."""
+        """Take in one line of `_lines_of_process`. Raises UserError DEVICE_UNUSABLE if the line
+        says that the process ended before it tried a path."""
         if "identity" in line:
             self.identity = line["identity"]
         elif "began" in line:
@@ -114,14 +115,15 @@ class _Attempt:
             self._add(_switched_off_by_death(self.interrupted_at, self.doing, line, self.device))
 
     def _add(self, result: PathResult) -> None:
-        """Keep the result of a path, and report it."""
+        """Store the result of a path, and report it."""
         self.results.append(result)
         self.report(result)
 
 
 def _switched_off_by_death(name: str, doing: str, line: Line, device: Device) -> PathResult:
-    """The result of the path at which a process ended, while it was `doing` a part of it ("" where
-    it has none). Raises UserError DEVICE_UNUSABLE where it had begun none."""
+    """Make the result of the path at which a process ended, while it was `doing` a part of the path
+    ("" if the path has no parts). `line` says how the process ended. Raises UserError
+    DEVICE_UNUSABLE if it had begun no path."""
     if not name:
         raise UserError(
             "DEVICE_UNUSABLE",
@@ -140,10 +142,10 @@ def _switched_off_by_death(name: str, doing: str, line: Line, device: Device) ->
 def _lines_of_process(
     home: Home, device: Device, names: Sequence[str], path_s: float, all_gpus: Sequence[Device]
 ) -> Iterator[Line]:
-    """Start a process that tries the paths, and yield what it writes, a JSON object for each line.
+    """Start a process that tries the paths, and yield what it writes: a JSON object for each line.
 
-    The last object is of ours: `ended` says how the process ended, `last_words` is the end of what
-    it wrote to stderr. A process that writes nothing for `path_s` seconds is killed.
+    The last object is added here: `ended` says how the process ended, `last_words` is the end of
+    its output on stderr. A process that writes nothing for `path_s` seconds is killed.
     """
     python = launcher.worker_python(home)
     log = home.cache / f"fast-paths-{os.getpid()}.log"
@@ -170,8 +172,8 @@ def _lines_of_process(
 
 
 def _lines_in_time(descriptor: int, first_s: float, next_s: float) -> Iterator[bytes]:
-    """The lines that are written to a pipe, until it is closed, or nothing is written for `next_s`
-    seconds; for the first line `first_s`, where that is more."""
+    """Yield the lines that are written to a pipe, until it is closed or nothing is written for
+    `next_s` seconds. For the first line the limit is `first_s`, if that is longer."""
     unfinished = b""
     limit_s = max(first_s, next_s)
     with selectors.DefaultSelector() as selector:
@@ -186,11 +188,9 @@ def _lines_in_time(descriptor: int, first_s: float, next_s: float) -> Iterator[b
 
 
 def _end_in_words(process: subprocess.Popen[bytes], silent_s: float) -> str:
-    """How a process ended, such as "ended with status 1" or "was killed by SIGSEGV".
-
-    Its stdout must be closed, or have been silent for `silent_s` seconds. In the second case it
-    lives on, and is killed.
-    """
+    """Say how a process ended, such as "ended with status 1" or "was killed by SIGSEGV". Its stdout
+    must be closed, or have been silent for `silent_s` seconds; in the second case the process is
+    killed."""
     try:
         status = process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
@@ -202,7 +202,7 @@ def _end_in_words(process: subprocess.Popen[bytes], silent_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process with its children, if it lives, and close its pipes."""
+    """Kill the process with its children, if it still runs, and close its pipes."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -213,6 +213,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log, at most 200 characters; "" for an empty one."""
+    """The last line of a log, at most 200 characters; "" if the log is empty."""
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return lines[-1][:200] if lines else ""

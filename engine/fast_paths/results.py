@@ -1,5 +1,5 @@
-"""What trying the fast paths came to, on each device, driver and set of libraries: a file in the
-home's cache."""
+"""The results of trying the fast paths (faster ways to compute), for each device, driver and set of
+libraries. They are kept in a file in the home's cache."""
 
 import hashlib
 import json
@@ -28,16 +28,16 @@ State = Literal["on", "off", "skipped"]
 
 
 class PathResult(Record):
-    """How one fast path did.
+    """The result of trying one fast path.
 
     Attributes:
         name: one of `FAST_PATHS`.
-        state: "off" where it must not be used; "skipped" where it could not be tried.
-        reason: why it is off or skipped; "" where it is on.
-        difference: the largest distance from the plain way's numbers, relative to those; None where
-            there are none.
+        state: "on" if it works; "off" if it must not be used; "skipped" if it could not be tried.
+        reason: why it is off or skipped; "" if it is on.
+        difference: the largest distance from the plain way's numbers, relative to these; None if
+            there are no numbers.
         allowed: the largest difference that rounding explains.
-        seconds, plain_seconds: of the fast and of the plain way; None where they were not timed.
+        seconds, plain_seconds: of the fast and of the plain way; None if they were not timed.
     """
 
     name: str
@@ -50,18 +50,18 @@ class PathResult(Record):
 
     @property
     def speedup(self) -> float | None:
-        """How many times faster than the plain way; None where it was not timed."""
+        """How many times as fast as the plain way the path is; None if it was not timed."""
         if self.seconds is None or self.plain_seconds is None or self.seconds == 0:
             return None
         return self.plain_seconds / self.seconds
 
 
 class DeviceResults(Record):
-    """How all fast paths did on one device.
+    """The results of all fast paths on one device.
 
     Attributes:
         identity: what the results hold for: the device's name, its driver and the packages.
-        time: when they were tried, seconds since the epoch.
+        time: when the paths were tried, in seconds since the epoch.
     """
 
     identity: dict[str, str]
@@ -69,11 +69,12 @@ class DeviceResults(Record):
     paths: tuple[PathResult, ...]
 
     def state_of(self, name: str) -> str:
-        """The state of a path; "skipped" for one that was not tried."""
+        """The state of a path; "skipped" if it was not tried."""
         return next((path.state for path in self.paths if path.name == name), "skipped")
 
     def with_paths(self, paths: Sequence[PathResult]) -> "DeviceResults":
-        """These results with the given ones in place of those of the same names."""
+        """Replace the results of paths with the same names by the given ones; new names are
+        added."""
         names = {path.name for path in paths}
         kept = [path for path in self.paths if path.name not in names]
         return self.model_copy(update={"paths": (*kept, *paths)})
@@ -89,8 +90,9 @@ class DeviceResults(Record):
 
 
 def identity_of(device: Device, home: Home) -> dict[str, str]:
-    """What may change whether a path works on the device: its name, its driver, the vLLM that is
-    set up, and the packages of this interpreter; "" for one that is not installed."""
+    """Collect the facts that may change whether a path works on the device: its name, its driver,
+    the vLLM that is set up, and the packages of this interpreter ("" for one that is not
+    installed)."""
     facts = _outside_this_interpreter(device, home)
     for package in PACKAGES:
         try:
@@ -101,7 +103,7 @@ def identity_of(device: Device, home: Home) -> dict[str, str]:
 
 
 def _outside_this_interpreter(device: Device, home: Home) -> dict[str, str]:
-    """The part of an identity that is the same whichever interpreter asks."""
+    """The part of an identity that does not depend on which interpreter asks."""
     return {
         "device": device.name,
         "driver": driver_version() if device.kind == "cuda" else "",
@@ -110,10 +112,10 @@ def _outside_this_interpreter(device: Device, home: Home) -> dict[str, str]:
 
 
 def why_off(home: Home, device: Device, name: str) -> str:
-    """Why the path `name` is switched off on the device, by the newest trial there with this driver
-    and this vLLM; "" where it is not, or was not tried.
+    """Return the reason why the path `name` is switched off on the device, by the newest trial with
+    this driver and this vLLM. Returns "" if it is not switched off, or was not tried.
 
-    It is asked by processes without torch, which cannot tell what else a worker has installed.
+    Processes without torch call this. They cannot tell which packages a worker's interpreter has.
     """
     facts = _outside_this_interpreter(device, home)
     for results in all_results(home):
@@ -123,17 +125,15 @@ def why_off(home: Home, device: Device, name: str) -> str:
 
 
 def read_results(home: Home, identity: Mapping[str, str]) -> DeviceResults | None:
-    """The results that hold for this identity; None where there are none yet.
-
-    Raises DamagedRecord for an entry of the file that cannot be read.
-    """
+    """Read the results that hold for this identity; None if there are none yet. Raises
+    DamagedRecord if the entry in the file cannot be read."""
     entry = read_object(home.fast_paths).get(_key(identity))
     return _parsed(home, entry) if entry is not None else None
 
 
 def all_results(home: Home) -> list[DeviceResults]:
-    """The results of every device and set of libraries that was tried, the newest first. Raises
-    DamagedRecord."""
+    """Read the results of every device and set of libraries that was tried, the newest first.
+    Raises DamagedRecord if an entry of the file cannot be read."""
     entries = read_object(home.fast_paths).values()
     results = [_parsed(home, entry) for entry in entries]
     return sorted(results, key=lambda result: result.time, reverse=True)
@@ -147,10 +147,10 @@ def keep_results(home: Home, results: DeviceResults) -> None:
 
 
 def _parsed(home: Home, entry: object) -> DeviceResults:
-    """An entry of the file as a record. Raises DamagedRecord."""
+    """Parse an entry of the file. Raises DamagedRecord if it has a wrong form."""
     return DeviceResults.parse(json.dumps(entry), str(home.fast_paths))
 
 
 def _key(identity: Mapping[str, str]) -> str:
-    """The key of an identity in the file."""
+    """The key of an identity in the file: a hash, so that the key is short."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

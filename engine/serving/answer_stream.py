@@ -1,8 +1,7 @@
-"""An answer of a deployment, read while it is sampled: the client side of `openai_server.py`.
+"""Reads an answer of a deployment while it is sampled: the client side of `openai_server.py`.
 
-A slow model is no failed one. As long as tokens come, reading goes on to the caller's deadline, and
-what there is then is an answer that can be continued: the ids of its tokens are kept, so nothing is
-tokenised twice.
+A slow model has not failed. As long as tokens come, reading goes on to the caller's deadline. The
+answer so far can then be continued: the ids of its tokens are kept, so nothing is tokenised twice.
 """
 
 import contextlib
@@ -18,9 +17,9 @@ from engine.processes.deployments import Json, Unreachable
 from engine.serving.chat_request import Heard, Listener
 
 _CONNECT_S = 5.0
-_SILENCE_S = 30.0  # without a line, after which a process counts as stuck however busy it is
+_SILENCE_S = 30.0  # a process that writes no line for so long counts as stuck, however busy it is
 _DATA, _COMMENT, _END = "data: ", ":", "[DONE]"
-# What reading a stream can raise; ValueError for a line that is no event.
+# What reading a stream can raise. ValueError: a line is no event.
 _READ_ERRORS = (OSError, ValueError, http.client.HTTPException)
 
 
@@ -35,11 +34,11 @@ class RefusedByServer(Exception):
 
 @dataclass
 class Answer:
-    """What has come of one answer; `finish_reason` is "" while it is not done.
+    """One answer, as far as it has come. `finish_reason` is "" while it is not done.
 
     Attributes:
         token_ids: sampled in this call, the end token included.
-        is_waiting: the model has not begun with it yet, being busy with others.
+        is_waiting: the model has not begun with this answer yet, because it is busy with others.
         has_stalled: reading ended because no token came for too long.
     """
 
@@ -55,10 +54,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Limits:
-    """When reading ends although the answer goes on.
+    """When to stop reading although the answer is not done.
 
     Attributes:
-        deadline: time on the monotonic clock.
+        deadline: a time on the monotonic clock.
         stall_s: seconds without a token, counted once the model has begun with this answer.
     """
 
@@ -69,42 +68,44 @@ class Limits:
 def sample(
     folder: DeployDir, body: Json, limits: Limits, answer: Answer, listener: Listener
 ) -> None:
-    """Let a deployment answer the chat completion `body`, and add to `answer` what it sends.
+    """Ask a deployment for the chat completion `body`, and add to `answer` what it sends.
 
     Returns when the answer is done, or when `limits` end it; the deployment then stops sampling.
-    `listener` is called with each piece that comes; an error that it raises ends the call. Raises
-    RefusedByServer, and Unreachable if the process is not ready or ends meanwhile; `answer` then
-    holds what came before.
+    `listener` is called with each piece that comes; an error that it raises ends the call.
+
+    Raises RefusedByServer if the deployment answers with an error, Unreachable if its process is
+    not ready or ends meanwhile. `answer` then holds what came before.
     """
     port, key = _port_and_key(folder)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_CONNECT_S)
     with contextlib.closing(connection):
         try:
             _request_stream(connection, key, body)
-            # Where the reply says "Connection: close", `connection.sock` becomes None while the
-            # reply is still being read. So keep the method of its socket.
+            # If the reply says "Connection: close", `connection.sock` becomes None while the reply
+            # is still being read. So the socket's method is kept here.
             set_timeout = connection.sock.settimeout
-            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))  # to begin its reply
+            # The time in which the reply must begin.
+            set_timeout(max(_CONNECT_S, limits.deadline - time.monotonic()))
             response = _accepted_response(connection)
             for line in _lines(response, set_timeout, limits, answer):
                 _add_line(line, answer, str(body["model"]), listener)
         except _READ_ERRORS as error:
             if isinstance(error, TimeoutError) and time.monotonic() >= limits.deadline:
-                return  # it has not even begun to reply
+                return  # the deployment has not even begun to reply
             raise _unreachable(error) from error
     _check_end(answer, limits)
 
 
 def _check_end(answer: Answer, limits: Limits) -> None:
-    """Raises Unreachable for an answer that is neither done nor ended by `limits`."""
+    """Raise Unreachable if the answer is neither done nor ended by `limits`."""
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")
 
 
 def _port_and_key(folder: DeployDir) -> tuple[int, str]:
-    """Where the deployment listens, and the key that it asks for. Raises Unreachable if it is not
-    ready."""
+    """Read the port on which the deployment listens, and the key that it asks for. Raises
+    Unreachable if the deployment is not ready."""
     try:
         return int(read_json(folder.ready)["port"]), folder.key.read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -112,13 +113,13 @@ def _port_and_key(folder: DeployDir) -> tuple[int, str]:
 
 
 def _unreachable(error: Exception) -> Unreachable:
-    """The error for a deployment that cannot be read from, because of `error`."""
+    """Make the error for a deployment that cannot be read from, because of `error`."""
     return Unreachable(f"{type(error).__name__}: {error}")
 
 
 def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    """Wait until the server replies; returns the reply, of which no line is read yet. Raises
-    RefusedByServer for a reply that is an error."""
+    """Wait until the server replies, and return its reply before any line is read. Raises
+    RefusedByServer if the reply is an error."""
     response = connection.getresponse()
     if response.status != 200:
         raise RefusedByServer(response.status, _error_text(response.read()))
@@ -126,10 +127,8 @@ def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HT
 
 
 def _request_stream(connection: http.client.HTTPConnection, key: str, body: Json) -> None:
-    """Send the request for the chat completion `body` as a stream with token ids.
-
-    `key` is the key of the deployment; `connection` then holds the response.
-    """
+    """Send the request for the chat completion `body`, as a stream with token ids. `key` is the key
+    of the deployment. The response can then be read from `connection`."""
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     streamed = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
     data = json.dumps(body | streamed).encode()
@@ -142,19 +141,19 @@ def _lines(
     limits: Limits,
     answer: Answer,
 ) -> Iterator[str]:
-    """Yield the lines of a stream of server-sent events until it ends, or `limits` end it. Sets
-    `answer.has_stalled` if too much time passed without a token."""
+    """Yield the lines of a stream of server-sent events until the stream ends or `limits` end it.
+    Sets `answer.has_stalled` if too much time passed without a token."""
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
-        # All times are on the monotonic clock.
+        # This time and those below are on the monotonic clock.
         stalls_at = last_token.refreshed_at(now) + limits.stall_s
         answer.has_stalled = now >= stalls_at
         if answer.has_stalled or now >= limits.deadline:
             return
         silence_ends_at = stalls_at
         if answer.is_waiting:
-            # While the model answers others, a process that is well sends a comment every second.
+            # While the model is busy with other answers, its process sends a comment every second.
             silence_ends_at = now + max(limits.stall_s, _SILENCE_S)
         set_timeout(min(silence_ends_at, limits.deadline) - now)
         try:
@@ -170,11 +169,11 @@ def _lines(
 
 @dataclass
 class _LastToken:
-    """When the answer got its last token.
+    """The time at which the answer got its last token.
 
     Attributes:
-        at: time on the monotonic clock.
-        count: tokens that the answer had then.
+        at: a time on the monotonic clock.
+        count: how many tokens the answer had then.
     """
 
     answer: Answer
@@ -182,11 +181,9 @@ class _LastToken:
     count: int = 0
 
     def refreshed_at(self, now: float) -> float:
-        """Update and return the time since which a token is due.
-
-        It is `now` if the answer got a token since the last call, and also while the model answers
-        others (`is_waiting`), because then none is expected. Else it stays as it was.
-        """
+        """Update and return the time from which the wait for a token is counted. It becomes `now`
+        if the answer got a token since the last call, and also while the model is busy with others
+        (`is_waiting`), because then no token is expected."""
         count = len(self.answer.token_ids)
         if count != self.count or self.answer.is_waiting:
             self.count, self.at = count, now
@@ -194,8 +191,9 @@ class _LastToken:
 
 
 def _next_line(response: http.client.HTTPResponse) -> str | None:
-    """The next line of a stream of events, "" for one that ends an event. None at the end of the
-    stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no line comes."""
+    """Read the next line of a stream of events; "" is a line that ends an event. Returns None at
+    the end of the stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no
+    line comes."""
     data = response.readline()
     line = data.decode("utf-8", "replace").rstrip("\r\n")
     is_end = not data or line == _DATA + _END
@@ -203,10 +201,10 @@ def _next_line(response: http.client.HTTPResponse) -> str | None:
 
 
 def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None:
-    """Add a line of the stream to the answer, and tell the listener which text of `model` came.
+    """Add a line of the stream to the answer, and tell the listener the new text of `model`. A
+    comment, which a waiting deployment sends, adds nothing; the listener gets "".
 
-    A comment, which a waiting deployment sends, adds nothing: the listener gets "". Raises
-    ValueError for a line of a form that deployments do not write.
+    Raises ValueError if the line has a form that deployments do not write.
     """
     text = ""
     if line.startswith(_DATA):
@@ -220,7 +218,8 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
 
 
 def _add_choice(choice: JsonObject, answer: Answer) -> str:
-    """Add `choice`, a piece of the answer in the stream, to `answer`; returns the text in it."""
+    """Add `choice`, one piece of the answer in the stream, to `answer`, and return the text in
+    it."""
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     answer.content += text
@@ -228,19 +227,21 @@ def _add_choice(choice: JsonObject, answer: Answer) -> str:
     answer.tool_calls += [_without_index(call) for call in delta.get("tool_calls") or []]
     answer.token_ids += choice.get("token_ids") or []
     answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
-    # The first piece, which has the role, is sent at once; all others once the model has begun.
+    # The server sends the first piece, which has the role, at once. All others come after the model
+    # has begun.
     is_first_piece = "role" in delta
     answer.is_waiting = answer.is_waiting and is_first_piece
     return text
 
 
 def _without_index(call: JsonObject) -> JsonObject:
-    """A tool call of a stream as whole answers have it."""
+    """Drop the key `index` of a tool call, which whole answers do not have."""
     return {name: value for name, value in call.items() if name != "index"}
 
 
 def _error_text(data: bytes) -> str:
-    """The message of an error reply, {"error": {"message": ...}} or {"error": ...}; "" for none."""
+    """Return the message of an error reply, which is {"error": {"message": ...}} or {"error": ...};
+    "" if it has none."""
     try:
         error = json.loads(data).get("error")
     except (ValueError, AttributeError):

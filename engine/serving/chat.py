@@ -1,7 +1,7 @@
-"""Asking models: one question or a conversation, one model or two beside each other.
+"""Asks models: one question or a conversation, one model or two side by side.
 
-An answer is read while it is sampled. Where the call's time is up first, the reply holds what there
-is, and the next call goes on with exactly those tokens.
+An answer is read while it is sampled. If the call's time is over first, the reply holds the answer
+so far, and the next call continues it with exactly those tokens.
 """
 
 import time
@@ -36,8 +36,8 @@ class Question:
     """What one model is asked.
 
     Attributes:
-        messages: all that it reads.
-        begun: ids of the tokens that its answer begins with.
+        messages: all messages that the model reads.
+        begun: ids of the tokens that its answer begins with, if an unfinished answer is continued.
     """
 
     target: Target
@@ -51,8 +51,8 @@ class Session:
 
     Attributes:
         asker: whose quota a start of a model counts against.
-        listener: hears the answers as they come.
-        deadline: of the whole call, on the monotonic clock.
+        listener: is called with each piece of an answer as it comes.
+        deadline: of the whole call, a time on the monotonic clock.
         sampling: how the models sample, from `_sampling_body`.
     """
 
@@ -78,11 +78,11 @@ def chat(
 
     Raises UserError BAD_ARGUMENT if there is nothing to answer or the model refuses the question,
     DEPLOY_FAILED if no token comes for `patience.stall_s` seconds, and the errors of a deployment
-    that cannot be started.
+    that cannot be started (see `service.serve`).
     """
     earlier = _earlier_conversation(home, request, asker)
     names = _model_names(request)
-    # Errors in what is asked are raised here, before anything is started.
+    # If the question has errors, they are raised here, before anything is started.
     tools = _tools_of(request, earlier)
     questions = _questions(home, request, names, tools, earlier)
     seed = _seed_of(request, earlier)
@@ -98,20 +98,20 @@ def chat(
 
 
 def _model_names(request: ChatRequest) -> list[str]:
-    """The models to ask as the caller gave them, each once."""
+    """List the models to ask, by the names that the caller gave, without duplicates."""
     return list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
 
 
 def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
-    """Save the conversation after a call. Its seed is returned only if tokens were drawn with it:
-    at temperature 0 a model writes the likeliest ones."""
+    """Save the conversation after a call. The seed is returned only if tokens were drawn with it;
+    at temperature 0 the model takes the likeliest ones."""
     conversation_id, warning = conversations.save(home, request.conversation, conversation)
     draws_tokens = request.temperature > 0
     return Saved(conversation_id, warning, conversation.seed if draws_tokens else None)
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
-    """The conversation that the request goes on with; None if it begins one."""
+    """Load the conversation that the request continues; None if it begins one."""
     if not request.conversation:
         return None
     return conversations.load(home, request.conversation, asker.name)
@@ -124,10 +124,10 @@ def _questions(
     tools: list[ToolSchema],
     earlier: Conversation | None,
 ) -> list[Question]:
-    """What each of the named models is asked.
+    """Make the question for each of the named models.
 
-    Raises UserError BAD_ARGUMENT where nothing is to be answered or the messages cannot be read,
-    MODEL_* for an unknown model.
+    Raises UserError BAD_ARGUMENT if there is nothing to answer or the messages have a wrong form,
+    MODEL_* if a model does not exist.
     """
     added = _added_messages(request, earlier)
     targets = [target_of(home, name) for name in names]
@@ -138,7 +138,8 @@ def _questions(
 
 
 def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> Json:
-    """The part of a request to the server of a model that is the same for all models."""
+    """Make the part of a request to a model's server that is the same for all models: how to
+    sample, and which tools there are."""
     return {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -152,15 +153,16 @@ def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
     cannot be served, refuses the question or does not answer."""
     answered: list[Answered] = []
     for number, question in enumerate(questions):
-        # So that a slow first model leaves the second one its half of the time.
+        # With two models, the first gets half of the time, so that the second has the other half.
         shares = len(questions) - number
         answered.append(_ask(session, question, shares))
     return answered
 
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
-    """The tools that the models may call: those of the request, else those of the conversation so
-    far. Raises UserError BAD_ARGUMENT where the request's are no list of objects."""
+    """Return the tools that the models may call: those of the request, else those of the
+    conversation so far. Raises UserError BAD_ARGUMENT if the request's tools are not a list of
+    objects."""
     if not request.tools:
         return earlier.tools if earlier else []
     try:
@@ -170,8 +172,8 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """The messages that this call adds. Raises UserError BAD_ARGUMENT where a system prompt would
-    not come first, or where a new conversation has nothing to answer."""
+    """List the messages that this call adds. Raises UserError BAD_ARGUMENT if a system prompt would
+    not come first, or if a new conversation has nothing to answer."""
     added: list[ChatMessage] = []
     if request.system:
         if earlier or _begins_with_system(request.messages):
@@ -185,14 +187,15 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
     added += request.messages
     if request.message.strip():
         added.append({"role": "user", "content": request.message})
-    if not earlier and (not added or added[-1].get("role") == "system"):  # nothing to answer
+    # A conversation of a system prompt alone asks nothing.
+    if not earlier and (not added or added[-1].get("role") == "system"):
         raise UserError("BAD_ARGUMENT", "message is empty", hint="Ask something.", field="message")
     return added
 
 
 def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
     """Whether the first message is a system message. The messages are not checked yet, so the first
-    may be no object."""
+    may be something else than an object."""
     first = messages[0] if messages else None
     return isinstance(first, dict) and first.get("role") == "system"
 
@@ -200,11 +203,11 @@ def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
 def _question(
     target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
 ) -> Question:
-    """What the target is asked: its part of the conversation with the messages in `added`; or, if
-    there are none, the rest of its last answer.
+    """Make the question for the target: its part of the conversation, followed by the messages in
+    `added`. If there are none, the question is for the rest of its last answer.
 
     A model that joins a conversation later reads what the first model was asked and answered.
-    Raises UserError BAD_ARGUMENT if nothing is to be answered.
+    Raises UserError BAD_ARGUMENT if there is nothing to answer.
     """
     if earlier is None:
         return Question(target, list(added), begun=[])
@@ -216,11 +219,11 @@ def _question(
 
 
 def _rest_of_answer(target: Target, branch: Branch) -> Question:
-    """The question to send where the user adds no message: finish the last answer in `branch`,
-    which was cut, or answer its last message. Raises UserError BAD_ARGUMENT if the last message is
-    an answer that the target cannot go on with.
+    """Make the question of a call that adds no message: to finish the last answer in `branch`,
+    which was cut, or to answer its last message. `begun` of the result holds the token ids of the
+    unfinished answer.
 
-    `begun` are the token ids of the unfinished answer.
+    Raises UserError BAD_ARGUMENT if the last message is an answer that the target cannot continue.
     """
     if branch.model == target.name and branch.begun:
         before_answer = branch.messages[:-1]  # the last message is the unfinished answer
@@ -236,7 +239,8 @@ def _rest_of_answer(target: Target, branch: Branch) -> Question:
 
 
 def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> None:
-    """Raises UserError BAD_ARGUMENT for messages that no model can be asked with."""
+    """Raise UserError BAD_ARGUMENT if no model can be asked with these messages and tools: a wrong
+    form, or too much text."""
     try:
         check_size(checked_messages(messages), tools)
     except BadMessages as error:
@@ -244,7 +248,7 @@ def _check_messages(messages: list[ChatMessage], tools: list[ToolSchema]) -> Non
 
 
 def _bad_messages(error: BadMessages) -> UserError:
-    """The error for messages or tools that no model can be asked with."""
+    """Make the error BAD_ARGUMENT for messages or tools that no model can be asked with."""
     return UserError(
         "BAD_ARGUMENT",
         str(error),
@@ -254,8 +258,8 @@ def _bad_messages(error: BadMessages) -> UserError:
 
 
 def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
-    """The seed of this call: the one given; or, where a cut answer goes on, that of its beginning;
-    else a new one."""
+    """Return the seed of this call: the request's; else, if a cut answer is continued, the seed it
+    began with; else a new one."""
     if request.seed != DRAW_SEED:
         return request.seed
     asks_nothing_new = not request.message and not request.messages
@@ -265,16 +269,16 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 
 def _ask(session: Session, question: Question, shares: int) -> Answered:
-    """Ask one model, which is started if it is not served yet.
+    """Ask one model, which is started if it is not served yet. The answer may take one of `shares`
+    equal parts of the time that the call has left.
 
-    The answer may take one of `shares` equal parts of the time that the call has left. If the
-    model's process ends before the answer is done, it is started once more, and the answer goes on
-    after the tokens that came. Raises UserError if the model cannot be served, refuses the question
-    or does not answer.
+    If the model's process ends before the answer is done, it is started once more, and the answer
+    goes on after the tokens that came. Raises UserError if the model cannot be served, refuses the
+    question or does not answer.
     """
     started: list[Reply] = []
     answer = Answer()
-    seconds = 0.0  # of answering, without the start of the model
+    seconds = 0.0  # how long the answer took, without the start of the model
     for is_second_try in (False, True):
         folder = _served_folder(session, question.target, started)
         attempt_start = time.monotonic()
@@ -291,8 +295,8 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
 
 
 def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
-    """The folder of a deployment that serves the target. If it had to be started, its entry is
-    added to `started`."""
+    """Return the folder of a deployment that serves the target. If it had to be started, an entry
+    about that is added to `started`."""
     ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
     row, start_seconds = serve(session.home, target, ready_by, session.asker)
     if start_seconds is not None:
@@ -303,13 +307,13 @@ def _served_folder(session: Session, target: Target, started: list[Reply]) -> De
 def _sample(
     session: Session, question: Question, folder: DeployDir, answer: Answer, answer_by: float
 ) -> None:
-    """Let the deployment in `folder` go on with `answer` until `answer_by`, a time on the monotonic
+    """Let the deployment in `folder` continue `answer` until `answer_by`, a time on the monotonic
     clock.
 
-    Raises UserError BAD_ARGUMENT or DEPLOY_FAILED if it refuses or gives no token, Unreachable if
-    its process ends meanwhile.
+    Raises UserError BAD_ARGUMENT if it refuses the request, DEPLOY_FAILED if it fails or gives no
+    token, Unreachable if its process ends meanwhile.
     """
-    answer.is_waiting = True  # until the model begins; set again where this is a second try
+    answer.is_waiting = True  # until the model begins; a second try has to wait again
     limits = Limits(answer_by, session.patience.stall_s)
     request = _server_request(question, session.sampling, answer)
     try:
@@ -321,8 +325,9 @@ def _sample(
 
 
 def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
-    """The request to the model's server: the question, and the tokens after which the model goes
-    on, those of an answer that an earlier call cut and those that this call has so far.
+    """Make the request to the model's server: the question, and the tokens after which the model
+    continues. These are the tokens of an answer that an earlier call cut, and those that this call
+    has so far.
 
     Args:
         sampling: how the model samples, from `_sampling_body`.
@@ -337,7 +342,7 @@ def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
 
 
 def _no_token_error(target: Target, stall_s: float) -> UserError:
-    """The error for a model that gave no token at all in `stall_s` seconds."""
+    """Make the error for a model that gave no token at all in `stall_s` seconds."""
     return UserError(
         "DEPLOY_FAILED",
         f"{target.name} gave no token for {stall_s:g} s",
@@ -347,7 +352,7 @@ def _no_token_error(target: Target, stall_s: float) -> UserError:
 
 
 def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserError:
-    """The error for a request that the server refused (BAD_ARGUMENT), or failed at
+    """Make the error for a request that the server refused (BAD_ARGUMENT) or failed at
     (DEPLOY_FAILED)."""
     text = error.message or f"it answered {error.status}"
     if error.status >= 500:
@@ -368,7 +373,8 @@ def _conversation_after(
     seed: int,
     owner: str,
 ) -> Conversation:
-    """Add the new answers to the branches of the models that were asked; return the conversation.
+    """Add the new answers to the branches of the models that were asked (a branch is one model's
+    part of the conversation), and return the conversation.
 
     Args:
         earlier: the conversation before; None if this call begins it.
@@ -376,12 +382,12 @@ def _conversation_after(
         answered: their answers, in the same order.
         tools: the tools of the conversation.
         seed: its seed.
-        owner: the key whose conversation it is.
+        owner: name of the key that the conversation belongs to.
     """
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
     for question, reply in zip(questions, answered, strict=True):
         name = question.target.name
-        # Of an answer that was cut and goes on: its text so far, the last message of the branch.
+        # If an answer that was cut is continued, its text so far is the branch's last message.
         text_before = branches[name].messages[-1]["content"] if question.begun else ""
         branches[name] = _branch_with_answer(question, reply.answer, text_before)
     return Conversation(
@@ -394,21 +400,22 @@ def _conversation_after(
 
 
 def _branch_with_answer(question: Question, answer: Answer, text_before: str) -> Branch:
-    """One model's part of the conversation, with its new answer. `Branch.begun` gets the answer's
-    token ids if it was cut, so that a later call can continue it.
+    """Make one model's part of the conversation, with its new answer. If the answer was cut,
+    `Branch.begun` gets its token ids, so that a later call can continue it.
 
     Args:
-        text_before: the text of an answer that was cut and goes on here; "" for a new answer.
+        text_before: the text so far of an answer that was cut and continues here; "" for a new
+            answer.
     """
     message: ChatMessage = {"role": "assistant", "content": text_before + answer.content}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["tool_calls"] = answer.tool_calls
-    # Without a reason the answer did not end by itself: the time of the call was over.
+    # If there is no finish reason, the answer did not end by itself: the call's time was over.
     is_cut = (answer.finish_reason or CUT_BY_TIME) in CUT
     begun = [*question.begun, *answer.token_ids] if is_cut else []
-    # Cut before its first token: the question itself is still to be answered.
+    # If the answer was cut before its first token, the question has no answer yet.
     nothing_sampled = is_cut and not begun
     new_messages = [] if nothing_sampled else [message]
     return Branch(

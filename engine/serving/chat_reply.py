@@ -1,4 +1,4 @@
-"""The reply of a chat: the answers, what was started for them, and the calls that go on."""
+"""The reply of `chat`: the answers, what was started for them, and the calls that continue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from engine.core.reply import Reply
 from engine.home.rows import DeploymentRow
 from engine.serving.answer_stream import Answer
 
-CUT_BY_TIME = "timeout"  # the finish reason of an answer that was still being sampled
+CUT_BY_TIME = "timeout"  # the finish reason of an answer that the call's time cut
 CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
 
 
 @dataclass(frozen=True)
 class Answered:
-    """What asking one model came to.
+    """The result of asking one model.
 
     Attributes:
         model: its name.
         answer: the answer, as far as there was time for it.
-        seconds: that the answer took, without starting the model.
+        seconds: how long the answer took, without the start of the model.
         started: the deployments that were started for it.
     """
 
@@ -35,9 +35,9 @@ class Saved:
     """The conversation as it was saved after a call.
 
     Attributes:
-        id: to go on with; "" if it could not be saved.
-        warning: about what was lost; "" for none.
-        seed: that tokens were drawn with; None if the likeliest were taken.
+        id: the id by which the next call continues it; "" if it could not be saved.
+        warning: what was lost; "" for none.
+        seed: the seed that tokens were drawn with; None if the likeliest tokens were taken.
     """
 
     id: str
@@ -53,7 +53,7 @@ def reply_of(
     Args:
         answered: the models' answers.
         names: the models' names as the caller gave them, in the order of `answered`.
-        saved: under which id the conversation was saved ("" if it was not), its seed, a warning.
+        saved: the conversation's id ("" if it was not saved), its seed, and a warning.
         idle_minutes: how long a started deployment may be idle before it stops by itself.
     """
     entries = [_entry_of_answer(model_answer) for model_answer in answered]
@@ -71,7 +71,8 @@ def reply_of(
 
 
 def started_entry(row: DeploymentRow, seconds: float) -> Reply:
-    """One entry of `started` in the reply of `chat`: a deployment that took `seconds` to start."""
+    """Make one entry of `started` in the reply of `chat`: a deployment that took `seconds` to
+    start."""
     return {
         "deployment_id": row.deployment_id,
         "seconds": round(seconds, 2),
@@ -80,8 +81,8 @@ def started_entry(row: DeploymentRow, seconds: float) -> Reply:
 
 
 def _entry_of_answer(answered: Answered) -> Reply:
-    """One entry of `answers` in the reply of `chat`. It has `partial` if the call's time was up
-    before the answer's end; `latency_s` are seconds without starting the model."""
+    """Make one entry of `answers` in the reply of `chat`. It has `partial` if the call's time was
+    over before the answer was done; `latency_s` are the seconds without the start of the model."""
     answer = answered.answer
     return {
         "model": answered.model,
@@ -97,7 +98,7 @@ def _entry_of_answer(answered: Answered) -> Reply:
 
 
 def _summary(entries: Sequence[Reply]) -> str:
-    """Say who answered in how many seconds, and who has not finished."""
+    """Say which models answered in how many seconds, and which have not finished."""
     seconds = sum(entry["latency_s"] for entry in entries)
     finished = [entry["model"] for entry in entries if not entry.get("partial")]
     unfinished = [entry["model"] for entry in entries if entry.get("partial")]
@@ -110,12 +111,12 @@ def _summary(entries: Sequence[Reply]) -> str:
 def _next_calls(
     names: Sequence[str], entries: Sequence[Reply], conversation_id: str, started: Sequence[Reply]
 ) -> list[JsonObject]:
-    """The calls to suggest: continue answers that were cut, give the results of tools that were
-    called, stop deployments that were started.
+    """List the calls to suggest: continue answers that were cut, give the results of tools that
+    were called, stop deployments that were started.
 
     Args:
         names: the models' names as the caller gave them, in the order of `entries`.
-        conversation_id: "" if the conversation was not kept: nothing can be continued then.
+        conversation_id: "" if the conversation was not saved; then nothing can be continued.
     """
     calls: list[Call] = []
     if conversation_id:
@@ -130,8 +131,8 @@ def _next_calls(
 
 
 def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
-    """At most one call of `chat`: it continues an answer that was cut, or gives the results of the
-    tools that the model called. `arguments` name the model and the conversation."""
+    """List at most one call of `chat`: it continues an answer that was cut, or gives the results of
+    the tools that the model called. `arguments` name the model and the conversation."""
     if entry["finish_reason"] in CUT:
         return [Call("chat", arguments)]
     tool_calls = entry.get("tool_calls")
@@ -160,9 +161,9 @@ def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: 
 
 
 def _partial_warning(entry: Reply) -> str:
-    """The warning about an answer that the time of the call did not suffice for."""
+    """Write the warning about an answer that was not done when the call's time was over."""
     seconds = entry["latency_s"]
-    speed = entry["tokens"] / max(seconds, 1e-3)  # the least time: against a division by 0
+    speed = entry["tokens"] / max(seconds, 1e-3)  # 1e-3: `seconds` may be rounded to 0
     return (
         f"{entry['model']} has {entry['tokens']} tokens after {seconds:.0f} s "
         f"({speed:.2g} a second); chat with the conversation and no message goes on"

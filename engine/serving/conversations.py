@@ -1,8 +1,9 @@
-"""Conversations kept in the home, so that the next call goes on with the id of the last reply.
+"""Stores conversations in the home, so that the next call can continue one by the id in the last
+reply.
 
-They are bounded: the newest `KEPT` that were used within `KEPT_DAYS` days, each of at most
-`MAX_CHARS` characters: `chats/<id>.json`. Each model that took part has a branch of its own, since
-models that are compared answer differently.
+Each is a file `chats/<id>.json`. At most `KEPT` are stored, the last used ones, each for
+`KEPT_DAYS` days after its last use and with at most `MAX_CHARS` characters. Each model that took
+part has a branch of its own, because models that are compared answer differently.
 """
 
 import contextlib
@@ -28,8 +29,8 @@ class Branch(Record):
 
     Attributes:
         model: the name under which it was served.
-        messages: in OpenAI's form, the system prompt first where there is one.
-        begun: token ids of the last answer, where that was cut; it can be continued.
+        messages: in OpenAI's form; a system prompt comes first.
+        begun: token ids of the last answer if that was cut and can be continued; else [].
     """
 
     model: str
@@ -41,11 +42,11 @@ class Conversation(Record):
     """A conversation after its latest answer.
 
     Attributes:
-        owner: name of the key that began it; nobody else can go on with it.
+        owner: name of the key that began it; only this owner can continue it.
         turns: how often it was answered.
-        tools: what the models may call, as OpenAI function schemas.
+        tools: the tools that the models may call, as OpenAI function schemas.
         seed: of the latest answers.
-        branches: one for each model, that of the model asked first in the first place.
+        branches: one for each model; the branch of the model that was asked first comes first.
     """
 
     owner: str
@@ -56,10 +57,10 @@ class Conversation(Record):
 
 
 def load(home: Home, conversation_id: str, owner: str) -> Conversation:
-    """The conversation with that id. Raises UserError BAD_ARGUMENT if there is none of `owner`'s,
-    and HOME_UNUSABLE if its file is damaged."""
+    """Load the conversation with this id. Raises UserError BAD_ARGUMENT if `owner` has none with
+    this id, HOME_UNUSABLE if its file is damaged."""
     conversation = None
-    if _ID.fullmatch(conversation_id):  # any other text could lead out of the folder
+    if _ID.fullmatch(conversation_id):  # any other text could be a path to another folder
         with contextlib.suppress(FileNotFoundError):
             conversation = Conversation.read(home.chats / f"{conversation_id}.json")
     if conversation is None or conversation.owner != owner:
@@ -74,11 +75,12 @@ def load(home: Home, conversation_id: str, owner: str) -> Conversation:
 
 
 def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[str, str]:
-    """Keep a conversation after an answer; "" as id begins a new one.
+    """Store a conversation after an answer; with "" as id it gets a new one. Returns (its id, a
+    warning). The id is "" if the conversation has become too long to be stored; the warning is ""
+    if there is none.
 
-    Returns its id ("" if it has grown too long to be kept) and a warning ("" for none). If another
-    call saved an answer to the same conversation meanwhile, this one gets a new id, so that neither
-    answer is lost.
+    If another call has stored an answer to the same conversation meanwhile, this one gets a new id,
+    so that neither answer is lost.
     """
     size = len(conversation.model_dump_json())
     if size > MAX_CHARS:
@@ -87,7 +89,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
             "another with what matters of it"
         )
     warning = ""
-    turns_before = conversation.turns - 1  # the file has more if another call has saved meanwhile
+    turns_before = conversation.turns - 1  # the file has more if another call was faster
     if conversation_id and _turns(home, conversation_id) != turns_before:
         warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
         conversation_id = ""
@@ -99,7 +101,7 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
 
 
 def _turns(home: Home, conversation_id: str) -> int:
-    """How often the conversation was answered; 0 if its file was deleted."""
+    """Read how often the stored conversation was answered; 0 if its file was deleted."""
     try:
         return Conversation.read(home.chats / f"{conversation_id}.json").turns
     except FileNotFoundError:
@@ -107,11 +109,11 @@ def _turns(home: Home, conversation_id: str) -> int:
 
 
 def _forget_old(home: Home) -> None:
-    """Delete conversations that were not used for `KEPT_DAYS` days, and all but the `KEPT` used
-    last."""
+    """Delete conversations that were not used for `KEPT_DAYS` days, and all but the `KEPT` that
+    were used last."""
     used_at: list[tuple[float, str]] = []
     for file in home.chats.glob("c-*.json"):
-        with contextlib.suppress(FileNotFoundError):  # another process forgets it too
+        with contextlib.suppress(FileNotFoundError):  # another process has just deleted the file
             used_at.append((file.stat().st_mtime, file.name))
     used_at.sort(reverse=True)  # the last used one first
     oldest_time = time.time() - KEPT_DAYS * 86_400

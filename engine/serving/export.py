@@ -1,8 +1,8 @@
-"""Exporting a trained model: its adapter as a PEFT folder, or merged into the base, as a model
-folder or as a GGUF file with a Modelfile for Ollama; beside each the model card.
+"""Exports a trained model: its adapter as a PEFT folder, or the adapter merged into the base, as a
+model folder or as a GGUF file with a Modelfile for Ollama. The model card is written beside each.
 
-The target folder appears complete or not at all. Merging needs torch, so a worker does it. A merge
-that takes longer than the call goes on, and the same call again returns its result.
+The target folder appears complete or not at all. Merging needs torch, so a worker process does it.
+A merge that takes longer than the call goes on, and the same call made again returns its result.
 """
 
 import errno
@@ -36,21 +36,26 @@ from engine.records.manifest import Manifest
 from engine.records.record import DamagedRecord
 from engine.serving import modelfile
 
-# The adapter, a model folder with it merged in, or a GGUF file of 16-bit or 8-bit weights.
+# The adapter alone, a model folder with the adapter merged in, or a GGUF file with 16-bit or 8-bit
+# weights.
 FORMATS = ("adapter", "merged", "gguf-f16", "gguf-q8_0")
-_GGUF = "gguf-"  # before the kind of weights in a GGUF file
+_GGUF = "gguf-"  # a format that begins so is a GGUF file; the kind of its weights follows
 _CARD = "README.md"
 WAIT_S = 40.0  # seconds that one call waits for a merge
 _ADAPTER_FILES = (adapters.CONFIG, adapters.WEIGHTS)
 
 
 def export(home: Home, ref: str, export_format: str = "adapter", path: str = "") -> Reply:
-    """Write the files of the model `ref`, such as "arith-grpo-7@best", to `path`, by default below
-    the home's `exports/`. `export_format` is one of `FORMATS`. Nothing is overwritten.
+    """Write the files of the model `ref`, such as "arith-grpo-7@best", to `path`, by default to a
+    folder below the home's `exports/`. `export_format` is one of `FORMATS`. Nothing is overwritten.
 
-    The reply's `state` is "exported", or "exporting" while a merge goes on: the same call again
-    returns its result. Raises UserError BAD_ARGUMENT, MODEL_*, DEPLOY_FAILED (the merge failed),
-    NO_TORCH, DISK_FULL.
+    The reply's `state` is "exported", or "exporting" while a merge goes on: the same call made
+    again returns its result.
+
+    Raises UserError:
+        BAD_ARGUMENT if the format does not exist, `ref` is a base model or the target cannot be
+            used; MODEL_* if there is no such model; DEPLOY_FAILED if the merge failed; NO_TORCH if
+            no interpreter has torch; DISK_FULL if the disk is full.
     """
     _check_format(export_format)
     model = _model_with_adapter(home, ref)
@@ -69,7 +74,7 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
 
 def _check_format(export_format: str) -> None:
-    """Raises UserError BAD_ARGUMENT for a format that is not one of `FORMATS`."""
+    """Raise UserError BAD_ARGUMENT if the format is not one of `FORMATS`."""
     if export_format not in FORMATS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -80,7 +85,8 @@ def _check_format(export_format: str) -> None:
 
 
 def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
-    """The content of an export's ORIGIN file, by which a later call recognises the same export."""
+    """Make the content of an export's ORIGIN file, by which a later call recognises the same
+    export."""
     assert model.adapter is not None  # `_model_with_adapter` refuses others
     return {
         "run": model.run_id,
@@ -92,20 +98,18 @@ def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
 
 def _write_export(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) -> bool:
     """Write the files of the export to `target`. Returns False if a merge is still going on.
-
-    `origin` is the content of the file that tells where the export comes from.
-    """
+    `origin` is the content of the ORIGIN file, which says where the export comes from."""
     if origin["format"] != "adapter":
         return _merge(home, model, target, origin)
-    # An adapter that comes from elsewhere has no run, so its base's weights are not known.
+    # An adapter that no run of this home trained has no record of its base's weights.
     weights = _base_weights(home.run(model.run_id)) if model.run_id else {}
     _copy_adapter(home, model, target, origin | weights)
     return True
 
 
 def _model_with_adapter(home: Home, ref: str) -> ModelRef:
-    """The model that `ref` names. Raises UserError MODEL_* for an unknown one, BAD_ARGUMENT for a
-    base model."""
+    """Find the model that `ref` names. Raises UserError MODEL_* if there is none, BAD_ARGUMENT if
+    it is a base model."""
     model = catalog.resolve_model(home, ref)
     if model.adapter is None:
         raise UserError(
@@ -118,7 +122,8 @@ def _model_with_adapter(home: Home, ref: str) -> ModelRef:
 
 
 def _cannot_write_error(target: Path, error: OSError) -> UserError:
-    """The error for a target folder that cannot be written: DISK_FULL or BAD_ARGUMENT."""
+    """Make the error for a target folder that cannot be written: DISK_FULL if the disk is full,
+    else BAD_ARGUMENT."""
     code = "DISK_FULL" if error.errno == errno.ENOSPC else "BAD_ARGUMENT"
     return UserError(
         code,
@@ -129,10 +134,9 @@ def _cannot_write_error(target: Path, error: OSError) -> UserError:
 
 
 def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -> Path:
-    """The folder that an export is written to: `path`, or for "" one below the home's `exports/`.
-
-    Raises UserError BAD_ARGUMENT for a `path` where coding agents keep files of their own.
-    """
+    """Return the folder that an export is written to: `path`, or if that is "", one below the
+    home's `exports/`. Raises UserError BAD_ARGUMENT if `path` is in a place where coding agents
+    keep files of their own."""
     if path:
         target = Path(os.path.abspath(os.path.expanduser(path)))
         refuse_folder_of_agent_files(target, "path")
@@ -142,11 +146,9 @@ def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether the folder `target` already holds this very export: its ORIGIN file holds `origin`.
-
-    False if there is nothing at `target`, or an empty folder. Raises UserError BAD_ARGUMENT if
-    there is anything else.
-    """
+    """Whether the folder `target` already holds this very export: its ORIGIN file has the content
+    `origin`. Returns False if `target` does not exist or is an empty folder. Raises UserError
+    BAD_ARGUMENT if it holds anything else."""
     is_empty_folder = target.is_dir() and not os.listdir(target)
     if is_empty_folder or not os.path.lexists(target):
         return False
@@ -155,7 +157,7 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
     except (OSError, ValueError):  # no readable ORIGIN file
         existing_origin = None
     if isinstance(existing_origin, dict):
-        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` is compared without them
+        existing_origin.pop(BASE_WEIGHTS, None)  # `origin` does not have them
     if existing_origin == origin:
         return True
     raise UserError(
@@ -167,11 +169,9 @@ def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
 
 
 def _base_weights(run: RunDir) -> JsonObject:
-    """The entry of the ORIGIN file with the SHA-256 of each weight file the run was trained on.
-
-    A run that continues the exported adapter must have the same base. {} where the manifest of the
-    run cannot be read.
-    """
+    """Make the entry of the ORIGIN file with the SHA-256 of each weight file that the run was
+    trained on. A run that continues the exported adapter must have the same base. Returns {} if the
+    run's manifest cannot be read."""
     try:
         files = Manifest.read(run.manifest).model.files
     except (OSError, DamagedRecord):
@@ -180,7 +180,8 @@ def _base_weights(run: RunDir) -> JsonObject:
 
 
 def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject) -> None:
-    """Copy a PEFT adapter to `target`, with a name of its base model that other tools can load."""
+    """Copy a PEFT adapter to `target`, and name its base model in a way that other tools can
+    load."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
     folder = _new_folder_beside(target)
@@ -188,7 +189,7 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
         if (source / name).is_file():
             shutil.copy2(source / name, folder / name)
     config = read_json(folder / "adapter_config.json")
-    # A run writes its base as a path of this home, which other tools cannot load.
+    # The adapter of a run names its base by a path in this home, which other tools cannot load.
     if model.kind == "run" and model.base_path.is_dir():
         config["base_model_name_or_path"] = _base_for_other_tools(model)
     write_json(folder / "adapter_config.json", config)
@@ -197,22 +198,23 @@ def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject)
 
 
 def _base_for_other_tools(model: ModelRef) -> str:
-    """The base model as other tools can load it. They know hub ids, but not our own model names;
-    those become a path."""
+    """Name the base model in a way that other tools can load. They know hub ids, but not our own
+    model names; for those the path is returned."""
     is_hub_id = "/" in model.base_ref and not os.path.isabs(model.base_ref)
     return model.base_ref if is_hub_id else str(model.base_path)
 
 
 def _file_stem(model: ModelRef) -> str:
-    """The model as the beginning of a file name: its reference, or for an adapter that no run of
-    this home trained the name of the adapter's folder."""
+    """Make the beginning of a file name from the model: its reference, such as "arith-7-best". For
+    an adapter that no run of this home trained, it is the name of the adapter's folder."""
     if model.run_id or model.adapter is None:
         return model.ref.replace("@", "-")
     return model.adapter.name  # named by a path or hub id
 
 
 def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
-    """Write the model card of the run that trained the model to `folder`, if this home lists it."""
+    """Write the model card of the run that trained the model to `folder`, if this home knows the
+    run."""
     if not model.run_id:
         return
     try:
@@ -226,12 +228,12 @@ def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class _Merge:
-    """A merge of an adapter into its base, which a worker does.
+    """A merge of an adapter into its base, done by a worker process.
 
     Attributes:
-        job: folder of the worker's config, lock and log.
-        aside: folder that the worker writes, beside that of the export.
-        gguf_name: of the GGUF file that it writes there; "" for a model folder.
+        job: folder with the worker's config, lock and log.
+        aside: folder that the worker writes to, beside the folder of the export.
+        gguf_name: name of the GGUF file that the worker writes there; "" for a model folder.
     """
 
     job: Path
@@ -240,12 +242,12 @@ class _Merge:
 
     @property
     def lock(self) -> Path:
-        """The file that the worker holds a lock on as long as it lives."""
+        """The file that the worker keeps locked as long as it lives."""
         return self.job / "alive.lock"
 
     @property
     def log(self) -> Path:
-        """What the worker writes."""
+        """The file with the worker's output."""
         return self.job / "export.log"
 
 
@@ -253,12 +255,12 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     """Let a worker merge the adapter into its base, and move the result to `target`: a complete
     model, or a GGUF file and its Modelfile.
 
-    Returns False if the merge is still going on after `WAIT_S` seconds; the same call later goes on
-    waiting for it. Raises UserError DEPLOY_FAILED, with the end of the worker's log, if it failed.
+    Returns False if the merge is still going on after `WAIT_S` seconds; a later call waits for it
+    again. Raises UserError DEPLOY_FAILED, with the end of the worker's log, if the merge failed.
     """
     merge = _merge_to(home, model, target, origin["format"])
     merge.job.mkdir(parents=True, exist_ok=True)
-    # An earlier call may have started the worker, and it may be at work or done by now.
+    # An earlier call may have started the worker, which may be at work or done by now.
     if not is_locked(merge.lock) and not _is_finished(home, merge):
         _start_merge(home, model, merge)
     if not _wait_for_worker(merge.lock):
@@ -281,11 +283,9 @@ def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
-    """The merge of this model to `target`: a worker writes a folder beside it (`aside`), which is
-    then renamed.
-
-    Both folders are named by a hash of model and target, so that a later call finds them again.
-    """
+    """Describe the merge of this model to `target`: the worker writes a folder beside `target`
+    (`aside`), which is then renamed. Its folders are named by a hash of model and target, so that a
+    later call finds them again."""
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     return _Merge(
         job=home.export_job(key),
@@ -295,15 +295,15 @@ def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> 
 
 
 def _gguf_name(model: ModelRef, export_format: str) -> str:
-    """The name of the GGUF file of an export, "" for a format without one."""
+    """Make the name of the GGUF file of an export; "" if the format has none."""
     if not export_format.startswith(_GGUF):
         return ""
     return f"{_file_stem(model)}.{export_format.removeprefix(_GGUF)}.gguf"
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
-    """Wait until no worker holds the lock, for `WAIT_S` seconds at most; returns whether it is free
-    now."""
+    """Wait until no worker holds the lock, for at most `WAIT_S` seconds. Returns whether the lock
+    is free."""
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:
@@ -313,17 +313,15 @@ def _wait_for_worker(worker_lock: Path) -> bool:
 
 
 def _unfinished_merge_error(log: Path) -> UserError:
-    """The error for a merge whose worker ended before it was done, with the end of its log."""
+    """Make the error for a merge whose worker ended before it was done, with the end of its log."""
     last_lines = read_tail(log, 2000).strip().splitlines()[-3:]
     log_end = " | ".join(last_lines)[:400]
     return UserError("DEPLOY_FAILED", "the merge did not finish", hint=f"Its log: {log_end}")
 
 
 def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
-    """Start a worker that merges the adapter into the base model, unless one is at work.
-
-    `merge` holds the paths of the job; the worker writes its result into `merge.aside`.
-    """
+    """Start a worker that merges the adapter into the base model, unless one is at work. `merge`
+    holds the paths of the job; the worker writes its result into `merge.aside`."""
     python = launcher.worker_python(home)
     shutil.rmtree(merge.aside, ignore_errors=True)  # what a killed worker left
     config = {
@@ -335,7 +333,7 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
     config_file = merge.job / "config.json"
     write_json(config_file, config)
     lock = take_lock(merge.lock)
-    if lock is None:  # another call has just started a worker; wait for that
+    if lock is None:  # another call has just started a worker, for which the caller then waits
         return
     try:
         argv = [python, "-P", *programs.command("merger"), str(config_file)]
@@ -345,8 +343,8 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 
 
 def _is_finished(home: Home, merge: _Merge) -> bool:
-    """Whether the folder that the worker writes is there and complete: with the GGUF file if that
-    was asked for, else with a model that can be used."""
+    """Whether the worker's folder exists and is complete: it holds the GGUF file, or a usable
+    model."""
     if not merge.aside.is_dir():
         return False
     if merge.gguf_name:
@@ -359,7 +357,8 @@ def _is_finished(home: Home, merge: _Merge) -> bool:
 
 
 def _new_folder_beside(target: Path) -> Path:
-    """Make an empty folder beside `target`: on the same disk, so it can be renamed to `target`."""
+    """Make an empty folder beside `target`. It is on the same disk, so it can be renamed to
+    `target`."""
     aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -391,7 +390,8 @@ def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_ther
 
 
 def _still_merging_reply(ref: str, target: Path, export_format: str) -> Reply:
-    """The reply about a merge that is still going on, with the call that returns it later."""
+    """Make the reply about a merge that is still going on, with the call that returns its result
+    later."""
     same_call = {"run_id": ref, "action": "export", "format": export_format, "path": str(target)}
     return {
         "model": ref,

@@ -1,7 +1,8 @@
-"""What a conversation must look like before a model is asked: roles, texts, sizes.
+"""The form that a conversation must have before a model is asked: roles, texts, sizes.
 
-The tool `chat` and the server behind it check by the same rules (`engine/worker/serving/
-chat_request.py`), so a model is not loaded only to refuse its messages. Imports nothing heavy.
+The tool `chat` and the server behind it check by the same rules
+(engine/worker/serving/chat_request.py), so no model is loaded only to refuse its messages. Imports
+nothing heavy.
 """
 
 import json
@@ -12,7 +13,7 @@ from envs.json_types import ChatMessage, ToolSchema
 ROLES = ("system", "user", "assistant", "tool")
 MAX_MESSAGES = 1_000
 MAX_TOOLS = 128
-MAX_PROMPT_CHARS = 1_000_000  # counted before anything is turned into tokens
+MAX_PROMPT_CHARS = 1_000_000  # characters are counted, because tokenising first would take long
 
 
 class BadMessages(ValueError):
@@ -20,7 +21,7 @@ class BadMessages(ValueError):
 
     Attributes:
         field: "messages" or "tools".
-        is_too_large: their form is right, but there is too much of them.
+        is_too_large: True if their form is right, but there are too many or they are too long.
     """
 
     def __init__(self, field: str, message: str, *, is_too_large: bool = False) -> None:
@@ -52,8 +53,8 @@ def checked_tools(tools: object) -> list[ToolSchema]:
 
 
 def check_size(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> None:
-    """Raises BadMessages for a prompt with too many messages, tools or characters. To be called
-    before the prompt is rendered, which could take seconds for a large one."""
+    """Raise BadMessages if a prompt has too many messages, tools or characters. Call this before
+    the prompt is rendered, which could take seconds for a large one."""
     if len(messages) > MAX_MESSAGES or len(tools) > MAX_TOOLS:
         raise BadMessages(
             "messages",

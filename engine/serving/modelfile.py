@@ -1,10 +1,10 @@
-"""The Modelfile of an exported GGUF file: what Ollama needs to ask the model as it was trained.
+"""The Modelfile of an exported GGUF file: what Ollama needs to ask the model in the format it was
+trained with.
 
-Ollama has templates of its own; this one is read off the model's chat template by rendering it with
-marks in the place of what people say.
-It walks `.Messages`, so a conversation of any length, with a system message or without one, is
-written as the chat template writes it.
-Source: Ollama's Modelfile reference (docs/modelfile.md in its repository).
+Ollama has a template language of its own. The template is found by rendering the model's chat
+template with marks in place of the messages. It walks `.Messages`, so a conversation of any length,
+with or without a system message, is written as the chat template writes it. Source: Ollama's
+Modelfile reference (docs/modelfile.md in its repository).
 """
 
 from dataclasses import astuple, dataclass
@@ -14,6 +14,7 @@ from engine.models import tokens
 from engine.models.chat_format import ChatFormat, TemplateError
 from envs.json_types import ChatMessage
 
+# The marks that stand for messages: control characters keep them apart from any template's text.
 _SYSTEM, _FIRST, _ANSWER, _SECOND = (
     "\u0001s\u0001",
     "\u0001f\u0001",
@@ -29,20 +30,20 @@ _TALK: list[ChatMessage] = [
 
 
 def text(base: Path, file_name: str) -> str:
-    """The Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
+    """Write the Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
     try:
         format_lines = _format_lines(_turns(tokens.load(base).format()))
     except (TemplateError, ValueError):
-        # The chat template takes no system message or no second turn, or cannot be said in Ollama's
-        # language. Without TEMPLATE Ollama looks for one that it knows.
+        # The chat template takes no system message or no second turn, or cannot be written in
+        # Ollama's language. Without a TEMPLATE line, Ollama looks for a template that it knows.
         format_lines = []
     lines = [f"FROM ./{file_name}", *format_lines, "PARAMETER temperature 0", ""]
     return "\n".join(lines)
 
 
 def _format_lines(turns: "_Turns") -> list[str]:
-    """The lines of a Modelfile about the format of a conversation: its template, and the text at
-    which an answer stops. A text that cannot be quoted there is left out."""
+    """Write the lines of a Modelfile about the format of a conversation: its template, and the text
+    at which an answer stops. A text that cannot be quoted in a Modelfile is left out."""
     lines = []
     template = _ollama_template(turns)
     if '"""' not in template:
@@ -55,14 +56,16 @@ def _format_lines(turns: "_Turns") -> list[str]:
 
 @dataclass(frozen=True)
 class _Turns:
-    """What a chat template writes around the messages of a conversation.
+    """The texts that a chat template writes around the messages of a conversation.
 
     Attributes:
         before_system, after_system: around a system message.
-        no_system: in its place where there is none; many templates write one of their own.
+        no_system: instead of a system message, if there is none; many templates write one of their
+            own.
         before_user: before a question.
         before_answer: between a question and its answer.
-        before_last_answer: the same for the last question. Qwen3 writes an empty thought there.
+        before_last_answer: between the last question and its answer. Qwen3 writes an empty thought
+            there.
         answer_end: after an answer.
     """
 
@@ -80,13 +83,11 @@ class _Turns:
 
 
 def _turns(chat: ChatFormat) -> _Turns:
-    """Find out what a chat template writes around messages.
-
-    A conversation whose messages are marks (`_SYSTEM`, `_FIRST`, ...) is rendered with it, and the
-    text between the marks is read.
+    """Find out what a chat template writes around messages. A conversation whose messages are marks
+    (`_SYSTEM`, `_FIRST`, ...) is rendered, and the text between the marks is read.
 
     Raises TemplateError if the template refuses the conversation, ValueError if it leaves out a
-    part of it, or if a template for Ollama cannot write the same.
+    part of the conversation, or if a template for Ollama cannot write the same.
     """
     system: ChatMessage = {"role": "system", "content": _SYSTEM}
     rendered = chat.text([system, *_TALK], prompt=True)
@@ -114,7 +115,8 @@ def _turns(chat: ChatFormat) -> _Turns:
 
 
 def _before_user(system_to_question: str, answer_to_question: str, answer_end: str) -> str:
-    """What the chat template writes before a question, whether it is the first or a later one.
+    """Return what the chat template writes before a question, whether it is the first or a later
+    one.
 
     Args:
         system_to_question: what it writes between a system message and the first question.
@@ -132,14 +134,14 @@ def _before_user(system_to_question: str, answer_to_question: str, answer_end: s
 
 
 def _check_no_instructions(turns: _Turns) -> None:
-    """Raises ValueError where a text of the chat template would be an instruction in Ollama's
-    language of templates."""
+    """Raise ValueError if a text of the chat template would be an instruction in Ollama's template
+    language."""
     if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
 
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
-    """What the chat template writes after an answer with which a conversation ends. Raises
+    """Return what the chat template writes after an answer that ends a conversation. Raises
     ValueError unless it writes the answer exactly once."""
     question_and_answer = _TALK[:2]  # the answer's text is the mark `_ANSWER`
     conversation = chat.text([system, *question_and_answer], prompt=False)
@@ -148,8 +150,8 @@ def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
 
 
 def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
-    """Raises ValueError unless `turns` also tell how the chat template writes a conversation of two
-    questions without a system message."""
+    """Raise ValueError unless `turns` also describe how the chat template writes a conversation of
+    two questions without a system message."""
     first_turn = [turns.before_user, _FIRST, turns.before_answer, _ANSWER, turns.answer_end]
     second_turn = [turns.before_user, _SECOND, turns.before_last_answer]
     expected = turns.no_system + "".join([*first_turn, *second_turn])
@@ -158,7 +160,7 @@ def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
 
 
 def _ollama_template(turns: _Turns) -> str:
-    """The template, in Ollama's language, that writes conversations with these turns."""
+    """Write the template, in Ollama's language, that writes conversations with these turns."""
     no_system = "{{ else }}" + turns.no_system if turns.no_system else ""
     before_answer = turns.before_answer
     if turns.before_last_answer != turns.before_answer:
@@ -183,6 +185,7 @@ def _ollama_template(turns: _Turns) -> str:
 
 
 def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
-    """What stands before and after `mark`. Raises ValueError unless it is there exactly once."""
-    before, after = rendered.split(mark)  # unpacking another number of parts raises
+    """Return the text before and after `mark`. Raises ValueError unless the mark is there exactly
+    once."""
+    before, after = rendered.split(mark)  # raises ValueError unless there are two parts
     return before, after

@@ -1,4 +1,5 @@
-"""Where a deployment runs: its device, its engine, and the memory that it takes there."""
+"""Decides where a deployment (a process that serves a model) runs: its device, its engine, and the
+memory that it takes there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,13 +26,14 @@ _OVERHEAD = {
     ("vllm", "cpu"): 4_500_000_000,
 }
 _WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
-_WEIGHT_MARGIN = 1.1  # 10 % more than the weights themselves take
-_USUAL_RANK = 16  # of an adapter
+_WEIGHT_MARGIN = 1.1  # 10 % are added to what the weights themselves take
+_USUAL_RANK = 16  # the rank of an adapter that room is planned for
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A device for a deployment, its engine ("torch" or "vllm") and the bytes that it takes."""
+    """A device for a deployment, its engine ("torch" or "vllm") and the bytes that it takes
+    there."""
 
     device: Device
     engine: str
@@ -39,12 +41,13 @@ class Placement:
 
 
 def choose(home: Home, ref: ModelRef, name: str) -> Placement:
-    """Choose the device that has most memory free once the model is on it.
+    """Choose the device that has most memory left once the model is on it. `name` is the model's
+    name in messages.
 
-    `name` is how messages call the model. Raises UserError DOES_NOT_FIT if no device is large
-    enough, DEVICE_BUSY if the best one is too full now, NO_VLLM.
+    Raises UserError DOES_NOT_FIT if no device is large enough, DEVICE_BUSY if the best one has too
+    little free memory now, NO_VLLM if vLLM is asked for and not set up.
     """
-    # What is free once all that runs and loads here has what it was granted.
+    # Count as free only what nothing that runs or loads here was granted.
     devices = [
         replace(device, memory_free=deployments.unclaimed_bytes(home, device))
         for device in hardware.detect(home.root).devices
@@ -57,19 +60,15 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
 
 
 def served_length(home: Home, ref: ModelRef) -> int:
-    """Return the tokens of prompt and answer together that a vLLM deployment of the model takes.
-
-    It is what the owner set, within the model's context.
-    """
+    """Return the most tokens of prompt and answer together that a vLLM deployment of the model
+    takes: what the owner set (`served_length` in config.toml), but at most the model's context."""
     configured_length = int(home.user_config().served_length)
     return min(ref.facts.max_positions, configured_length or ref.facts.max_positions)
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """Plan how the model would be served on this device: by which engine, in how many bytes.
-
-    vLLM takes more than it needs at least where so much is free.
-    """
+    """Plan how the model would be served on this device: by which engine, in how many bytes. vLLM
+    takes at least what it needs, and more if so much is free."""
     engine = engine_for(home, device)
     if (engine, device.kind) == ("vllm", "cuda"):
         loaded = LoadedModel(
@@ -88,11 +87,11 @@ def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
 
 
 def engine_for(home: Home, device: Device) -> str:
-    """The engine for deployments on this device: "torch" (our own sampler) or "vllm".
+    """Choose the engine for deployments on this device: "torch" (our own sampler) or "vllm".
 
-    `serve_with` = "auto" takes vLLM for GPUs only, where it was not tried in vain: on a CPU it is
-    slower to start and to answer.
-    Raises UserError NO_VLLM where vLLM is asked for and not set up.
+    `serve_with` = "auto" takes vLLM only on a GPU, if it is set up and its trial on this device did
+    not fail: on a CPU it is slower to start and to answer. Raises UserError NO_VLLM if `serve_with`
+    is "vllm" and that is not set up.
     """
     engine = home.user_config().serve_with
     if engine == "auto":
@@ -104,11 +103,8 @@ def engine_for(home: Home, device: Device) -> str:
 
 
 def _no_room_error(home: Home, best: Placement, name: str, devices: Sequence[Device]) -> UserError:
-    """The error for a model that does not fit on any device now.
-
-    It is DEVICE_BUSY if the largest device would hold the model, else DOES_NOT_FIT. `best` is the
-    placement that lacks least.
-    """
+    """Make the error for a model that fits on no device now: DEVICE_BUSY if the largest device
+    could hold the model, else DOES_NOT_FIT. `best` is the placement that lacks least memory."""
     message = f"{name} needs about {best.memory_bytes / 1e9:.1f} GB"
     if best.memory_bytes > max(device.memory_total for device in devices):
         return UserError(
@@ -126,7 +122,7 @@ def _no_room_error(home: Home, best: Placement, name: str, devices: Sequence[Dev
 
 
 def _advice_to_free(home: Home) -> Hint:
-    """How to free a device, with the call that stops the oldest deployment if there is one."""
+    """Say how to free a device, with the call that stops the oldest deployment if there is one."""
     text = "Wait for what runs, or stop a deployment; then call again."
     living = deployments.living(home)  # the newest first
     if not living:
@@ -135,7 +131,8 @@ def _advice_to_free(home: Home) -> Hint:
 
 
 def _busy_with(home: Home) -> str:
-    """The end of a message, such as " while arith-7 runs, about 90 s more"; "" if no run does."""
+    """Make the end of a message that names the run which holds the device, such as " while arith-7
+    runs, about 90 s more"; "" if there is none."""
     with Store(home) as store:
         rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if not rows:

@@ -1,8 +1,8 @@
-"""Serving models: start a base model with its adapters, find it again, stop it.
+"""Serves models: starts a base model with its adapters, finds it again, stops it.
 
-There is one process per base model; adapters are addressed by model name. The process is detached
-and ends by itself when nobody talks to it, whether or not our server still lives. Serving a model
-that is served already returns the deployment that there is.
+There is one process per base model; its adapters are addressed by model name. The process is
+detached, and ends by itself when nobody talks to it, even if our server is gone. Serving a model
+that is served already returns its deployment (the process that serves it).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from engine.serving.export import export
 __all__ = ["deploy", "export", "list_deployments"]
 
 _POLL_S = 0.05
-_LEAST_LOAD_S = 1.0  # that an adapter may take to load, also where the call has no time left
+_LEAST_LOAD_S = 1.0  # an adapter gets at least so long to load, even if the call's time is over
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Target:
 
     Attributes:
         name: the model name that requests give.
-        adapter: folder of its adapter, "" for the base itself.
-        thinking: it was trained with thinking on, and is served so.
+        adapter: folder of its adapter; "" for the base itself.
+        thinking: whether it was trained with thinking on; it is then served so.
     """
 
     ref: ModelRef
@@ -73,8 +73,13 @@ def deploy(
 
     `ref` is the model, such as "arith-7@best"; to stop it may also be the id of a deployment.
     `export_format` and `path` are those of `export`. A start counts against the quota of `asker`
-    and takes no longer than `patience` allows. Raises UserError MODEL_*, DEVICE_BUSY, DOES_NOT_FIT,
-    DEPLOY_FAILED (retryable while the model still loads), NO_TORCH, NO_VLLM, BAD_ARGUMENT, QUOTA.
+    and takes no longer than `patience` allows.
+
+    Raises UserError:
+        MODEL_* if there is no such model; DEVICE_BUSY or DOES_NOT_FIT if it has no room now, or
+            never; DEPLOY_FAILED if it does not start (retryable while it still loads); NO_TORCH or
+            NO_VLLM if what serves it is not installed; QUOTA if `asker` may start no more;
+            BAD_ARGUMENT if an argument has a value that is not allowed.
     """
     if action == "export":
         return export(home, ref, export_format, path)
@@ -91,7 +96,7 @@ def deploy(
 
 
 def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
-    """Serve the model `ref` until it is stopped or idle; returns the reply with its address."""
+    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address."""
     target = target_of(home, ref)
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
@@ -106,12 +111,13 @@ def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
 
 
 def target_of(home: Home, name: str) -> Target:
-    """The target for a model reference such as "arith-7@best". Raises UserError MODEL_*."""
+    """Find the model of a reference such as "arith-7@best". Raises UserError MODEL_* if there is
+    none."""
     ref = catalog.resolve_model(home, name)
     if ref.adapter is None:
         return Target(ref, name=ref.base_ref, adapter="", thinking=False)
     config = home.run(ref.run_id).read_config() if ref.run_id else None
-    # DPO and adapters that no run trained have no setting `thinking`.
+    # DPO runs, and adapters that no run of this home trained, have no setting `thinking`.
     trained = (
         config.settings if isinstance(config, SFTConfig | GRPOConfig | DistillConfig) else None
     )
@@ -122,18 +128,22 @@ def target_of(home: Home, name: str) -> Target:
 def serve(
     home: Home, target: Target, deadline: float, asker: Asker, *, by_deploy: bool = False
 ) -> tuple[DeploymentRow, float | None]:
-    """Make sure that a deployment serves the target. If one of the same base model is running, it
-    loads the target's adapter; otherwise one is started.
+    """Make sure that a deployment serves the target. If one with the same base model is running, it
+    loads the target's adapter; otherwise a new one is started.
 
-    Returns its row, and the seconds that starting it took (None if it ran already). Raises
-    UserError DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH, NO_VLLM or DEPLOY_FAILED; the last one,
-    retryable, also if it is not ready at `deadline` (of time.monotonic()).
+    Returns (the deployment's row, the seconds that its start took, or None if it was running
+    already).
 
     Args:
-        by_deploy: whether the target was deployed by name, so that the deployment records it as
-            served until it is stopped or idle. False for a chat, which only needs it now.
+        by_deploy: True if the target was deployed by name: the deployment then records that it is
+            served until it is stopped or idle. False for a chat, which only needs the target now.
+
+    Raises UserError:
+        DEVICE_BUSY, DOES_NOT_FIT, QUOTA, NO_TORCH or NO_VLLM if no deployment can be started;
+            DEPLOY_FAILED if it fails, or (retryable) if it is not ready at `deadline` (of
+            time.monotonic()).
     """
-    launcher.worker_python(home)  # raises NO_TORCH where no interpreter has torch
+    launcher.worker_python(home)  # raises NO_TORCH if no interpreter has torch
     lock = take_lock(home.deploy_lock, wait_s=max(0.0, deadline - time.monotonic()))
     if lock is None:
         raise _try_again("another deployment of this home is being started")
@@ -149,18 +159,18 @@ def serve(
 def _serve_locked(
     home: Home, target: Target, deadline: float, asker: Asker
 ) -> tuple[DeploymentRow, float | None]:
-    """Find or start a deployment that serves the target, while the caller holds the lock on
-    starting. Returns its row, and the seconds that starting it took (None if it ran already)."""
+    """Find or start a deployment that serves the target. The caller holds the lock on starting.
+    Returns (its row, the seconds that its start took, or None if it was running already)."""
     row = _find_serving(home, target)
     if row is not None:
-        row = _until_ready(home, row, deadline)  # None: it has ended
+        row = _until_ready(home, row, deadline)  # None: its process has ended
     started_at = time.monotonic()
     start_seconds = None
     if row is None:
         row = _start_and_wait(home, target, asker, deadline)
         start_seconds = time.monotonic() - started_at
     if not _load_adapter(home, row, target, deadline):
-        # The process just ended, being idle for too long or in the way of a run: start another.
+        # The process has just ended, because it was idle or a run needed its memory. Start another.
         row = _start_and_wait(home, target, asker, deadline)
         start_seconds = time.monotonic() - started_at
         if not _load_adapter(home, row, target, deadline):
@@ -169,19 +179,16 @@ def _serve_locked(
 
 
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
-    """Start a deployment of the target, and wait until it answers; returns its row."""
+    """Start a deployment of the target, wait until it answers, and return its row."""
     row = _until_ready(home, _start(home, target, asker), deadline)
-    if row is None:  # not expected: the new row was not ready in an earlier call
+    if row is None:  # not expected, because no earlier call can have seen the new row ready
         raise _ended_meanwhile_error()
     return row
 
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
-    """A living deployment that can serve the target; None if there is none.
-
-    It has the target's base model and, if the target is an adapter, thinking switched on or off as
-    it was when the adapter was trained.
-    """
+    """Find a living deployment that can serve the target: one with its base model and, for an
+    adapter, with thinking on or off as in the adapter's training. Returns None if there is none."""
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
             continue
@@ -198,10 +205,12 @@ def _is_thinking(folder: DeployDir) -> bool:
 
 
 def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
-    """Start a deployment of the target on the device with the most room for it; returns its row,
+    """Start a deployment of the target on the device with the most room for it. Returns its row,
     without waiting until it answers.
 
-    Raises UserError QUOTA, DOES_NOT_FIT, DEVICE_BUSY, NO_VLLM, NO_TORCH, DEPLOY_FAILED.
+    Raises UserError QUOTA if `asker` may start no more, DOES_NOT_FIT or DEVICE_BUSY if no device
+    has room, NO_VLLM or NO_TORCH if what serves is not installed, DEPLOY_FAILED if its folder is in
+    use.
     """
     deployments.check_quota(home, asker)
     chosen = placement.choose(home, target.ref, target.name)
@@ -215,7 +224,7 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
 
 def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
-    """Record a deployment of the target's base model that is about to start; returns its row."""
+    """Record a deployment of the target's base model that is about to start, and return its row."""
     with Store(home) as store:
         return store.add_deployment(
             base_name=target.ref.base_ref,
@@ -238,8 +247,8 @@ def _server_config(
         "idle_stop_minutes": home.user_config().idle_stop_minutes,
         "thinking": target.thinking,
         "serve_with": chosen.engine,
-        "device": chosen.device.id,  # where its memory is claimed
-        # Of the device's memory; only vLLM needs it.
+        "device": chosen.device.id,  # its memory is counted as taken on this device
+        # The share of the device's memory that vLLM may take.
         "memory_share": round(chosen.memory_bytes / chosen.device.memory_total, 3),
         "served_length": placement.served_length(home, target.ref),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
@@ -249,7 +258,8 @@ def _server_config(
 
 
 def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
-    """Start the server's process, detached. Raises UserError DEPLOY_FAILED or NO_TORCH."""
+    """Start the server's process, detached. Raises UserError NO_TORCH if no interpreter has torch,
+    DEPLOY_FAILED if the folder is in use by another process."""
     env = {
         **os.environ,
         "HONESMITH_HOME": str(home.root),
@@ -272,17 +282,18 @@ def _spawn(home: Home, folder: DeployDir, device: Device) -> None:
 
 
 def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentRow | None:
-    """Wait until the deployment answers its health check; returns its new row.
+    """Wait until the deployment answers its health check, and return its new row. Returns None if
+    it was ready in an earlier call and its process has ended since.
 
-    Returns None if it was ready in an earlier call and has ended since. Raises UserError
-    DEPLOY_FAILED if it ended while starting, or, retryable, if it is still loading at `deadline`.
+    Raises UserError DEPLOY_FAILED if it ended while starting, or, retryable, if it is still loading
+    at `deadline`.
     """
     folder = home.deployment(row.deployment_id)
     while True:
         if folder.ready.exists() and _healthy(folder):
             return _ready_row(home, row)
         if not deployments.is_alive(folder):
-            deployments.living(home)  # called because it records in the row that the process ended
+            deployments.living(home)  # this call records in the row that the process has ended
             if row.state == "ready":
                 return None
             raise deploy_failed(folder, deployments.failure_message(folder))
@@ -292,8 +303,8 @@ def _until_ready(home: Home, row: DeploymentRow, deadline: float) -> DeploymentR
 
 
 def _ready_row(home: Home, row: DeploymentRow) -> DeploymentRow:
-    """The row of a deployment that answers: in state "ready", which is recorded with its address
-    if it was not yet."""
+    """Return the row of a deployment that answers. Its state "ready" and its address are recorded
+    first, if they were not yet."""
     if row.state == "ready":
         return row
     url = str(read_json(home.deployment(row.deployment_id).ready)["url"])
@@ -312,16 +323,16 @@ def _healthy(folder: DeployDir) -> bool:
 
 
 def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: float) -> bool:
-    """Tell the deployment to load the target's adapter, which costs next to nothing if it is loaded
+    """Make the deployment load the target's adapter; that takes next to no time if it is loaded
     already. For a base model nothing is done.
 
-    Returns False if the process is ending, else True. Raises UserError DEPLOY_FAILED if it refuses,
-    or, retryable, if it is still busy with other answers at `deadline`.
+    Returns False if the deployment's process is ending, else True. Raises UserError DEPLOY_FAILED
+    if it refuses the adapter, or, retryable, if it is still busy with other answers at `deadline`.
     """
     if not target.adapter:
         return True
     folder = home.deployment(row.deployment_id)
-    # At least a moment, also where the call has no time left: the adapter may be loaded already.
+    # Even if the call has no time left, wait a moment, because the adapter may be loaded already.
     patience_s = max(_LEAST_LOAD_S, deadline - time.monotonic())
     try:
         status, reply = deployments.request(
@@ -330,7 +341,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
     except Unreachable as error:
         if time.monotonic() > deadline and deployments.is_alive(folder):
             raise _try_again(f"{folder.id} is busy and has not loaded {target.name} yet") from error
-        if deployments.wait_until_ended(folder):  # it was just ending
+        if deployments.wait_until_ended(folder):  # the process was just ending
             return False
         raise deploy_failed(folder, f"it did not take the adapter: {error}") from error
     if status != 200:
@@ -339,7 +350,7 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
 
 
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
-    """Record that the target is to be served until it is stopped; returns the new row."""
+    """Record that the target is to be served until it is stopped, and return the new row."""
     if not target.adapter:
         return _set_columns(home, row, serve_base=True)
     other_adapters = [adapter for adapter in row.adapters if adapter["name"] != target.name]
@@ -347,12 +358,12 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
-    """The target's adapter as rows, configs and requests of deployments hold it."""
+    """The target's adapter in the form that rows, configs and requests of deployments have."""
     return {"name": target.name, "path": target.adapter}
 
 
 def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
-    """Set columns of a deployment's row, if one of them differs; returns the new row."""
+    """Set columns of a deployment's row, if a value differs, and return the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
     with Store(home) as store:
@@ -363,7 +374,7 @@ def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow
 def _stop(home: Home, ref: str) -> Reply:
     """Stop serving a model (`ref` is the name it is served by), or a deployment (`ref` is its id).
 
-    The id of a run, or a model that was never served, stops nothing: the reply then offers the
+    The id of a run, or a model that was never served, stops nothing; the reply then offers the
     calls that stop other models of that run. Raises UserError MODEL_* if there is no such model,
     run or deployment.
     """
@@ -374,13 +385,13 @@ def _stop(home: Home, ref: str) -> Reply:
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
     if not _is_run(home, ref):
-        catalog.resolve_model(home, ref)  # raises where there is no such model
+        catalog.resolve_model(home, ref)  # raises UserError if there is no such model
     return _nothing_stopped_reply(home, ref)
 
 
 def _stopped_reply(ref: str, going_on: Sequence[DeploymentRow]) -> Reply:
-    """The reply where `ref` was stopped. A deployment that goes on with other models is named, with
-    the call that stops the whole of it."""
+    """Make the reply of a call that stopped `ref`. If a deployment goes on with other models
+    (`going_on`), the reply names it, with the call that stops all of it."""
     notes = [f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in going_on]
     return _stop_reply(
         ref,
@@ -393,16 +404,14 @@ def _stopped_reply(ref: str, going_on: Sequence[DeploymentRow]) -> Reply:
 
 
 def _deployed(row: DeploymentRow) -> list[str]:
-    """The names of the models that a deployment serves until they are stopped."""
+    """The names of the models that a deployment serves until somebody stops them."""
     base = [row.base_name] if row.serve_base else []
     return [*base, *(str(adapter["name"]) for adapter in row.adapters)]
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
-    """Make the reply of a call that was to stop `ref`, a model or a deployment.
-
-    `state` is its state after the call.
-    """
+    """Make the reply of a call that was to stop `ref`, a model or a deployment. `state` is its
+    state after the call."""
     return {
         "model": ref,
         "state": state,
@@ -413,8 +422,9 @@ def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call
 
 
 def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
-    """The reply where `ref` was not being served. If `ref` names a run, or a model of a run, the
-    reply offers calls that stop those models of the run that are served."""
+    """Make the reply of a call that stopped nothing, because `ref` was not being served. If `ref`
+    names a run, or a model of a run, the reply offers calls that stop the served models of that
+    run."""
     served_names = _served_names_of_run(home, ref)
     note = f"; {', '.join(served_names)} is" if served_names else ""
     return _stop_reply(
@@ -426,9 +436,11 @@ def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
 
 
 def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
-    """Stop serving `ref`, a model's name or a deployment's id. A process ends once it serves
-    nothing that was deployed. Returns the deployments that go on with other models; None if `ref`
-    was not being served."""
+    """Stop serving `ref`, a model's name or a deployment's id. A deployment's process ends once it
+    serves nothing that was deployed.
+
+    Returns the deployments that go on with other models, or None if `ref` was not being served.
+    """
     stopped = False
     going_on: list[DeploymentRow] = []
     for row in deployments.living(home):
@@ -450,7 +462,8 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
 
 
 def _how_it_ended(home: Home, ref: str) -> str:
-    """Why the deployment `ref`, or the last one that served that model, ended; "" for none."""
+    """Return why the deployment `ref`, or the last one that served the model `ref`, ended. Returns
+    "" if there was none."""
     with Store(home) as store:
         for row in store.list_deployments():  # the newest first
             if ref == row.deployment_id or ref in deployments.served(home, row):
@@ -459,21 +472,23 @@ def _how_it_ended(home: Home, ref: str) -> str:
 
 
 def _is_run(home: Home, ref: str) -> bool:
-    """Whether `ref` is the id of a run, whether or not that run has a model yet."""
+    """Whether `ref` is the id of a run, even of one that has no model yet."""
     with Store(home) as store, contextlib.suppress(UserError):
         return store.get_run(ref).run_id == ref
     return False
 
 
 def _served_names_of_run(home: Home, ref: str) -> list[str]:
-    """The names by which models of the run in `ref` are served, such as "arith-7@best"."""
+    """List the names by which models of a run are served, such as "arith-7@best". `ref` is the
+    run's id, or a model of the run."""
     run_id = ref.partition("@")[0]
     names = [name for row in deployments.living(home) for name in deployments.served(home, row)]
     return [name for name in names if name.partition("@")[0] == run_id]
 
 
 def _error_text(reply: Json) -> str:
-    """The message of an error reply, {"error": {"message": ...}} or {"error": ...}; "" for none."""
+    """Return the message of an error reply, which is {"error": {"message": ...}} or {"error": ...};
+    "" if it has none."""
     error = reply.get("error")
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
 
@@ -490,7 +505,7 @@ def deploy_failed(folder: DeployDir, message: str) -> UserError:
 
 
 def _ended_meanwhile_error() -> UserError:
-    """The error for a deployment whose process ended during the call."""
+    """Make the retryable error for a deployment whose process ended during the call."""
     return _try_again("the process ended while it was looked at")
 
 

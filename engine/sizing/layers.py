@@ -1,7 +1,8 @@
 """Bytes of a model with its adapter, and of each token that runs through it.
 
-Of our own forward the numbers that are kept for the backward pass are those of its autograd nodes
-(engine/worker/ops/kernels.py); a test holds them against what torch keeps on the meta device.
+For our own forward, the numbers that are kept for the backward pass are those that its autograd
+nodes save (engine/worker/ops/kernels.py). A test compares them with what torch keeps on the meta
+device.
 """
 
 from collections.abc import Sequence
@@ -10,18 +11,18 @@ from dataclasses import dataclass
 from engine.models.model_files import ModelFacts
 
 _WIDTH = {"float32": 4, "bfloat16": 2}
-_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of the scales of its block
-# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW; on a
-# GPU our own forward also keeps it in 16 bits, the B factors of joint layers padded with zeros.
+_NF4_WIDTH = 0.55  # bytes of a weight in 4 bits, with its share of its block's scales
+# Bytes per parameter of the adapter: float32 weights, gradients and the two moments of AdamW. On a
+# GPU our own forward also keeps a 16-bit copy, in which the B factors are padded with zeros.
 _ADAPTER_BYTES, _CAST_ADAPTER_BYTES = 16, 4
-FITS = 0.92  # share of a device's memory that may be planned for; with more a run is refused
-# Bytes of logits that are computed at once. On a CPU they stay in its cache; a GPU is faster with
+FITS = 0.92  # a run that needs more than this share of a device's memory is refused
+# Bytes of logits that are computed at once. So few stay in a CPU's cache; a GPU is faster with
 # larger products.
 HEAD_BYTES = {"cpu": 2**21, "cuda": 2**28}
 LEAST_LOGIT_ROWS = 128  # the logits of at least so many tokens are computed at once
 ATTENTION_KEPT = 640  # on a CPU, rows up to this length keep their attention for the backward pass
-# Bytes of a drawn token for each id: logits in the weights' format and in float32, log-softmax and
-# probabilities in float32, and what is compared with them.
+# Bytes per id of the vocabulary that drawing a token takes: logits in the weights' format and in
+# float32, log-softmax and probabilities in float32, and the values they are compared with.
 _DRAWN_BYTES = {"cpu": 12, "cuda": 18}
 
 
@@ -32,7 +33,7 @@ class LoadedModel:
     Attributes:
         precision: float32 or bfloat16.
         quantization: none or nf4.
-        shards: over how many devices each layer is cut; 1 keeps all on one.
+        shards: the number of devices that each layer is cut over; 1 keeps all layers on one.
     """
 
     model: ModelFacts
@@ -49,11 +50,11 @@ class LoadedModel:
 
     @property
     def weights(self) -> float:
-        """Bytes of the frozen weights on a device, all experts included; quantization puts the
+        """Bytes of the frozen weights on a device, all experts included. Quantization puts the
         layers' matrices into 4 bits, but not those of experts.
 
-        Of sharded layers there are the device's parts, and whole the layer that is computed and the
-        next, which comes meanwhile.
+        With shards, a device holds its parts of all layers, and two whole layers: the one being
+        computed and the next, which is gathered meanwhile.
         """
         if self.shards > 1:
             outside = self.model.vocab * self.model.hidden * (1 if self.model.tied else 2)
@@ -72,23 +73,24 @@ class LoadedModel:
 
     @property
     def own_forward(self) -> bool:
-        """Whether our own forward computes it; it knows no 4-bit weights and no shards."""
+        """Whether our own forward computes the model; it supports no 4-bit weights and no
+        shards."""
         return self.model.own_forward and self.quantization == "none" and self.shards == 1
 
     @property
     def cache_token_bytes(self) -> int:
-        """Bytes of the keys and values of one token, in all layers that keep them."""
+        """Bytes of the keys and values of one token, in all layers that store them."""
         return self.model.cached_numbers * self.width
 
 
 def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
-    """Bytes of an adapter that is trained on a device of this kind, with its optimizer."""
+    """Bytes of an adapter with its optimizer, if it is trained on a device of this kind."""
     is_cast = kind != "cpu" and loaded.own_forward
     return loaded.adapter * (_ADAPTER_BYTES + (_CAST_ADAPTER_BYTES if is_cast else 0))
 
 
 def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float:
-    """How many numbers a layer of our own forward keeps of each token for the backward pass.
+    """Count the numbers that a layer of our own forward keeps of each token for the backward pass.
 
     Args:
         kind: of the device, cpu or cuda.
@@ -96,12 +98,12 @@ def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float
     """
     queries = model.heads * model.head_dim
     keys = model.kv_heads * model.head_dim  # as many as values
-    # A layer has two norms. Each keeps its result, and off the CPU also the normalised numbers from
-    # before its scale (ops/norms.py).
+    # A layer has two norms. Each keeps its result, and on a GPU also the normalised numbers before
+    # they are multiplied by its weight (ops/norms.py).
     kept_per_norm = 1 if kind == "cpu" else 2
     norms = 2 * kept_per_norm * model.hidden
     attention = 2 * queries + 2 * keys  # queries, keys, values and the attention's output
-    head_norms = queries + keys  # their normalised copies; counted though not all models have them
+    head_norms = queries + keys  # normalised copies; counted although not every model has them
     mlp = 2 * model.intermediate  # gate and up
     numbers = norms + attention + head_norms + mlp
     if kind == "cpu":
@@ -114,8 +116,8 @@ def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float
 def trained_token_bytes(
     loaded: LoadedModel, kind: str, *, recomputes: bool, length: float
 ) -> float:
-    """Peak bytes of activations for each token of a microbatch of our own forward, the logits left
-    out.
+    """Peak bytes of activations for each token of a microbatch of our own forward, without the
+    logits.
 
     Args:
         recomputes: whether activations are computed again in the backward pass.
@@ -123,10 +125,10 @@ def trained_token_bytes(
     """
     model = loaded.model
     numbers_per_layer = kept_numbers_per_layer(model, kind, length)
-    # The gradients inside one layer, as about six vectors of each of its two widths.
+    # The gradients inside one layer: about six vectors of the hidden width and six of the MLP's.
     gradients = 6 * (model.hidden + model.intermediate)
     if recomputes:
-        # The two inputs of each layer, and all of the one layer that is recomputed.
+        # The two inputs of each layer, and all numbers of the one layer that is being recomputed.
         kept = model.layers * 2 * model.hidden + numbers_per_layer
     else:
         kept = model.layers * numbers_per_layer
@@ -135,8 +137,8 @@ def trained_token_bytes(
 
 
 def foreign_token_bytes(model: ModelFacts, *, recomputes: bool) -> float:
-    """Bytes of each token of a microbatch in the forward of transformers, its logits included: it
-    keeps most of all, and much of it in float32."""
+    """Bytes of each token of a microbatch in the forward of transformers, its logits included. That
+    forward keeps most intermediate results, many of them in float32."""
     numbers_per_layer = 18 * model.hidden + 5 * model.intermediate
     kept_layers = 2 if recomputes else model.layers
     activation_bytes = 4 * (kept_layers * numbers_per_layer + 4 * model.hidden)
@@ -154,20 +156,20 @@ def trained_logit_bytes(model: ModelFacts, kind: str, tokens: float) -> float:
 
 
 def sampled_row_bytes(loaded: LoadedModel, kind: str, length: float) -> tuple[float, float]:
-    """The bytes of a completion that is being sampled: (keys and values, logits).
+    """Bytes of a completion that is being sampled: (keys and values, logits).
 
     Args:
         length: tokens of the completion with its prompt.
     """
-    # When the cache grows it is copied layer by layer: old and new tensors of one layer coexist.
+    # A cache that grows is copied layer by layer, so one layer's old and new tensors coexist.
     copies = 1 + 1 / max(1, loaded.model.attention_layers)
     cache_bytes = length * loaded.cache_token_bytes * copies
     return cache_bytes, loaded.model.vocab * _DRAWN_BYTES[kind]
 
 
 def overhead_bytes(kind: str, model_bytes: float) -> float:
-    """Bytes beside `model_bytes`, which are those of weights, adapter, activations and cache: a
-    fixed part and a share of `model_bytes`.
+    """Bytes that a process takes beside `model_bytes`, the bytes of weights, adapter, activations
+    and cache: a fixed part and a share of `model_bytes`.
 
     On a GPU the fixed part is its context with the kernels, on a CPU the interpreter with torch.
     The share is lost to fragmentation, and on a CPU also to the code that oneDNN compiles for every

@@ -1,9 +1,9 @@
-"""Rows of a sampler and tokens of a microbatch on a device, and the bytes that they take.
+"""How many rows a sampler and how many tokens a microbatch may have on a device, and the bytes that
+they take.
 
-On a CPU both follow from the model and the machine's memory by fixed shares, as a seeded run must
-stay the same. On a GPU they follow from what weights, adapters and overhead leave of the memory: as
-many as fit into FILLED of it, and at least the least. Only a run whose least does not fit is
-refused.
+On a CPU both are fixed shares of the machine's memory for the model, because a seeded run must stay
+the same. On a GPU they are as many as fit into FILLED of the memory beside weights, adapters and
+overhead, but at least a fixed minimum. A run is refused only if this minimum does not fit.
 """
 
 from dataclasses import dataclass, replace
@@ -15,11 +15,12 @@ from engine.sizing.layers import LoadedModel
 from engine.sizing.servers import ServerPlan
 
 MOST_ROWS = {"cpu": 256, "cuda": 512}  # completions that our own samplers sample at once
-LEAST_ROWS = {"cpu": 8, "cuda": 1}  # even where memory is short
-MICRO_CEILING = {"cpu": 1024, "cuda": 65536}  # tokens of a microbatch at most
-MICRO_FLOOR = 512.0  # tokens of a microbatch at least
-FILLED = 0.78  # of a GPU's memory that rows and microbatches may fill; above 0.8 memory is tight
-_CPU_SHARE = 0.25  # of the memory of a CPU: for keys and values, and for one microbatch
+LEAST_ROWS = {"cpu": 8, "cuda": 1}  # sampled at once even if memory is short
+MICRO_CEILING = {"cpu": 1024, "cuda": 65536}  # the most tokens of a microbatch
+MICRO_FLOOR = 512.0  # the least tokens that a microbatch may hold
+# The share of a GPU's memory that is filled, with rows and microbatches; above 0.8 it is tight.
+FILLED = 0.78
+_CPU_SHARE = 0.25  # of a CPU's memory, for keys and values, and as much for one microbatch
 _COMMON_LENGTH = 4096  # tokens that completions commonly stay below, whatever the context
 
 
@@ -33,12 +34,12 @@ class Job:
         longest: tokens that a sampled sequence may have, prompt included.
         trains: whether there is training beside the sampling.
         recomputes: whether activations are computed again in the backward pass.
-        adapter_bytes: of all adapters; None for that of `loaded` with its optimizer.
+        adapter_bytes: of all adapters; None for the one of `loaded`, with its optimizer.
         other_weights: bytes of the weights of other models, such as a teacher's.
-        wants_server: whether a vLLM server samples.
+        wants_server: whether the run asks for a vLLM server that samples.
         ram: bytes of the machine's memory; 0 if that is not known.
-        own_forward: whether our own forward computes the model; None: as its family says.
-        sampling_gpus: devices of the same size that do nothing but sample; 0 where the device that
+        own_forward: whether our own forward computes the model; None if the model's family decides.
+        sampling_gpus: number of devices of the same size that only sample; 0 if the device that
             trains samples too.
     """
 
@@ -62,6 +63,7 @@ class Job:
 
     @property
     def model(self) -> ModelFacts:
+        """The sizes of the model."""
         return self.loaded.model
 
     @property
@@ -75,7 +77,8 @@ class Job:
 
     @cached_property
     def server(self) -> ServerPlan:
-        """The vLLM server that would sample for the run."""
+        """The vLLM server that would sample for the run: on GPUs of its own if there are any, else
+        beside training. Its `why_not` says why it cannot run."""
         if self.sampling_gpus:
             return servers.alone(self.loaded, self.memory, self.sampling_gpus, self.longest)
         held = servers.trainer_bytes(self.loaded, self.adapters, self.other_weights)
@@ -90,7 +93,8 @@ class Job:
         return replace(plan, why_not=why_not)
 
     def _least_training_bytes(self) -> float:
-        """Bytes of training with the smallest microbatches, which hold the longest sequence."""
+        """Bytes that training takes with the smallest microbatches, which must hold the longest
+        sequence."""
         tokens = max(MICRO_FLOOR, self.longest)
         passed = tokens * self._token_bytes
         if self.is_own:
@@ -100,12 +104,12 @@ class Job:
 
     @property
     def has_server(self) -> bool:
-        """Whether a vLLM server samples: it is wanted, on a GPU, and has room there."""
+        """Whether a vLLM server samples: the run asks for one, is on a GPU, and has room for it."""
         return self.wants_server and self.kind == "cuda" and not self.server.why_not
 
     @property
     def sampler_rows(self) -> int:
-        """How many completions are sampled at once, if so many are asked for."""
+        """The most completions that are sampled at once."""
         if self.kind == "cpu":
             return self._cpu_rows()
         if self.has_server:
@@ -115,8 +119,9 @@ class Job:
         return int(max(LEAST_ROWS["cuda"], min(MOST_ROWS["cuda"], rows)))
 
     def _cpu_rows(self) -> int:
-        """The rows of a CPU: as many as have room for their keys and values in a share of its
-        memory, if each has `_COMMON_LENGTH` tokens (or the model's context, if that is shorter)."""
+        """Count the rows that a CPU samples at once: so many that their keys and values fit into a
+        share of its memory, if each has `_COMMON_LENGTH` tokens (or the model's context, if that is
+        shorter)."""
         length = min(self.model.max_positions, _COMMON_LENGTH)
         row_bytes = max(1, self.loaded.cache_token_bytes * length)
         rows = min(MOST_ROWS["cpu"], _CPU_SHARE * self.memory / row_bytes)
@@ -124,8 +129,8 @@ class Job:
 
     @property
     def microbatch_tokens(self) -> float:
-        """The most tokens, padding included, that go through the model at once in training; a
-        longer row goes alone."""
+        """The most tokens, padding included, that go through the model at once in training. A
+        longer row gets a microbatch of its own."""
         if self.kind == "cpu":
             room = _CPU_SHARE * self.memory
         else:
@@ -145,12 +150,14 @@ class Job:
 
     @property
     def asleep_bytes(self) -> float:
-        """Bytes that a sleeping server holds of the GPU that trains."""
+        """Bytes that a sleeping vLLM server takes of the GPU that trains; 0 if there is none on
+        it."""
         return servers.ASLEEP_BYTES if self.has_server and not self.sampling_gpus else 0.0
 
     def _room(self, asleep: float) -> float:
-        """Bytes of a GPU that weights, adapters, overhead and a sleeping server leave free; what is
-        put there brings overhead of its own."""
+        """Bytes of a GPU that are free for rows or a microbatch: what weights, adapters,
+        overhead and a sleeping server (`asleep` bytes) leave. The overhead that this use adds is
+        subtracted."""
         fixed, share = layers.OVERHEAD["cuda"]
         held = self.loaded.weights + self.adapters + self.other_weights
         return (FILLED * self.memory - fixed - asleep) / (1 + share) - held

@@ -1,35 +1,40 @@
-"""What several devices do for the time of a run, and how many of them pay. Nothing of it is
-measured on GPUs yet: the shares are those of data parallel training with small exchanges.
-"""
+"""Estimates how several devices change the time of a run, and how many of them are worth their
+cost. Nothing of this is measured on GPUs yet: the shares are those of data parallel training with
+small exchanges."""
 
 from collections.abc import Mapping
 
-# Phases whose work all ranks share; scores, checkpoints and the start stay with the first.
+# Phases whose work all ranks (processes of a run) share. Scores, checkpoints and the start are done
+# by the first rank alone.
 SHARED_PHASES: tuple[str, ...] = ("training", "rollouts", "evaluation")
-# Of a shared phase, what does not shrink: ranks wait for the one with the longest rows, gradients
-# are added up, prompts that a group shares are read on more than one.
+# The share of a shared phase that more ranks do not shorten: ranks wait for the one with the
+# longest rows, gradients are added up, and a group's prompt may be read on several ranks.
 SERIAL_SHARE = 0.05
-# How much longer phases take with a sharded base: guesses from the bytes of the layers and the
-# rates of links between GPUs; each token that our own sampler draws moves all layers once.
+# The factors by which a sharded base makes phases longer. They are guesses from the bytes of the
+# layers and the rates of links between GPUs. Each token that our own sampler draws moves all layers
+# once.
 _SHARDED = {"training": 1.5, "rollouts": 4.0, "evaluation": 4.0}
-START_S = 5.0  # that more processes add to the start
-MOST_EXTRA = 1.25  # device hours on several devices, as a multiple of those on one, that still pay
-LEAST_SAVED_S = 600.0  # seconds that more devices must save
+START_S = 5.0  # seconds that further processes add to the start
+MOST_EXTRA = (
+    1.25  # several devices pay if their device hours are at most so many times those of one
+)
+LEAST_SAVED_S = 600.0  # seconds that further devices must save to pay
 
 
 def training_devices(devices: int, *, beside: bool) -> int:
-    """How many of a run's devices train. The others sample, where that is done `beside` training:
-    half of them, and one more where their number is odd, since sampling mostly takes longer."""
+    """How many of a run's devices train. All do, unless some sample `beside` training: then half of
+    them train, and with an odd number the smaller half, because sampling mostly takes longer."""
     return max(1, devices // 2) if beside and devices > 1 else devices
 
 
 def seconds_on(
     seconds: Mapping[str, float], gpus: int, *, beside: bool = False, sharded: bool = False
 ) -> dict[str, float]:
-    """The seconds of each phase on so many devices, from those on one.
+    """Estimate the seconds of each phase on several devices, from those on one.
 
-    Where some do nothing but sample `beside` training, of the rollouts only those seconds count for
-    which training waits. Layers of a `sharded` base travel in every pass.
+    If some devices only sample, `beside` training, only those seconds of the rollouts count for
+    which training has to wait. With a `sharded` base every pass moves its layers between the
+    devices.
     """
     if gpus == 1:
         return dict(seconds)
@@ -44,8 +49,8 @@ def seconds_on(
 
 
 def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, float]:
-    """What the seconds of each shared phase on one device are multiplied by on so many; arguments
-    as of `seconds_on`."""
+    """Compute the factors that turn the seconds of each shared phase on one device into those on
+    `gpus` devices. For `beside` and `sharded` see `seconds_on`."""
     training = training_devices(gpus, beside=beside)
     factors = dict.fromkeys(SHARED_PHASES, _share_left(gpus - training if beside else gpus))
     factors["training"] = _share_left(training)
@@ -57,16 +62,17 @@ def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, floa
 
 
 def _share_left(devices: int) -> float:
-    """The share of a phase's time on one device that it takes on so many."""
+    """The share of a phase's time on one device that the phase takes on several."""
     return 1.0 if devices == 1 else SERIAL_SHARE + (1 - SERIAL_SHARE) / devices
 
 
 def paying(seconds_by_gpus: Mapping[int, float]) -> int:
-    """How many devices to take: the most that save `LEAST_SAVED_S` and cost no more than
+    """Choose how many devices to take: the most that save `LEAST_SAVED_S` and cost no more than
     `MOST_EXTRA` times the device hours of the fewest.
 
     Args:
-        seconds_by_gpus: of the whole run, for the fewest devices and for other numbers of them.
+        seconds_by_gpus: seconds of the whole run, for the fewest devices and for other numbers of
+            them.
     """
     fewest = min(seconds_by_gpus)
     longest = seconds_by_gpus[fewest]

@@ -1,8 +1,8 @@
-"""What stands around the question of a prompt: a sentence before it, the case of its first word,
-the order of its last instruction. The question itself stays.
+"""Changes the text around the question of a prompt: a sentence before it, the case of its first
+word, the place of its last instruction. The question itself stays.
 
-Nothing is ever put behind a prompt, as its end may be the text to work on, and a first word is
-changed only where it is a common word of questions and instructions.
+Nothing is ever added after a prompt, because its end may be the text to work on. A first word is
+changed only if it is a common word of questions and instructions.
 """
 
 import random
@@ -40,23 +40,23 @@ _FIRST_WORDS = frozenset(
         "complete read look the"
     ).split()
 )
-# The first words of a last sentence that says how to answer.
+# A last sentence that begins with one of these words says how to answer.
 _INSTRUCTION = re.compile(
     r"(?:Answer|Reply|Respond|End|Finish|Give|Write|Return|Output|Use|Only|Show|State)\b"
 )
-# Words that point to what stands before them: such a sentence cannot move.
+# A sentence with one of these words may refer to the text before it, so it cannot move.
 _POINTS_BACK = re.compile(
     r"\b(?:it|its|this|that|these|those|them|they|above|below|following|previous|then|so|also|"
     r"former|latter|otherwise|instead|first|last)\b",
     re.IGNORECASE,
 )
-_SECOND_EDIT = 0.3  # probability of each edit beside the one that is drawn
+_SECOND_EDIT = 0.3  # probability of each edit other than the one that is drawn
 _LAST_SENTENCE = re.compile(r"(?P<before>.*[.?!])(?P<gap>\s+)(?P<last>[A-Z][^\n]*[.!])", re.DOTALL)
 
 
 def reframed(text: str, rng: random.Random, stock: Stock) -> str:
-    """The text of a prompt after one or more edits: an opening sentence, a first letter in lower
-    case, the last instruction first. It always differs from `text`.
+    """Change the text of a prompt by one or more edits: an opening sentence, a first letter in
+    lower case, the last instruction first. The result always differs from `text`.
 
     One edit that changes the text is drawn and made; each other one is made with probability
     `_SECOND_EDIT`.
@@ -64,7 +64,8 @@ def reframed(text: str, rng: random.Random, stock: Stock) -> str:
     edits: list[Callable[[str], str]] = [lambda prompt: _with_opening(prompt, rng, stock)]
     edits += [edit for edit in (_lower_first, _instruction_first) if edit(text) != text]
     certain_edit = rng.choice(edits)
-    # Backwards, so that the opening comes last: the others look for the question's first word.
+    # The edits are made in reverse order, so that the opening is added last: the others look for
+    # the question's first word.
     for edit in reversed(edits):
         if edit is certain_edit or rng.random() < _SECOND_EDIT:
             text = edit(text)
@@ -72,13 +73,14 @@ def reframed(text: str, rng: random.Random, stock: Stock) -> str:
 
 
 def _with_opening(text: str, rng: random.Random, stock: Stock) -> str:
-    """The text after an opening sentence, which says nothing about the question."""
+    """Put an opening sentence before the text, which says nothing about the question."""
     return rng.choice(_OPENINGS[stock]) + rng.choice((" ", "\n", "\n\n")) + text
 
 
 def _lower_first(text: str) -> str:
-    """The text with its first letter in lower case; unchanged where its first word is none of
-    `_FIRST_WORDS`. A text that is one single question also loses its question mark."""
+    """Put the first letter of the text in lower case, if its first word is one of `_FIRST_WORDS`;
+    otherwise return the text unchanged. A text that is a single question also loses its question
+    mark."""
     first_word = text.partition(" ")[0].lower()
     if first_word not in _FIRST_WORDS:
         return text
@@ -91,15 +93,15 @@ def _lower_first(text: str) -> str:
 
 
 def _instruction_first(text: str) -> str:
-    """The text with its last sentence first, where that says how to answer and can stand alone;
-    otherwise the text unchanged."""
+    """Move the last sentence of the text to its beginning, if that sentence says how to answer and
+    can stand alone; otherwise return the text unchanged."""
     match = _LAST_SENTENCE.fullmatch(text)
     if match is None:
         return text
     last = match["last"]
     says_how_to_answer = _INSTRUCTION.match(last) is not None
     needs_what_precedes = _POINTS_BACK.search(last) is not None
-    # The pattern may have matched several sentences as the last one; then nothing is moved.
+    # The pattern may have matched several sentences as the last one. Then nothing is moved.
     is_single = re.search(r"[.?!]\s", last) is None
     if not says_how_to_answer or needs_what_precedes or not is_single:
         return text

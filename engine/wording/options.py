@@ -1,8 +1,9 @@
-"""Options of a multiple choice in another order: the letters stay, the texts behind them move.
+"""Puts the options of a multiple choice into another order: the letters stay in place, the texts
+behind them move.
 
-The letter of the right answer moves with its text. Where it stands in the task (in its answer, in
-its metadata) is the environment's affair, so several readings are offered here and the caller lets
-the environment score them (engine/worker/rollouts/rewording.py).
+The letter of the right answer moves with its text. Only the environment knows where that letter
+stands in the task (in its answer, in its metadata). So several readings are offered here, and the
+caller lets the environment score them (engine/worker/rollouts/rewording.py).
 """
 
 import random
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from envs.json_types import JsonObject, TaskRow
 
 _OPTION = re.compile(r"^(?P<open>[ \t]*\(?)(?P<letter>[A-Z])(?P<close>[).:]\)?[ \t]+)(?P<text>.+)$")
-# Texts of options that refer to other options, or to positions: "all of the above", "both A and B".
+# An option with such a text refers to other options, or to positions: "all of the above".
 _REFERS_TO_OTHERS = re.compile(
     r"\b(?:all|none|both|neither|any|two) of\b|\b(?:above|below|former|latter)\b|"
     r"\b[a-z] (?:and|or) [a-z]\b",
@@ -22,7 +23,7 @@ _REFERS_TO_OTHERS = re.compile(
 _LETTER_ANSWER = re.compile(
     r"^(?P<open>.*?\(?)\b(?P<letter>[A-Z])(?P<close>\)?[).:]?(?:[ \t].*)?)$"
 )
-# Keys of metadata under which a position, from 0, may stand for the right option.
+# Keys of metadata whose value may be the position (from 0) of the right option.
 _POSITION_KEYS = frozenset("answer label gold correct target index answer_index answer_idx".split())
 
 
@@ -34,8 +35,8 @@ class MovedOptions:
         letters: the old letter of each option -> its new one.
         readings: the task with the new prompt, once for each way in which the environment may store
             the right answer (see `_readings`).
-        answer_letter: the old letter of the one option whose text is the task's answer; "" where
-            none or several have it.
+        answer_letter: the old letter of the one option whose text is the task's answer; "" if none
+            or several have this text.
     """
 
     letters: dict[str, str]
@@ -44,8 +45,8 @@ class MovedOptions:
 
 
 def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
-    """The task with the options of its last user message in another order; None where that message
-    has no options, or one whose text refers to others."""
+    """Put the options of the task's last user message into another order. Returns None if that
+    message has no options, or one whose text refers to others."""
     prompt = list(task["prompt"])
     roles = [message["role"] for message in prompt]
     if "user" not in roles:
@@ -56,7 +57,7 @@ def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
     if options is None:
         return None
     new_letters: dict[str, str] = {}  # old letter of an option -> its new letter
-    # Each line of an option keeps its letter and gets the text of another option.
+    # Each option's line keeps its letter and gets the text of another option.
     for option, moved in zip(options, _rotated(options, rng), strict=True):
         lines[option.line] = f"{option.lead}{moved.text}"
         new_letters[moved.letter] = option.letter
@@ -74,7 +75,7 @@ class _Option:
 
     Attributes:
         line: the number of its line in the message, from 0.
-        lead: what its line has before the text: " (B) ".
+        lead: the part of its line before the text: " (B) ".
         letter: "B".
         text: "Paris".
     """
@@ -86,8 +87,8 @@ class _Option:
 
 
 def _options_in(lines: list[str]) -> list[_Option] | None:
-    """The options among the lines of a message, lettered from A without a gap. None for fewer than
-    two, for other letters, and where the text of an option refers to other options."""
+    """Find the options among the lines of a message, lettered from A without a gap. Returns None if
+    there are fewer than two, if the letters are others, or if an option refers to other options."""
     options = [
         _Option(number, line[: match.start("text")], match["letter"], match["text"])
         for number, line in enumerate(lines)
@@ -109,21 +110,21 @@ def _rotated(options: list[_Option], rng: random.Random) -> list[_Option]:
 
 
 def _letter_of_text(options: list[_Option], text: str) -> str:
-    """The letter of the one option whose text this is; "" where none or several have it."""
+    """Return the letter of the one option with this text; "" if none or several options have it."""
     letters = [option.letter for option in options if option.text.strip() == text]
     return letters[0] if len(letters) == 1 else ""
 
 
 def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
-    """The task, whose prompt has the new order, with its right answer as each kind of environment
-    needs it. In turn:
+    """Yield the task, whose prompt has the new order, once for each way in which an environment may
+    store the right answer:
 
-    1. unchanged, for an answer that is the text of an option;
-    2. the new letter in the answer;
-    3. also wherever a value of the metadata is the old letter;
-    4. also the new position (from 0) under `_POSITION_KEYS` of the metadata.
+    1. the answer is unchanged, because it is the text of an option;
+    2. the answer has the new letter;
+    3. and so has every value of the metadata that is the old letter;
+    4. and the metadata has the new position (from 0) under `_POSITION_KEYS`.
 
-    Only the first where the answer names no letter.
+    If the answer names no letter, only the first is yielded.
     """
     yield task
     old = _letter_of(task)
@@ -139,8 +140,8 @@ def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
 
 
 def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:
-    """The metadata with the position (from 0) of the letter `new` in place of that of `old`, under
-    the keys `_POSITION_KEYS`."""
+    """Replace, under the keys `_POSITION_KEYS` of the metadata, the position (from 0) of the letter
+    `old` by that of the letter `new`."""
     old_position, new_position = ord(old) - ord("A"), ord(new) - ord("A")
 
     def is_old_position(key: str, value: object) -> bool:
@@ -154,18 +155,19 @@ def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:
 
 
 def _letter_of(task: TaskRow) -> str | None:
-    """The letter that the task's answer names; None where it names none."""
+    """Return the letter that the task's answer names, such as "B" for "(B) Paris"; None if it names
+    none."""
     match = _LETTER_ANSWER.match(last_answer(task))
     return match["letter"] if match else None
 
 
 def last_answer(task: TaskRow) -> str:
-    """The text of the task's reference answer; "" without one."""
+    """The text of the task's reference answer; "" if it has none."""
     return str(task["answer"][-1]["content"]).strip() if task.get("answer") else ""
 
 
 def _with_letter(answer: list[JsonObject], letter: str) -> list[JsonObject]:
-    """The messages of an answer, the last of them with `letter` in place of the letter that it
+    """Copy the messages of an answer, with `letter` in place of the letter that the last one
     names."""
     *earlier, last = answer
     text = str(last["content"]).strip()

@@ -1,6 +1,6 @@
-"""One task, one kind, one seed: the task in other words, by the rules that hold for every
-environment. The answer is scored for the task as it was, so no rule changes what it depends on.
-"""
+"""Puts one task into other words, for one kind of change and one seed, by rules that hold for every
+environment. The answer is scored for the original task, so no rule changes what the right answer
+is."""
 
 import random
 
@@ -13,22 +13,23 @@ from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
 
 def drawn(task: TaskRow, kind: Kind, seed: int, stock: Stock) -> random.Random:
-    """The random numbers that decide how a task is reworded: the same for the same task, kind, seed
-    and stock of words."""
+    """Make the random generator that decides how a task is reworded. It is the same for the same
+    task, kind, seed and stock of words."""
     return random.Random(f"{stock}-{kind}-{seed}-{task['id']}")
 
 
 def reword(
     task: TaskRow, kind: Kind, env_tools: list[ToolSchema], seed: int, stock: Stock
 ) -> TaskRow | None:
-    """The task in other words; None where there is nothing to change: "tools" without tools,
-    "wording" without a text of the user, and always "options", because only the environment knows
-    which one is right (engine/wording/options.py).
+    """Put the task into other words. Returns None if there is nothing to change: "tools" without
+    tools, "wording" without a text of the user, and always "options", because only the environment
+    knows which option is right (engine/wording/options.py).
 
     Args:
         kind: what is reworded.
         env_tools: the tools of the environment, for tasks without tools of their own.
-        stock: which words may be used: those for training or those for the probe.
+        stock: which words may be used: those for training, or those for the probe (the test of
+            robustness).
     """
     rng = drawn(task, kind, seed, stock)
     prompt, tools = asked_prompt(task), asked_tools(task, env_tools)
@@ -45,7 +46,8 @@ def reword(
 def _with_other_frame(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage] | None:
-    """The prompt with its last user message that has a text reframed; None where none has one."""
+    """Reframe the last user message of the prompt that has a text (frames.py). Returns None if
+    there is none."""
     for index in reversed(range(len(prompt))):
         message = prompt[index]
         text = str(message["content"])

@@ -1,5 +1,5 @@
-"""Texts that all rows of an environment share: a model trained on them may depend on their very
-words. In one case 87 % became 4 % when only a tool's description changed."""
+"""Finds texts that all rows of an environment share. A model trained on them may depend on their
+exact words: in one case a success of 87 % fell to 4 % when only a tool's description changed."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from engine.wording.kinds import Kind
 from envs.json_types import TaskRow, ToolSchema
 from envs.tool_schemas import tools_of
 
-_MOST_ROWS = 2_000  # only the first are read: they show well enough whether a text is shared
-_FEWEST_ROWS = 20  # that fewer rows share a text says nothing
+_MOST_ROWS = 2_000  # only the first rows are read; they show well enough whether a text is shared
+_FEWEST_ROWS = 20  # fewer rows may share a text by chance
 
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """Which texts all rows of an environment share.
+    """The kinds of text that all rows of an environment share.
 
     Attributes:
         rows: how many rows were read.
@@ -30,21 +30,21 @@ class SharedTexts:
 
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds of rewording that would tell whether a model depends on these texts."""
+        """The kinds of rewording that would show whether a model depends on these texts."""
         shared: list[tuple[Kind, bool]] = [("tools", self.tools), ("system", self.system)]
         return [kind for kind, is_shared in shared if is_shared]
 
     @property
     def sentence(self) -> str:
-        """What is shared, as a sentence; "" for nothing."""
+        """A sentence that says what is shared; "" if nothing is."""
         texts = ["one tool text"] if self.tools else []
         texts += ["one system message"] if self.system else []
         return f"all {self.rows} rows share {' and '.join(texts)}" if texts else ""
 
 
 def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> SharedTexts:
-    """Which texts the first `_MOST_ROWS` tasks share; none where there are fewer tasks than
-    `_FEWEST_ROWS`.
+    """Find out which texts the first `_MOST_ROWS` tasks share; none if there are fewer than
+    `_FEWEST_ROWS` tasks.
 
     Args:
         env_tools: the tools of the environment, for tasks without tools of their own.
@@ -61,7 +61,8 @@ def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> Share
 
 
 def _system_text(row: TaskRow) -> str:
-    """The text of the row's system message, which is its first message; "" where it has none."""
+    """The text of the row's system message, which must be its first message; "" if there is
+    none."""
     first = row["prompt"][0] if row["prompt"] else {}
     is_system = first.get("role") == "system"
     return str(first.get("content") or "") if is_system else ""

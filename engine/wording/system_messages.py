@@ -1,6 +1,6 @@
-"""Another system message, none, or one more sentence in it.
+"""Changes the system message of a prompt: another one, none, or one more sentence in it.
 
-A system message may say how to answer, so its text is kept; only one that says no more than "You
+A system message may say how to answer, so its text is kept. Only one that says no more than "You
 are a helpful assistant" is replaced or left out.
 """
 
@@ -35,12 +35,12 @@ _SAYS_NOTHING = re.compile(
 def with_other_system(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage]:
-    """The prompt with another system message; it always differs from `prompt`, which must have a
-    message.
+    """Give the prompt another system message. The result always differs from `prompt`, which must
+    have at least one message. `stock` says which list of sentences may be used.
 
-    - Without a system message it gets a neutral one ("You are an assistant.").
-    - A neutral one is replaced by another, or, in half of the cases, left out.
-    - Any other one stays, with a neutral sentence before or after it.
+    - A prompt without a system message gets a neutral one ("You are an assistant.").
+    - A neutral system message is replaced by another, or, in half of the cases, left out.
+    - Any other system message stays, with a neutral sentence before or after it.
     """
     first, later_messages = prompt[0], prompt[1:]
     if first["role"] != "system":
@@ -51,7 +51,7 @@ def with_other_system(
     if not is_neutral:
         parts = [new_sentence, text] if rng.random() < 0.5 else [text, new_sentence]
         return [{**first, "content": "\n".join(parts)}, *later_messages]
-    # A prompt of a system message alone keeps one: no prompt may be empty.
+    # A prompt that is only a system message keeps one, because no prompt may be empty.
     if later_messages and rng.random() < 0.5:
         return later_messages
     return [{**first, "content": new_sentence}, *later_messages]

@@ -1,6 +1,5 @@
-"""Descriptions of tools in other words and another order. Names, types and what is required stay,
-so that the same call is right.
-"""
+"""Rewrites descriptions of tools in other words and another order. Names, types and required
+parameters stay, so that the same call is right."""
 
 import json
 import random
@@ -47,12 +46,12 @@ _GENERIC: dict[Stock, tuple[str, ...]] = {
         "Reach for {name} whenever somebody wants to know what it can tell.",
     ),
 }
-# What is said of a parameter: "{name}" is the parameter's.
+# Descriptions of a parameter; "{name}" is the parameter's name.
 _PARAMETERS: dict[Stock, tuple[str, ...]] = {
     "training": ("Value of {name}.", "{name} to use", "The argument {name}."),
     "probe": ("The {name} that was asked about.", "{name}, as the user gave it."),
 }
-# A word of descriptions, and another for each stock.
+# A word of descriptions, with its synonyms for the stocks "training" and "probe".
 _SYNONYMS: dict[str, tuple[str, str]] = {
     "get": ("fetch", "retrieve"),
     "gets": ("fetches", "retrieves"),
@@ -81,15 +80,15 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
 def with_other_texts(tools: list[ToolSchema], rng: random.Random, stock: Stock) -> list[ToolSchema]:
-    """The tools with other descriptions, in a random order. Every description of a function
-    differs from before; names, types and required parameters stay."""
+    """Give the tools other descriptions, and put them in a random order. Every description of a
+    function differs from before; names, types and required parameters stay."""
     reworded = [_reworded(tool, rng, stock) for tool in tools]
     return rng.sample(reworded, len(reworded))
 
 
 def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
-    """A copy of one tool with another description of the function and of its parameters. The
-    function may stand under the key "function" or be the whole schema; so it does in the copy."""
+    """Copy one tool with another description of the function and of its parameters. The function
+    may stand under the key "function" or be the whole schema; the copy has the same form."""
     function: JsonObject = dict(tool.get("function", tool))
     description = str(function.get("description") or "")
     name = str(function.get("name", ""))
@@ -100,9 +99,9 @@ def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
 
 
 def _other_description(text: str, name: str, rng: random.Random, stock: Stock) -> str:
-    """A description of the function `name` that differs from `text`, its description so far. It is
-    drawn from: generic sentences, `text` in a frame, its sentences in another order, and (as likely
-    as all frames together) `text` with synonyms."""
+    """Draw a description of the function `name` that differs from `text`, its description so far.
+    The choices are: generic sentences, `text` in a frame, its sentences in another order, and
+    `text` with synonyms (as likely as all frames together)."""
     name_as_words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_.-]+", " ", name).strip().lower()
     choices = [frame.format(name=name, words=name_as_words) for frame in _GENERIC[stock]]
     if text:
@@ -113,8 +112,8 @@ def _other_description(text: str, name: str, rng: random.Random, stock: Stock) -
 
 
 def _reordered(text: str, rng: random.Random) -> list[str]:
-    """The text with its sentences rotated by one or more, as a list of one; [] where it has only
-    one sentence."""
+    """Rotate the sentences of the text by one or more. Returns a list with that text; [] if the
+    text has only one sentence."""
     sentences = _SENTENCES.split(text.strip())
     if len(set(sentences)) < 2:
         return []
@@ -123,11 +122,12 @@ def _reordered(text: str, rng: random.Random) -> list[str]:
 
 
 def _with_synonyms(text: str, stock: Stock) -> list[str]:
-    """The text with every word of `_SYNONYMS` replaced, as a list of one; [] where it has none."""
+    """Replace every word of `_SYNONYMS` in the text. Returns a list with the new text; [] if the
+    text has no such word."""
     index_of_stock = _STOCKS.index(stock)  # each entry has one synonym per stock
 
     def synonym_of(match: re.Match[str]) -> str:
-        """The synonym of a matched word, with a capital where the word has one."""
+        """The synonym of the matched word, with a capital letter if the word has one."""
         word = match[0]
         synonym = _SYNONYMS[word.lower()][index_of_stock]
         return synonym.capitalize() if word[0].isupper() else synonym
@@ -140,8 +140,8 @@ def _with_synonyms(text: str, stock: Stock) -> list[str]:
 def _other_parameters(
     parameters: Mapping[str, Any], rng: random.Random, stock: Stock
 ) -> JsonObject:
-    """A copy of the JSON schema of a function's parameters with its properties in a random order.
-    Their descriptions are, one time in three each, kept, left out or replaced."""
+    """Copy the JSON schema of a function's parameters, with its properties in a random order. In a
+    third of the cases each, their descriptions are kept, left out or replaced."""
     schema: JsonObject = json.loads(json.dumps(parameters))  # a deep copy
     properties = schema.get("properties")
     if not isinstance(properties, dict):
