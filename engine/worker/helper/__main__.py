@@ -106,7 +106,7 @@ class Helper:
         self.socket.send(message)
 
     def _join(self, order: messages.Join) -> None:
-        """Join the group of processes that exchange tensors."""
+        """Connect to the other ranks of the run, so that tensors can be exchanged."""
         self._tell(messages.Done())  # rank 0 connects once all are ready to
         with collective.together():
             collective.join(order.meeting, own_rank(), self.base.network.device)
