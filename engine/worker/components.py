@@ -172,10 +172,10 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     device = pick_device(job.device)
     memory = _usable_memory(job, device, count)
     switch_off_what_fails(job, device, gpus)
-    others = devices[training:]  # these only sample, while the first ones train
+    sampling_devices = devices[training:]  # these only sample, while the first ones train
     # The other ranks (one process per GPU) load the model at the same time as this process.
     ranks = Ranks(job, devices, training) if devices else None
-    if ranks is not None and others and not samplers.wants_server(job.config):
+    if ranks is not None and sampling_devices and not samplers.wants_server(job.config):
         ranks.start_samplers()
     loading = loading_of(job.config)
     base = _load(job, base_path, device, loading, ranks)
@@ -187,7 +187,8 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
     env = pinned_env(job)
-    size = replace(room.size_of_run(job, base, env, memory), sampling_gpus=len(others))
+    size = room.size_of_run(job, base, env, memory)
+    size = replace(size, sampling_gpus=len(sampling_devices))
     needs = sampler_needs(base, renderer, size)
     sampler = _sampler_of(job, base, needs, size, ranks)
     if ranks is not None and is_sharded(job.config, len(devices)):

@@ -363,9 +363,11 @@ def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     """Summarise one model for result.json. `left_out` is the number of tasks that were not played,
     since their prompts leave no room for an answer."""
-    return model_result(ref, len(groups), (t for g in groups for t in g.members), left_out)
+    answers = (answer for group in groups for answer in group.members)
+    return model_result(ref, len(groups), answers, left_out)
 
 
 def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
     """Return the means over all answers of one model to tasks of `split`, as metrics by name."""
-    return summarise(t for g in groups for t in g.members).curves(split)
+    answers = (answer for group in groups for answer in group.members)
+    return summarise(answers).curves(split)

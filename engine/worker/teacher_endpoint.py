@@ -45,6 +45,7 @@ class Endpoint:
     key: str = ""
 
     def __str__(self) -> str:
+        """The endpoint in words, for messages; without the key."""
         return f"{self.model} at {self.url}"
 
 

@@ -90,6 +90,7 @@ class TeacherPass:
     repeated in smaller parts if memory runs out."""
 
     def __init__(self, teacher: Teacher, trajectories: Sequence[Trajectory]) -> None:
+        """Prepare to read `trajectories` with `teacher`."""
         self.teacher = teacher
         self.trajectories = trajectories
 

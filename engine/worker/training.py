@@ -330,13 +330,13 @@ class Training:
                 weight has changed.
         """
         lr = rate(step, self.total, self.settings)
-        adapter, most = self.policy.adapter, self.settings.max_grad_norm
+        adapter, max_norm = self.policy.adapter, self.settings.max_grad_norm
         reading = Reading(pending, step=self.done + 1)
-        apply = partial(apply_step, self.optimizer, adapter, lr, most, reading)
+        apply = partial(apply_step, self.optimizer, adapter, lr, max_norm, reading)
         if self.ranks is None:
             grad_norm = apply()
         else:
-            grad_norm = self.ranks.step(Step(lr, most), adapter, apply)
+            grad_norm = self.ranks.step(Step(lr, max_norm), adapter, apply)
         return reading.sums, grad_norm, lr
 
     def log(

@@ -187,6 +187,7 @@ class Helper:
         ends."""
 
         def on_completion(index: int, _member: int, completion: Completion) -> None:
+            """Send rank 0 the completion of the prompt at `index`."""
             self._tell(messages.Ended(index, completion))
 
         self.sampler.generate(order.prompts, 1, order.params, on_completion)

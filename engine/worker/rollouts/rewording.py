@@ -90,11 +90,11 @@ class Rewording:
     def _is_moved(self, task: TaskRow, row: TaskRow, moved: MovedOptions) -> bool:
         """Tell whether the environment scores `row`, one reading of the task with moved options, as
         it should."""
-        old, new = last_answer(task), last_answer(row)
-        if not self._is_right(row, new):
+        old_answer, new_answer = last_answer(task), last_answer(row)
+        if not self._is_right(row, new_answer):
             return False
-        if old != new:
-            return not self._is_right(row, old)
+        if old_answer != new_answer:
+            return not self._is_right(row, old_answer)
         letter = moved.answer_letter
         if not letter:  # an answer that is neither a moved letter nor the text of an option
             return False
@@ -111,9 +111,10 @@ class Rewording:
         return score["reward"] >= 1 if score["success"] is None else score["success"]
 
 
-def _is_same(own: TaskRow, task: TaskRow) -> bool:
+def _is_same(env_task: TaskRow, task: TaskRow) -> bool:
     """Tell whether the environment returned the task unchanged."""
-    return all(own.get(key) == task.get(key) for key in ("prompt", "tools", "answer", "metadata"))
+    keys = ("prompt", "tools", "answer", "metadata")
+    return all(env_task.get(key) == task.get(key) for key in keys)
 
 
 def _gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:

@@ -183,10 +183,10 @@ class RolloutOrder:
 
         (Efraimidis and Spirakis 2006: the largest u ** (1 / weight) comes first, u uniform.)
         """
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         keys: dict[int, float] = {}
         for index, task_id in enumerate(self.ids):
-            random_number = chance.random()  # drawn for every task, so that draws belong to tasks
+            random_number = rng.random()  # drawn for every task, so that draws belong to tasks
             if task_id in self.seen:
                 # The logarithm of the key gives the same order and does not round to 0.
                 keys[index] = math.log(max(random_number, 1e-300)) / self.weight(task_id, step)

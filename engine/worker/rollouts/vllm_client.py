@@ -145,6 +145,7 @@ class VllmClient:
         )
 
     def _headers(self) -> dict[str, str]:
+        """Return the HTTP header with the server's key."""
         return {"Authorization": f"Bearer {self.process.key}"}
 
     @contextmanager

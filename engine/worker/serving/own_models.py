@@ -149,4 +149,5 @@ class OwnModels:
         return logprobs.tolist()
 
     def close(self) -> None:
+        """Free what the sampler holds."""
         self.sampler.close()

@@ -176,6 +176,7 @@ class VllmModels:
             raise Refused(500, f"vLLM did not answer: {error}") from error
 
     def close(self) -> None:
+        """End the vLLM server and remove the copies of adapters."""
         self.sampler.close()
 
     def _load_copy(self, folder: Path) -> str:
