@@ -349,9 +349,9 @@ def _groups_by_slice(
 
 
 def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
-    """Let a second env process score a sample of the answers of the model at `index` again, to
-    check that scores are repeatable, and wait for it. If that is impossible, the event
-    `rescore_skipped` gives the reason."""
+    """Let a second env process (which runs the environment's code) score a sample of the answers of
+    the model at `index` again, to check that scores are repeatable, and wait for it. If that is
+    impossible, the event `rescore_skipped` gives the reason."""
     task_by_id = {task["id"]: task for task in setup.tasks}
     with stored_answers.rescoring(
         job.run, setup.components.env, lambda reason: job.event("rescore_skipped", reason)

@@ -81,7 +81,7 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
         head_dim=sizes["head_dim"],
     )
     model = Qwen3ForCausalLM(config)
-    # Through torch, because the types of transformers' own `to` fit no call.
+    # Called through torch, because the annotations of transformers' own `to` reject this call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return model
 

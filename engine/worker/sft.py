@@ -214,7 +214,7 @@ def _render_all(
     """Render the conversations of all tasks, and count what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
-        pulse.beat()
+        pulse.beat()  # a sign of life, since rendering may take minutes
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
             result.split_count += 1

@@ -98,7 +98,7 @@ class Training:
         self.replayed: ReplayUsed | None = None  # what the loop replays; set before `start`
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
-        self._start_fingerprint = fingerprint(self.parameters)  # `finish` compares
+        self._start_fingerprint = fingerprint(self.parameters)  # `finish` expects a different one
         self._last_saved_step = -1  # none yet
 
     def _starting_policy(self) -> Policy:
@@ -170,7 +170,7 @@ class Training:
         # With more tasks in an evaluation, a smaller change of its score raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
-        if self.ranks is not None:
+        if self.ranks is not None:  # the other ranks begin with the same weights as this one
             self.ranks.hand_on_state(self.policy.adapter, self.optimizer)
         self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:

@@ -136,8 +136,8 @@ class Helper:
         self._pass = order.part.on(self.policy)
 
     def _run(self, order: messages.Run) -> None:
-        """Do a pass over this rank's part of the batch. If memory runs out, report that; rank 0
-        then has all ranks repeat the pass in smaller microbatches."""
+        """Do a pass over this rank's part of the batch. If memory runs out, report that to rank 0,
+        which then has all ranks repeat the pass in smaller microbatches."""
         batch_pass = self._pass
         assert batch_pass is not None  # `Begin` comes first
         torch.manual_seed(order.seed)
@@ -235,6 +235,7 @@ def _together(call: Callable[[], None]) -> None:
 def _told(error: Exception) -> messages.Failed:
     """Make the message that tells rank 0 of an error that ends this rank."""
     failure = explain(error)
+    # A rank that is disconnected only suffers from the failure of another.
     is_consequence = isinstance(error, collective.Disconnected)
     return messages.Failed(
         failure.kind, failure.message, failure.evidence, failure.hint, is_consequence

@@ -74,7 +74,8 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of the sampled completions: their lengths in tokens, the share that a limit
-    cut off, and the share with an invalid tool call."""
+    cut off, the mean number of branches (conversations of a rollout beside its first,
+    "unstitched"), and the share with an invalid tool call."""
     lengths = sorted(t.sampled_tokens for t in members)
     return {
         "length_mean": statistics.fmean(lengths),

@@ -77,7 +77,8 @@ class Rewording:
     def _with_moved_options(self, task: TaskRow, seed: int) -> TaskRow | None:
         """Return the task with its options in another order; None if that is impossible.
 
-        The environment must score the right answer as right at its new place.
+        The environment must score the right answer as right at its new place. How it stores this
+        answer is not known, so each possible reading of the changed task is tried.
         """
         if self.process is None or self.multi_turn or not task.get("answer"):
             return None
@@ -88,8 +89,9 @@ class Rewording:
         return next(fitting, None)
 
     def _is_moved(self, task: TaskRow, row: TaskRow, moved: MovedOptions) -> bool:
-        """Tell whether the environment scores `row`, one reading of the task with moved options, as
-        it should."""
+        """Tell whether the environment's answer moved with its option. `row` is one reading of the
+        task with moved options: its own answer must be scored as right, and the original task's
+        answer as wrong."""
         old_answer, new_answer = last_answer(task), last_answer(row)
         if not self._is_right(row, new_answer):
             return False
@@ -149,6 +151,7 @@ class VariedWording:
         if rng.random() >= self.share:
             return task
         first = rng.choice(TRAINED_KINDS)
+        # One kind at random, and each of the other kinds with a chance of one half.
         kinds: list[Kind] = [k for k in TRAINED_KINDS if k == first or rng.random() < 0.5]
         return self._in_other_words(task, kinds, rng.randrange(2**31))
 
