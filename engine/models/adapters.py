@@ -164,7 +164,7 @@ def named_base(folder: Path) -> NamedBase:
 
     Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
     """
-    origin = read_object(folder / ORIGIN)  # {} where there is none
+    origin = read_object(folder / ORIGIN)  # {} if there is no such file
     peft_config = model_files.load_json(folder / CONFIG)
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
     names = [name for name in references if isinstance(name, str) and name]

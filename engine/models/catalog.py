@@ -199,7 +199,7 @@ def check_in_sight(home: Home, ref: str) -> None:
 
 
 def _is_written_as_path(ref: str) -> bool:
-    """Tell whether `ref` has the form of a path or hub id, not that of the name of a run or
+    """Tell whether `ref` looks like a path or hub id rather than like the name of a run or
     model."""
     return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
 

@@ -259,7 +259,8 @@ class ChatFormat:
     def _turn_end_and_rest(
         self, stand_in: _StandIn, replies: Sequence[ChatMessage], tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
-        """Return what the template writes after the model's words in the turn of `stand_in`.
+        """Return what the template writes after the model's words in the turn of `stand_in`, a
+        conversation in which the model's words end with a mark (a made-up word).
 
         The result is two texts:
 
@@ -277,6 +278,7 @@ class ChatFormat:
             # Text before the end token, such as closing brackets of a call, is part of the turn.
             if continued[:stop_at] == closed[:stop_at]:
                 return stop, continued[stop_at:]
+        # Without an end token, the text that both versions share still belongs to the turn.
         return "", continued[_common_start(closed, continued) :]
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
@@ -503,7 +505,8 @@ def _stand_ins(before: Sequence[ChatMessage], replies: Sequence[ChatMessage]) ->
 
 
 def _marked_message(mark: str, calls: Sequence[ChatMessage]) -> ChatMessage:
-    """Make an assistant message with these calls, each with `mark` as its only argument.
+    """Make an assistant message with these calls, each with `mark` (a made-up word) as its only
+    argument.
 
     Without calls, `mark` is the content of the message.
     """
@@ -536,12 +539,13 @@ def _unused_mark(messages: Sequence[ChatMessage]) -> str:
 
 
 def _with_mark(message: ChatMessage, mark: str) -> ChatMessage:
-    """Return the message with `mark` before its content."""
+    """Return the message with `mark` (a made-up word) before its content."""
     return {**message, "content": f"{mark}{message.get('content') or ''}"}
 
 
 def _after(mark: str, text: str) -> str:
-    """Return the text after the last `mark`. Raises TemplateError if `mark` is missing."""
+    """Return the text after the last `mark` (a made-up word). Raises TemplateError if it is
+    missing."""
     if mark not in text:
         raise TemplateError("the chat template leaves out what the assistant says")
     return text.rpartition(mark)[2]

@@ -147,7 +147,7 @@ def ensure_weights(folder: Path, progress: Progress | None = None) -> None:
     if is_complete(folder):
         return
     plan = _read_plan(folder)
-    if plan is None:  # another program's cache, where nothing says from where to download the rest
+    if plan is None:  # another program's cache, which does not say what to download
         return
     with errors_as_refusals(plan.repo, MODEL), open(folder / "download.lock", "wb") as lock:
         # A second worker waits here until the first has downloaded the files, and then skips them.

@@ -119,8 +119,8 @@ def _end_token_ids(config: Path) -> list[int]:
 
 
 def load(folder: Path) -> ChatTokenizer:
-    """Return the tokenizer of a model folder. The result is cached until the folder's files
-    change."""
+    """Return the tokenizer of a model folder. The result is cached until the folder's files change,
+    which their modification times show."""
     names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
     paths = [folder / name for name in names]
     file_times = tuple((path.name, path.stat().st_mtime_ns) for path in paths if path.is_file())

@@ -1,5 +1,6 @@
-"""The training side, the only place with torch; started as `python -m engine.worker`, imported by
-nobody. Start with `grpo.py`, `sft.py`, `dpo.py` or `distill.py`, each a loop from top to bottom.
+"""The training side of the engine, and the only place with torch. It is started as `python -m
+engine.worker` and imported by nobody. Start with `grpo.py`, `sft.py`, `dpo.py` or `distill.py`,
+each a training loop from top to bottom.
 
     __main__.py      one run, one process: dispatch, exit status, failure record
     components.py    base, renderer, environment, sampler, made ready

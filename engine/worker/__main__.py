@@ -1,6 +1,7 @@
-"""One run, one process: `python -P -m engine.worker RUN_FOLDER`.
+"""Runs one run in one process: `python -P -m engine.worker RUN_FOLDER`.
 
-Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request with a checkpoint.
+The exit status is 0 if the run is done (result.json), 3 if it failed (failure.json), or 4 if it was
+stopped on request with a checkpoint.
 """
 
 import faulthandler
@@ -31,7 +32,7 @@ from engine.worker.sft import train as train_sft
 
 DONE, FAILED, STOPPED = 0, 3, 4
 
-# By the algorithm that the run's config names; each function takes a job with that kind of config.
+# The loops by the algorithm in a run's config; each takes a job with that kind of config.
 LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "sft": train_sft,
     "dpo": train_dpo,
@@ -50,7 +51,8 @@ def main(folder: Path) -> int:
     quiet_libraries()
     job: Job[Any] = Job(folder)
     job.listen()  # from now on a signal can stop the job
-    # SIGUSR1 writes to the console what every thread is doing: before a silent worker is ended.
+    # On SIGUSR1, which a silent worker gets before it is ended, the console shows what every thread
+    # is doing.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     pulse.begin(job.run)
     mark_running(job.run)
@@ -67,13 +69,13 @@ def main(folder: Path) -> int:
         return FAILED
     with pulse.phase("finishing"):
         job.finish(result)
-        seal(job.run)  # writes down hashes of everything that the result rests on
+        seal(job.run)  # records hashes of all files that the result rests on
     return DONE
 
 
 def mark_running(run: RunDir) -> None:
     """Set the run's state from preparing to running. Any other state is kept, such as that of a run
-    that was cancelled meanwhile."""
+    that was cancelled in the meantime."""
     with Store(run.home) as store:
         store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
 

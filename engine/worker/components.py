@@ -1,4 +1,4 @@
-"""What a loop works with, loaded in one place: base model, renderer, environment, sampler."""
+"""Loads what a training loop works with: base model, renderer, environment and sampler."""
 
 import os
 import random
@@ -57,13 +57,13 @@ from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 from envs.metering.judge_calls import JudgeUse
 
-ANSWERED = 4096  # tokens that prompt and answer of a chat commonly stay below
+ANSWERED = 4096  # the prompt and the answer of a chat rarely have more tokens together
 
 
 @dataclass(frozen=True)
 class Components:
     """What is loaded once per worker: base model, renderer, sampler, the environment's record, and
-    what of the run has to fit into the device (`size`)."""
+    (in `size`) the parts of the run that have to fit into the device."""
 
     base: Base
     renderer: Renderer
@@ -73,8 +73,8 @@ class Components:
     ranks: Ranks | None = None  # None: this process is the whole run
 
     def context(self, process: EnvProcess, limits: AnswerLimits) -> RolloutContext:
-        """What rollouts need besides tasks and a sampler. `process` is the environment's running
-        process; `limits` says how long a rollout may get."""
+        """Return what rollouts need besides tasks and a sampler. `process` is the environment's
+        running process; `limits` says how long a rollout may get."""
         return RolloutContext(
             process=process,
             renderer=self.renderer,
@@ -88,7 +88,8 @@ class Components:
 
 
 def _player_of(process: EnvProcess) -> PlayPrograms:
-    """The function that plays the rollouts of a command, whose environment `process` runs."""
+    """Return the function that plays the rollouts of a command (a program that asks the model over
+    HTTP), whose environment `process` runs."""
     # Imported late: its HTTP server takes 0.14 s and 4 MB, and few environments name a command.
     from engine.worker.gateway.play import programs_of  # noqa: PLC0415
 
@@ -102,7 +103,7 @@ class Loading:
     Attributes:
         precision: number format of the weights: "auto", "float32" or "bfloat16".
         quantization: "none", or the 4-bit format of the weights ("nf4").
-        steps: optimizer steps that will follow; 0 where none do or their number is unknown.
+        steps: optimizer steps that will follow; 0 if there are none or their number is unknown.
         thinking: whether answers begin with a think block.
     """
 
@@ -113,10 +114,10 @@ class Loading:
 
 
 def loading_of(config: RunConfig) -> Loading:
-    """How a run loads its base model, from its config.
+    """Return how a run loads its base model, from the run's config.
 
-    Evaluations have no settings for precision and quantization, DPO has none for thinking: there
-    the defaults stay.
+    Evaluations have no settings for precision and quantization, and DPO has none for thinking;
+    these keep their defaults.
 
     Raises:
         ValueError: for a regrade, which loads no model.
@@ -127,7 +128,7 @@ def loading_of(config: RunConfig) -> Loading:
                 precision=settings.precision,
                 quantization=settings.quantization,
                 steps=settings.steps,
-                # SFT's setting is a word; only "require" makes every answer begin with a thought.
+                # In SFT this is a word, and only "require" makes every answer begin with a thought.
                 thinking=settings.thinking == "require",
             )
         case DPOConfig(settings=settings):
@@ -155,12 +156,11 @@ def loading_of(config: RunConfig) -> Loading:
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     """Load the base model in `base_path`, make the sampler and find the environment of the run.
-    Writes the event `kernels`, with the reason, if torch's own functions are used in place of
-    faster ones.
+    Writes the event `kernels`, with the reason, if torch's own functions replace faster ones.
 
     Raises:
-        WorkerFailure: kind config when the model cannot be loaded, env_import when the environment
-            is gone.
+        WorkerFailure: kind config if the model cannot be loaded, env_import if the environment is
+            gone.
     """
     devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
     training = training_ranks(job.config, len(devices))
@@ -172,9 +172,10 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     device = pick_device(job.device)
     memory = _usable_memory(job, device, count)
     switch_off_what_fails(job, device, gpus)
-    others = devices[training:]  # which sample beside training
-    ranks = Ranks(job, devices, training) if devices else None  # they load while this process does
-    if ranks is not None and others and not samplers.wants_server(job.config):
+    sampling_devices = devices[training:]  # these only sample, while the first ones train
+    # The other ranks (one process per GPU) load the model at the same time as this process.
+    ranks = Ranks(job, devices, training) if devices else None
+    if ranks is not None and sampling_devices and not samplers.wants_server(job.config):
         ranks.start_samplers()
     loading = loading_of(job.config)
     base = _load(job, base_path, device, loading, ranks)
@@ -186,18 +187,22 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
     env = pinned_env(job)
-    size = replace(room.size_of_run(job, base, env, memory), sampling_gpus=len(others))
+    size = room.size_of_run(job, base, env, memory)
+    size = replace(size, sampling_gpus=len(sampling_devices))
     needs = sampler_needs(base, renderer, size)
     sampler = _sampler_of(job, base, needs, size, ranks)
     if ranks is not None and is_sharded(job.config, len(devices)):
-        network: Any = base.network  # transformers', whose import is dear
+        network: Any = base.network  # a transformers network, whose type is slow to import
         ranks.keep_step(network)
     return Components(base, renderer, sampler, env, size, ranks)
 
 
 def _usable_memory(job: Job[RunConfig], device: torch.device, ranks: int) -> int:
-    """The bytes that this process may use of the device: on a CPU its part of those of `ranks`
-    processes, on a GPU that runs share what the run was planned with, which then is a limit."""
+    """Return the bytes that this process may use of the device.
+
+    On a CPU, `ranks` processes share the memory equally. On a GPU that runs share, it is the memory
+    that the run was planned with, which then becomes a limit.
+    """
     memory = room.usable_bytes(device)
     if device.type == "cpu":
         return memory // ranks
@@ -213,7 +218,7 @@ def _load(
     loading: Loading,
     ranks: Ranks | None,
 ) -> Base:
-    """Load the base model in `path`; where it is sharded, together with all ranks that train."""
+    """Load the base model in `path`; if it is sharded, together with all ranks that train."""
     if is_sharded(job.config, ranks.devices if ranks is not None else rank_count()):
         # Imported late: torch's distributed tensors and PEFT take seconds, and are rarely needed.
         from engine.worker.ranks.sharding import load_in_step  # noqa: PLC0415
@@ -232,23 +237,25 @@ def _load(
 def _sampler_of(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
 ) -> Sampler:
-    """The sampler of this process: its own, one on all ranks, or one beside training."""
+    """Make the sampler of this process: its own, one shared by all ranks, or one beside
+    training."""
     if ranks is None:
         if training_ranks(job.config, rank_count()) < rank_count():
-            return base.network.sampler(needs)  # of a rank that samples alone, or not at all
+            return base.network.sampler(needs)  # this rank samples alone, or not at all
         return samplers.make_sampler(job, base, needs, size)
     if not ranks.sampling_devices:
         return SharedSampler(samplers.make_sampler(job, base, needs, size), ranks)
     if is_sharded(job.config, ranks.devices):
-        base.network.sampler(needs)  # is checked by passes that all ranks do together
+        # Making a sampler runs checks, whose passes all ranks of a sharded base must do together.
+        base.network.sampler(needs)
     return _sampler_beside(job, base, needs, size, ranks)
 
 
 def _sampler_beside(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
 ) -> Sampler:
-    """The sampler of a run some of whose devices do nothing but sample: a vLLM server on all of
-    them, or a rank with our own sampler on each."""
+    """Make the sampler of a run in which some devices do nothing but sample: a vLLM server on all
+    of these, or a rank with our own sampler on each."""
     if samplers.wants_server(job.config) and not samplers.why_no_server(job, size):
         return samplers.start_vllm(job, base, needs, size, ranks.sampling_devices)
     if not ranks.samples_beside:
@@ -259,15 +266,15 @@ def _sampler_beside(
 def switch_off_what_fails(
     job: Job[RunConfig], device: torch.device, gpus: Sequence[Device] = ()
 ) -> None:
-    """Use none of the fast paths that do not work on this device.
+    """Switch off the fast paths (faster ways to compute) that do not work on this device.
 
-    The event `fast_paths` names them. A GPU on which none was tried yet, with this driver and these
-    libraries, is tried first, in a process of its own; that takes a minute, and some more where
-    vLLM is set up, once. So are sums over several GPUs by the first run that has them. A CPU is
-    tried by `honesmith doctor --gpu` alone.
+    The event `fast_paths` names them. A GPU that was not tried yet with this driver and these
+    libraries is tried first, in a process of its own; that takes about a minute, once, and longer
+    if vLLM is set up. Likewise, the first run on several GPUs tries sums over them. A CPU is only
+    tried by `honesmith doctor --gpu`.
 
     Args:
-        gpus: all that the ranks of the run have; empty for a run in one process.
+        gpus: all GPUs of the run's ranks; empty for a run in one process.
     """
     results = _fast_path_results(job, device, gpus)
     if results is None:
@@ -286,9 +293,11 @@ def switch_off_what_fails(
 def _fast_path_results(
     job: Job[RunConfig], device: torch.device, gpus: Sequence[Device]
 ) -> DeviceResults | None:
-    """Which fast paths work on this device, by the trials that are stored for it. What is missing
-    of them for a GPU, or for sums over `gpus`, is tried now, with an event. None for a CPU that was
-    never tried."""
+    """Return which fast paths work on this device, by the stored results of trials.
+
+    Trials that are missing for a GPU, or for sums over `gpus`, are done now and announced by an
+    event. Returns None for a CPU that was never tried.
+    """
     hardware_device = detect().device
     home = job.run.home
     results = read_results(home, identity_of(hardware_device, home))
@@ -302,8 +311,8 @@ def _fast_path_results(
 
 
 def use_flash3(job: Job[RunConfig]) -> None:
-    """Compute attention by FlashAttention 3 from now on; where that fails, go on without it, with
-    the reason in the event `fast_paths`."""
+    """Compute attention with FlashAttention 3 from now on. If that fails, go on without it and
+    write the reason in the event `fast_paths`."""
     try:
         flash3.activate()
     except Exception as error:  # noqa: BLE001 - a package may fail in any way; torch's own remains
@@ -312,28 +321,28 @@ def use_flash3(job: Job[RunConfig]) -> None:
 
 
 def leave_fused_attention() -> None:
-    """From now on scaled_dot_product_attention uses its unfused form on GPUs."""
+    """Make scaled_dot_product_attention use its unfused form on GPUs from now on."""
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def pinned_env(job: Job[RunConfig]) -> EnvRecord:
-    """The environment version that the run's config names. Raises UserError if it is gone."""
+    """Find the environment version that the run's config names. Raises UserError if it is gone."""
     return find_env(job.run.home, job.config.env_id, sealed=True)
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:
-    """The sampler of our own engine, for answers of up to `ANSWERED` tokens; `prepare` may choose
-    another one."""
+    """Make the sampler of our own engine, for answers of up to `ANSWERED` tokens. (`prepare` may
+    choose another sampler.)"""
     longest = min(base.network.shape.context, ANSWERED)
     size = room.size_of_answers(base, room.usable_bytes(base.network.device), longest)
     return base.network.sampler(sampler_needs(base, renderer, size))
 
 
 def sampler_needs(base: Base, renderer: Renderer, size: sizing.Job) -> SamplerNeeds:
-    """What every sampler on this base has to know. `size` says how many completions it samples at
-    once."""
+    """Return what every sampler on this base has to know. `size` says how many completions are
+    sampled at once."""
     return SamplerNeeds(
         pad_id=base.pad_id,
         stop_ids=base.stop_ids,
@@ -344,11 +353,11 @@ def sampler_needs(base: Base, renderer: Renderer, size: sizing.Job) -> SamplerNe
 
 @contextmanager
 def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProcess | None]:
-    """A context that yields the environment's process, which runs until exit; it yields None for a
-    dataset without a scorer, which needs no process.
+    """Context manager that yields the environment's running process, or None for a dataset without
+    a scorer, which needs no process.
 
     Raises:
-        WorkerFailure: kind env_import, when the environment cannot be started.
+        WorkerFailure: kind env_import, if the environment cannot be started.
     """
     if not components.env.scored:
         yield None
@@ -374,7 +383,8 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
 
 
 def _tell_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
-    """Write what judges took for the whole run as the event `judge`, where any was asked."""
+    """Write the event `judge`: what language models as judges cost the whole run. Nothing is
+    written if none was asked."""
     if not use:
         return
     text = f"{use.calls:g} judge calls, {use.retries:g} sent again, {use.cached:g} from the cache"
@@ -384,7 +394,8 @@ def _tell_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
 
 
 def judge_budget_of(config: RunConfig) -> JudgeBudget:
-    """What the judges of a run's environment may use, by its settings."""
+    """Return how many calls and how much money the judges of a run's environment may use, by its
+    settings."""
     if isinstance(config, RegradeConfig):
         return JudgeBudget()
     settings = config.settings
@@ -394,19 +405,19 @@ def judge_budget_of(config: RunConfig) -> JudgeBudget:
 
 
 def start_of(components: Components, policy: Policy) -> Start:
-    """The run as it is before its first step, with the tasks that it must not train on."""
+    """Return the run as it is before its first step, with the tasks that it must not train on."""
     exams = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
     return Start(policy, components.sampler, components.renderer, exams)
 
 
 def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:
-    """The task rows of `split`: train, dev or heldout."""
+    """Return the task rows of `split`: train, dev or heldout."""
     return read_tasks(components.env, split)
 
 
 def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Sequence[TaskRow]:
     """Draw `limit` tasks by the seed and return them in their original order. All tasks are
-    returned if `limit` is None or 0, or if there are not more."""
+    returned if `limit` is None or 0, or if there are not more than `limit`."""
     if not limit or limit >= len(tasks):
         return tasks
     indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
@@ -419,10 +430,13 @@ def training_tasks(
     context: RolloutContext,
     settings: GRPOSettings,
 ) -> tuple[Sequence[TaskRow], int]:
-    """(the tasks that are trained on, at most `max_examples` of those whose prompt leaves room for
-    an answer; how many leave none, which the event `tasks_left_out` says too). Raises WorkerFailure
-    (kind data) if no task leaves room."""
-    params = SamplingParams.drawn(settings, seed=0)  # only for `fits`: draws nothing
+    """Choose the tasks to train on: at most `max_examples` of those whose prompt leaves room for an
+    answer.
+
+    Returns (these tasks, how many leave no room), and writes the event `tasks_left_out` about the
+    latter. Raises WorkerFailure (kind data) if no task leaves room.
+    """
+    params = SamplingParams.drawn(settings, seed=0)  # used by `fits` only; nothing is drawn
     every_task = tasks_of(components, "train")
     tasks = [t for t in every_task if fits(t, context, params)]
     require(tasks, "training tasks that fit into max_length", "Raise max_length.")
@@ -435,11 +449,11 @@ def training_tasks(
 def evaluation_limits(
     job: Job[SFTConfig] | Job[DPOConfig], components: Components
 ) -> EvaluationLimits:
-    """How long answers may get in the evaluations of an SFT or DPO run. Its settings do not say so:
-    the limits follow from the lengths in the dataset and from the model's context."""
+    """Return how long answers may get in the evaluations of an SFT or DPO run. No setting says so,
+    so the limits follow from the lengths in the dataset and from the model's context."""
     config = job.config
     context = components.base.network.shape.context
-    # DPO has no setting `thinking`: it keeps the reasoning that conversations have.
+    # DPO has no setting `thinking`; it keeps the reasoning in its conversations.
     thinking = config.settings.thinking if isinstance(config, SFTConfig) else "keep"
     facts = env_facts(job.run.home, components.env, Path(config.base.path), thinking=thinking)
     limits = defaults.exam_limits(
@@ -454,12 +468,13 @@ def evaluation_limits(
 
 
 def microbatch_tokens(components: Components) -> int:
-    """The most tokens, padding included, that may go through the model at once in training."""
+    """Return the most tokens, padding included, that may go through the model at once in
+    training."""
     return int(components.size.microbatch_tokens)
 
 
 def quiet_libraries() -> None:
-    """Keep progress bars and deprecation notes of the libraries out of the console log, which is
+    """Keep progress bars and deprecation notes of libraries out of the console log, which people
     read to find out why a run failed."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -468,9 +483,9 @@ def quiet_libraries() -> None:
 
 
 def set_threads(ranks: int = 1) -> None:
-    """Give torch a thread per core of this process, which in a container is not cpu_count(); of
-    several `ranks` each its share."""
-    threads = 2  # on macOS, which does not tell which cores a process may use
+    """Give torch one thread per core that this process may use, which in a container is fewer than
+    cpu_count(). If there are several `ranks`, each gets its share."""
+    threads = 2  # for macOS, which does not tell which cores a process may use
     if hasattr(os, "sched_getaffinity"):
         threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(max(1, threads // ranks))

@@ -1,15 +1,16 @@
 """On-policy distillation of a teacher into an adapter, top to bottom.
 
-The policy samples completions as in GRPO, and a teacher reads them: minimised is, over what the
-policy itself writes, the divergence of the policy p from the teacher q, the mean over tokens of
-log p(token) - log q(token) (the reverse KL of GKD, arXiv 2306.13649, on samples of the student
-alone). Its gradient is that of a policy gradient whose advantage is log q - log p of that very
-token, with a discount of 0: no token answers for those after it, and nothing is compared within a
-group (thinkingmachines.ai/blog/on-policy-distillation). p is the one that the sampler drew with.
+The policy samples completions as in GRPO, and a teacher model reads them. The loop minimises the
+divergence of the policy p from the teacher q on what the policy itself writes: the mean over tokens
+of log p(token) - log q(token). This is the reverse KL of GKD (arXiv 2306.13649) on samples of the
+student only. Its gradient is that of a policy gradient in which each token's advantage is log q -
+log p of that very token, with a discount of 0: no token answers for those after it, and nothing is
+compared within a group (thinkingmachines.ai/blog/on-policy-distillation). p is the probability that
+the sampler drew with.
 
-A step is that of GRPO (grpo.py) with another advantage: the batch is sampled and scored by
-`BatchSource`, the teacher reads it (teachers.py), `update` of grpo.py moves the adapter, once per
-batch. Rewards are recorded and evaluated; none is trained on.
+A step is that of GRPO (grpo.py) with another advantage: `BatchSource` samples and scores the batch,
+the teacher reads it (teachers.py), and `update` of grpo.py moves the adapter, once per batch.
+Rewards are recorded and evaluated, but not trained on.
 """
 
 import math
@@ -37,20 +38,21 @@ from engine.worker.rollouts.task_order import task_order
 from engine.worker.teachers import Teacher, TeacherPass, load_teacher
 from engine.worker.training import Training
 
-# Nats. What a teacher calls impossible counts as this unlikely: one token must not drown a batch.
+# In nats. A token that the teacher calls impossible counts as this unlikely, so that a single token
+# cannot outweigh the rest of a batch.
 LEAST_LOGPROB = -50.0
 
 
 def train(job: Job[DistillConfig]) -> Result:
-    """Distil to the end of the run: prepare everything, then step by step sample a batch, have the
-    teacher read it, update the policy, and log all of it. Returns the record for result.json
-    (`Training.finish`) with `failed_scores`, the number of completions that could not be scored.
+    """Distil to the end of the run: step by step sample a batch, have the teacher read it, update
+    the policy, and log all of this. Returns the record for result.json (`Training.finish`) with
+    `failed_scores`, the number of completions that could not be scored.
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
-        Stopped: it was asked to stop.
+        Stopped: the run was asked to stop.
     """
-    settings = as_grpo(job.config.settings)  # those of GRPO that do the same
+    settings = as_grpo(job.config.settings)  # GRPO's code does most of the work
     components = prepare(job, Path(job.config.base.path))
     budget = microbatch_tokens(components)
     with (
@@ -108,17 +110,18 @@ def read_by_teacher(
 
 
 def as_grpo(settings: DistillSettings) -> GRPOSettings:
-    """The settings with which GRPO's sampler and update do what distillation does: the policy's own
-    distribution is sampled from, a batch is used once, and nothing but the advantage pulls."""
+    """Return the settings with which GRPO's sampler and update do distillation: sample from the
+    policy's own distribution, use a batch once, and let nothing but the advantage move the
+    policy."""
     shared = settings.model_dump(exclude={"teacher", "teacher_model", "teacher_key_env"})
-    # Not validated: a group of one, which GRPO could not compare, is all that distillation needs.
+    # Built without validation, because distillation needs only groups of one, which GRPO forbids.
     return GRPOSettings.model_construct(
         **shared,
         temperature=1.0,
         top_p=1.0,
         loss="dapo",
-        advantage="group_center",  # any: `assign` replaces the advantages
-        # The clipping does not act: in the only update of a batch every ratio is 1.
+        advantage="group_center",  # does not matter: `assign` replaces the advantages
+        # Clipping has no effect, because in the only update of a batch every ratio is 1.
         clip_low=0.2,
         clip_high=0.28,
         kl_coef=0.0,
@@ -132,9 +135,9 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
 
 
 def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) -> list[float]:
-    """For each token its log-probability under the teacher, at least LEAST_LOGPROB, minus that
-    under the policy, in nats: above 0 where the teacher thinks the token likelier. 0 for a token of
-    which the sampler gave no log-probability (NaN)."""
+    """Return for each token its log-probability under the teacher, at least LEAST_LOGPROB, minus
+    that under the policy, in nats. It is above 0 if the teacher finds the token likelier, and 0 if
+    the sampler gave no log-probability (NaN)."""
     return [
         0.0 if math.isnan(policy) else max(teacher, LEAST_LOGPROB) - policy
         for teacher, policy in zip(by_teacher, by_policy, strict=True)
@@ -149,8 +152,8 @@ def assign(
     Args:
         by_trajectory: for each trajectory, the teacher's log-probabilities of its trained tokens.
 
-    Returns the metrics `reverse_kl` and `teacher_logprob`, means over all trained tokens in nats,
-    with the teacher's at least LEAST_LOGPROB; {} without trajectories.
+    Returns the metrics `reverse_kl` and `teacher_logprob`, which are means over all trained tokens
+    in nats, with the teacher's values at least LEAST_LOGPROB. Returns {} without trajectories.
     """
     for trajectory, logprobs in zip(trajectories, by_trajectory, strict=True):
         trajectory.token_advantages = token_advantages(logprobs, trajectory.trained_logprobs)
@@ -170,10 +173,10 @@ def assign(
 
 
 def own_metrics(values: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the values that distillation reports: its own metrics, and the environment's.
+    """Return those of the values that distillation reports: its own metrics, and the environment's.
 
-    The environment's are those with names outside METRICS. GRPO's other metrics compare the members
-    of a group, which means nothing here.
+    The environment's metrics are those with names outside METRICS. GRPO's other metrics compare the
+    members of a group, which means nothing here.
     """
     own_names = set(names("distill"))
     kept_names = [name for name in values if name in own_names or name not in METRICS]

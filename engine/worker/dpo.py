@@ -301,7 +301,7 @@ class PairLoss:
         measured: list[MeasuredLoss] = []
         for members in split_pairs(policy, pairs, budget):
             measured += self._losses(policy, [pairs[i] for i in members])
-            pulse.beat()
+            pulse.beat()  # a sign of life
         return measured
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:

@@ -1,7 +1,8 @@
-"""Evaluation of any models on one environment, and the learnability probe.
+"""Evaluates any models on one environment, and probes whether GRPO could learn something there.
 
-Every model plays the same tasks under the same sampling; models that share a base are loaded once
-and told apart by their adapters. One attempt is greedy; several sample at temperature 1.
+Every model plays the same tasks with the same sampling parameters. Models that share a base are
+played on one loaded base, each with its own adapter. A single attempt is greedy; several attempts
+are sampled at temperature 1.
 """
 
 import json
@@ -34,7 +35,8 @@ from engine.worker.update.checkpoint import require_base
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
-# Tasks played between two checks for a stop request, so that a cancelled evaluation ends soon.
+# How many tasks are played between two checks for a stop request, so that a cancelled evaluation
+# ends soon.
 SLICE = 256
 
 
@@ -43,8 +45,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
     the result record: a summary for each model, and the verdict on how they differ.
 
     Raises:
-        WorkerFailure: kind config when the environment does not score, data when no task fits.
-        Stopped: when asked to stop; rows written so far stay.
+        WorkerFailure: kind config if the environment scores nothing, data if no task fits.
+        Stopped: the run was asked to stop; rows written so far stay.
     """
     models = job.config.models
     results: dict[int, Result] = {}  # by the model's index
@@ -56,7 +58,7 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
             for index in indices:
                 groups = _play_model(job, index, setup)
                 is_last_model = len(results) == len(models) - 1
-                if is_last_model:  # the environment has then scored the answers of all others
+                if is_last_model:  # the environment's process has scored all answers by now
                     _rescore(job, setup, index)
                 results[index] = _result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
@@ -64,8 +66,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
 
 
 def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
-    """The indices of the models by the folder of their base. Models that share a base are played
-    together, so that each base is loaded once."""
+    """Group the indices of the models by the folder of their base, so that each base is loaded
+    once."""
     indices: dict[str, list[int]] = {}
     for index, model in enumerate(models):
         indices.setdefault(model.base_path, []).append(index)
@@ -75,8 +77,9 @@ def _indices_by_base(models: Sequence[ModelEntry]) -> dict[str, list[int]]:
 def _report_model(
     job: Job[EvaluateConfig], evaluated_count: int, result: Result, groups: Sequence[Group]
 ) -> None:
-    """Write the event and the metrics of the model that has just been played, from its record and
-    its answers; `evaluated_count` models have been played so far, this one included."""
+    """Write the event and the metrics of the model that has just been played. `result` is its
+    record, `groups` are its answers; `evaluated_count` models, including this one, have been played
+    so far."""
     ref = result["ref"]
     job.event("evaluated", f"{ref}: {result_in_words(result)}", **result)
     # The number of models played so far stands in for a step.
@@ -86,13 +89,14 @@ def _report_model(
 
 def probe(job: Job[ProbeConfig]) -> Result:
     """Sample a few training tasks `group_size` times each, to see whether rewards within a group
-    differ: only then is there something for GRPO to learn from.
+    differ; only then can GRPO learn something.
 
     Returns the numbers of engine/evidence/stats/learnability.py, and `ref`, the model's name. The
-    `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure as `evaluate` does.
+    `verdict` is always "unknown", as nothing is compared. Raises WorkerFailure, kind config if the
+    environment scores nothing, data if no task fits.
     """
     settings = job.config.settings
-    model = job.config.models[0]  # the only one
+    model = job.config.models[0]  # a probe has only one
     components = prepare(job, Path(model.base_path))
     job.event("started", "probe", total_steps=1)
     groups = _probe_groups(job, components)
@@ -105,10 +109,10 @@ def probe(job: Job[ProbeConfig]) -> Result:
 
 
 def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
-    """Sample the probe's tasks with its model and score the answers: one group per task.
+    """Sample the probe's tasks with its model and score the answers. Returns one group per task.
 
     Raises:
-        WorkerFailure: kind config when the environment does not score, data when no task fits.
+        WorkerFailure: kind config if the environment scores nothing, data if no task fits.
     """
     config, settings = job.config, job.config.settings
     with _scoring_process(job, components, "probe") as process:
@@ -119,7 +123,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
         tasks = exam.ordered(fitting_tasks, config.samples)  # at most `samples` of them
         require(tasks, "training tasks that fit into max_length", "Raise max_length.")
         base_weights = weight_hashes(job.run.home, components.base.path)
-        model = config.models[0]  # the only one
+        model = config.models[0]  # a probe has only one
         answers = len(tasks) * settings.group_size
         pulse.plan({"evaluation": answers})
         loaded = adapter_loaded(components, model.adapter, base_weights)
@@ -130,7 +134,7 @@ def _probe_groups(job: Job[ProbeConfig], components: Components) -> list[Group]:
 
 
 def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
-    """Append the answers of the probe, which asks one model only, to that model's file."""
+    """Append the answers of the probe to the file of its only model."""
     path = job.run.model_evals(index=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with Appender(path) as file:
@@ -139,7 +143,7 @@ def _write_groups(job: Job[ProbeConfig], groups: Sequence[Group]) -> None:
 
 
 def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
-    """Turn the trajectories of each group into the samples that `learnability` takes.
+    """Convert the trajectories of each group to the samples that `learnability` takes.
 
     Returns one list per group, in the same order.
     """
@@ -147,7 +151,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def _sample_of(trajectory: Trajectory) -> Sample:
-    """Turn a trajectory into the sample that `learnability` takes."""
+    """Convert a trajectory to the sample that `learnability` takes."""
     return Sample(
         reward=trajectory.reward,
         success=trajectory.success,
@@ -162,12 +166,12 @@ def _sample_of(trajectory: Trajectory) -> Sample:
 def adapter_loaded(
     components: Components, folder: str | None, base_weights: dict[str, str]
 ) -> Iterator[None]:
-    """A context in which the sampler uses the adapter in the PEFT folder `folder` (None: the base
-    alone); on exit the adapter is unloaded.
+    """Context manager within which the sampler uses the adapter in the PEFT folder `folder` (None
+    for the base alone); on exit the adapter is unloaded.
 
     Raises:
-        WorkerFailure: kind config, when the adapter cannot be read or was trained on other weights
-            than `base_weights`, SHA-256 by file name.
+        WorkerFailure: kind config, if the adapter cannot be read or was trained on other weights
+            than `base_weights` (SHA-256 by file name).
     """
     if folder is None:
         components.sampler.load(None)
@@ -194,11 +198,13 @@ class _PlaySetup:
         components: the loaded base, the sampler on it, and the environment.
         base_weights: SHA-256 of the base's weight files, by file name.
         tasks: the tasks that are played.
-        left_out: how many are not, as their prompts leave no room for an answer.
-        half_of_task: the half of each task, by its id (engine/runs/evaluation/exam.py).
+        left_out: how many tasks are not played, as their prompts leave no room for an answer.
+        half_of_task: the half (validation or test) of each task, by its id
+            (engine/runs/evaluation/exam.py).
         context: the environment's process, and how prompts are written.
         params: how answers are sampled.
-        reworded: the same tasks in other words, an exam for each kind that the config asks for.
+        reworded: the same tasks in other words: one exam for each kind of rewording that the
+            config asks for.
     """
 
     components: Components
@@ -213,13 +219,14 @@ class _PlaySetup:
 
 @contextmanager
 def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetup]:
-    """A context with the base in `base_path` and the environment ready to play. The same tasks are
-    chosen for every base and in every run; those that do not fit into the length limit are left
-    out.
+    """Context manager that makes the base in `base_path` and the environment ready to play.
+
+    The same tasks are chosen for every base and in every run; those that do not fit into the length
+    limit are left out.
 
     Raises:
-        WorkerFailure: kind config when the environment does not score, data when no task fits into
-            the length limit.
+        WorkerFailure: kind config if the environment scores nothing, data if no task fits into the
+            length limit.
     """
     config = job.config
     components = prepare(job, base_path)
@@ -249,8 +256,8 @@ def _reworded_exams(
     context: RolloutContext,
     params: SamplingParams,
 ) -> list[RewordedExam]:
-    """The tasks in the other words that the config asks for, which are written to the run's
-    files."""
+    """Reword the tasks in each way that the config asks for. How many tasks each exam has is
+    written to the run's files."""
     config = job.config
     if not config.perturb:
         return []
@@ -272,8 +279,8 @@ def _reworded_exams(
 def _scoring_process(
     job: Job[EvaluateConfig] | Job[ProbeConfig], components: Components, purpose: str
 ) -> Iterator[EnvProcess]:
-    """A context with the environment's process. Raises WorkerFailure (kind config) when the
-    environment does not score; its message names the purpose."""
+    """Context manager that yields the environment's process. Raises WorkerFailure (kind config) if
+    the environment scores nothing; its message names the purpose."""
     with environment(components, job) as process:
         if process is None:
             raise WorkerFailure("config", f"This environment scores nothing to {purpose}.")
@@ -281,19 +288,19 @@ def _scoring_process(
 
 
 def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
-    """How answers are sampled: greedily with one attempt per task; with several attempts at the
-    settings' temperature, as greedy answers to a task would all be the same."""
+    """Return how answers are sampled: greedily if there is one attempt per task. Several attempts
+    use the settings' temperature, as greedy answers to a task would all be the same."""
     if attempts == 1:
         return SamplingParams.greedy(settings, settings.seed)
     return SamplingParams.drawn(settings, settings.seed)
 
 
 def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list[Group]:
-    """Play the tasks with the model at `index` of the config, and write the answers to its file, in
-    place of an earlier one. Returns one group per task, in the order of the tasks.
+    """Play the tasks with the model at `index` of the config, and write the answers to the model's
+    file, which replaces an earlier one. Returns one group per task, in the order of the tasks.
 
     Raises:
-        Stopped: when asked to stop; rows written so far stay.
+        Stopped: the run was asked to stop; rows written so far stay.
     """
     model = job.config.models[index]
     path = job.run.model_evals(index)
@@ -314,8 +321,8 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
 def _play_reworded(
     job: Job[EvaluateConfig], index: int, setup: _PlaySetup, exam: RewordedExam
 ) -> None:
-    """Play the tasks in other words with the model at `index`, which the sampler has loaded, and
-    write the answers to their file, in place of an earlier one."""
+    """Play reworded tasks with the model at `index`, which the sampler has loaded, and write the
+    answers to their own file, which replaces an earlier one."""
     path = job.run.reworded_evals(index, exam.kind)
     path.unlink(missing_ok=True)
     with Appender(path) as file:
@@ -328,8 +335,8 @@ def _play_reworded(
 def _groups_by_slice(
     job: Job[EvaluateConfig], setup: _PlaySetup, tasks: Sequence[TaskRow]
 ) -> Iterator[list[Group]]:
-    """Play these tasks with the adapter that the sampler has loaded, and yield their groups SLICE
-    tasks at a time. Raises Stopped between two slices when asked to stop."""
+    """Play these tasks with the adapter that the sampler has loaded, and yield their groups, SLICE
+    tasks at a time. Raises Stopped between two slices if the run was asked to stop."""
     for start in range(0, len(tasks), SLICE):
         job.check_stop()
         yield heldout.evaluate(
@@ -342,9 +349,9 @@ def _groups_by_slice(
 
 
 def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
-    """Let a second env process score a sample of the answers of the model at `index` again, to
-    check that scores repeat, and wait for it. If that cannot be done, the reason becomes the event
-    `rescore_skipped`."""
+    """Let a second env process (which runs the environment's code) score a sample of the answers of
+    the model at `index` again, to check that scores are repeatable, and wait for it. If that is
+    impossible, the event `rescore_skipped` gives the reason."""
     task_by_id = {task["id"]: task for task in setup.tasks}
     with stored_answers.rescoring(
         job.run, setup.components.env, lambda reason: job.event("rescore_skipped", reason)
@@ -354,11 +361,13 @@ def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
 
 
 def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
-    """The summary of one model for result.json. `left_out` is the number of tasks that were not
-    played, since their prompts leave no room for an answer."""
-    return model_result(ref, len(groups), (t for g in groups for t in g.members), left_out)
+    """Summarise one model for result.json. `left_out` is the number of tasks that were not played,
+    since their prompts leave no room for an answer."""
+    answers = (answer for group in groups for answer in group.members)
+    return model_result(ref, len(groups), answers, left_out)
 
 
 def _metric_curves(groups: Sequence[Group], split: str) -> dict[str, float]:
-    """The means over all answers of one model to tasks of `split`, as columns of metrics.jsonl."""
-    return summarise(t for g in groups for t in g.members).curves(split)
+    """Return the means over all answers of one model to tasks of `split`, as metrics by name."""
+    answers = (answer for group in groups for answer in group.members)
+    return summarise(answers).curves(split)

@@ -1,23 +1,23 @@
 """Group relative policy optimisation of an adapter, top to bottom.
 
-Maximises the expected reward of sampled completions: each task is played `group_size` times, a
-completion's advantage is its reward against its own group's, and the clipped loss of `loss`
-(losses.py) moves the policy. Departures from the first paper (arXiv 2402.03300), each a setting:
-no KL term unless `kl_coef` > 0; the mean is over tokens (`dapo`), not over trajectories; the upper
-clip is wider than the lower; a truncated weight corrects for sampler and trainer disagreeing.
-Groups whose members earned the same teach nothing and are not run through the model, and a
-completion whose scoring failed is never trained on. A completion cut by `max_tokens` is trained
-with the reward it earned; nothing is masked.
+The loop maximises the expected reward of sampled completions. Each task is played `group_size`
+times, a completion's advantage compares its reward with those of its own group, and the clipped
+loss of `loss` (losses.py) moves the policy. It departs from the first paper (arXiv 2402.03300),
+each time by a setting: there is no KL term unless `kl_coef` > 0; the mean is over tokens (`dapo`),
+not over trajectories; the upper clip is wider than the lower; a truncated weight corrects the
+difference between sampler and trainer. Groups with equal rewards teach nothing and are not run
+through the model. A completion whose scoring failed is never trained on; one cut by `max_tokens` is
+trained unmasked, with the reward it earned.
 
-With `async_sampling` the sampler is one update behind. The ratio that is clipped stays that of the
-policy to itself at the batch's first pass (`old`), and `correction` = min(old / sampled, tis_cap)
-carries the weight of what the sampler was behind: the decoupled objective of arXiv 2110.00641, the
-same that mends rounding when nothing is behind.
+With `async_sampling` the sampler is one update behind. The ratio that is clipped still compares the
+policy with itself at the batch's first pass (`old`), and `correction` = min(old / sampled, tis_cap)
+weighs how far the sampler was behind. This is the decoupled objective of arXiv 2110.00641; without
+async_sampling the same weight corrects rounding.
 
-A step, in the order it is read: `BatchSource.batch` (rollouts/batch_source.py) chooses tasks,
-`collect` plays them (rollouts/collect.py) into trajectories (core/trajectory.py), `assign` compares
-them (rollouts/advantages.py), `PolicyPass` makes microbatches and gradients of them
-(update/policy_update.py, update/losses.py), `apply_step` moves the adapter (update/schedule.py).
+A step, in the order of reading: `BatchSource.batch` (rollouts/batch_source.py) chooses tasks,
+`collect` (rollouts/collect.py) plays them into trajectories (core/trajectory.py), `assign`
+(rollouts/advantages.py) compares them, `PolicyPass` (update/policy_update.py, update/losses.py)
+makes microbatches and gradients of them, `apply_step` (update/schedule.py) moves the adapter.
 """
 
 import time
@@ -54,13 +54,13 @@ from engine.worker.update.replay_pass import PassWithReplay
 
 
 def train(job: Job[GRPOConfig]) -> Result:
-    """Train with GRPO to the end of the run: prepare everything, then step by step sample a batch,
-    update the policy on it, and log both. Returns the record for result.json (`Training.finish`)
-    with `failed_scores`, the number of completions that could not be scored.
+    """Train with GRPO to the end of the run: step by step sample a batch, update the policy on it,
+    and log both. Returns the record for result.json (`Training.finish`) with `failed_scores`, the
+    number of completions that could not be scored.
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
-        Stopped: it was asked to stop.
+        Stopped: the run was asked to stop.
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
@@ -93,7 +93,7 @@ def train(job: Job[GRPOConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             guard.check(step, batch)
-            with source.sampling_ahead(step + 1):  # beside the update, if the settings ask for it
+            with source.sampling_ahead(step + 1):  # with async_sampling, while the policy updates
                 update_began = time.monotonic()
                 measured = update(training, settings, batch.groups, step, budget, replay)
                 measured |= sync_check.metrics(step, measured)
@@ -115,9 +115,9 @@ def update(
     budget: int,
     replay: Replay | None = None,
 ) -> dict[str, float | None]:
-    """Do the optimizer steps on the batch with number `step`, with at most `budget` tokens in the
-    model at once, rows of `replay` beside it. Returns metrics of the loss by name; `kl` is None
-    without a KL term, `replay_loss` without replayed rows.
+    """Do the optimizer steps on the batch number `step`, with at most `budget` tokens in the model
+    at once and rows of `replay` added. Returns metrics of the loss by name; `kl` is None without a
+    KL term, `replay_loss` is None without replayed rows.
 
     The loss is divided by the size of all scored trajectories of the batch, trained or not. So the
     gradient does not depend on how the batch is split, nor on leaving out groups of equal rewards.
@@ -145,7 +145,7 @@ def _optimizer_steps(
     training: Training, batch_pass: PassWithReplay, step: int, budget: int
 ) -> dict[str, float | None]:
     """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it. Returns
-    metrics by name: what `pass_metrics` makes of all passes, the others of the last pass."""
+    metrics by name: those of `pass_metrics` cover all passes, the others only the last pass."""
     policy_pass = batch_pass.policy_pass
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0

@@ -1,7 +1,7 @@
-"""The manifest of a run: everything needed to say later what was trained on what, with what.
+"""The manifest of a run: which model was trained on which data, with which versions and machine.
 
-Written once, before step 1. Hashes of large files are kept in the home, keyed by path, size and
-modification time, so that the second run on a base model does not read its weights again.
+It is written once, before step 1. Hashes of large files are cached in the home, keyed by path, size
+and modification time, so that the second run on a base model does not read its weights again.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from engine.worker.core.job import Job
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
 
-# Their versions decide a run's numbers.
+# The packages whose versions may change a run's numbers.
 PACKAGES = ("honesmith", "torch", "transformers", "peft", "tokenizers", "safetensors")
 
 
@@ -48,10 +48,10 @@ def write_manifest(
     replayed: ReplayUsed | None = None,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
-    If an earlier attempt has written it, nothing is done.
+    Nothing is done if an earlier attempt has written it.
 
     Args:
-        isolation: how the environment's process is confined; "" where none runs.
+        isolation: how the environment's process is confined; "" if none runs.
         eval_sampling: how the run's own evaluations are sampled.
         matrix_flops: operations per second of a large matrix product on this machine.
         replayed: the rows that `keep` replays; None for none.
@@ -86,12 +86,12 @@ def write_manifest(
 
 
 def _environment_used(env: EnvRecord) -> EnvironmentUsed:
-    """The environment version, with the SHA-256 of its tasks."""
+    """Describe the environment version, with the SHA-256 of its tasks."""
     return EnvironmentUsed(env_id=env.env_id, tasks_sha256=digest(Path(env.dir) / "tasks.jsonl"))
 
 
 def _sampling_used(params: SamplingParams) -> SamplingUsed:
-    """How answers are sampled, as the manifest records it."""
+    """Describe how answers are sampled, in the manifest's form."""
     return SamplingUsed(
         max_tokens=params.max_tokens,
         temperature=params.temperature,
@@ -102,8 +102,8 @@ def _sampling_used(params: SamplingParams) -> SamplingUsed:
 
 
 def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
-    """The base model in `base_folder`, and the adapter that the run started from (None without
-    one), each with the SHA-256 of its files."""
+    """Describe the base model in `base_folder` and the adapter that the run started from (None for
+    none), with the SHA-256 of their files."""
     home = job.run.home
     files = model_hashes(home, base_folder)
     start = job.config.start_adapter
@@ -114,8 +114,8 @@ def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
 
 
 def _machine_used(device: str) -> MachineUsed:
-    """The device that the run computes on, and the machine's processor, cores and memory in
-    bytes."""
+    """Describe the device that the run computes on, and the machine's processor, cores and memory
+    in bytes."""
     hardware = detect()
     return MachineUsed(
         device=device,
@@ -127,13 +127,13 @@ def _machine_used(device: str) -> MachineUsed:
 
 
 def _all_versions() -> dict[str, str]:
-    """The versions of Python and of the packages in PACKAGES."""
+    """Return the versions of Python and of the packages in PACKAGES."""
     return {"python": platform.python_version()} | versions()
 
 
 def versions() -> dict[str, str]:
-    """The installed version of each package in PACKAGES; "source" for a package that is imported
-    from its source tree without being installed."""
+    """Return the installed version of each package in PACKAGES, or "source" for a package that is
+    imported from its source tree without being installed."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -144,14 +144,14 @@ def versions() -> dict[str, str]:
 
 
 def settings_hash(settings: CommonSettings) -> str:
-    """SHA-256 of the settings as sorted JSON."""
+    """Return the SHA-256 of the settings as sorted JSON."""
     return hashlib.sha256(json.dumps(settings.model_dump(), sort_keys=True).encode()).hexdigest()
 
 
 def model_hashes(home: Home, folder: Path) -> dict[str, str]:
     """Return the SHA-256 of a model's weights, configuration and templates, by file name.
 
-    card.json, which is ours and not the model's, is left out.
+    card.json is left out, because this project adds that file to a model.
     """
     files = [
         file

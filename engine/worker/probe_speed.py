@@ -1,8 +1,9 @@
-"""How fast this machine is: `python -P -m engine.worker.probe_speed OUT.json`.
+"""Measures how fast this machine is: `python -P -m engine.worker.probe_speed OUT.json`.
 
-Times the work a run is made of, on a small random model of the kind that is trained here, and
-writes rates the estimator can scale. Training and decoding are each timed at two sizes, to separate
-the cost of an operation from the fixed cost of a pass. About ten seconds on two cores.
+It times the work that a run consists of, on a small random model of the kind that is trained here,
+and writes rates that the estimator can scale to other sizes. Training and decoding are each timed
+at two sizes, to separate the cost of an operation from the fixed cost of a pass. This takes about
+ten seconds on two cores.
 """
 
 import os
@@ -30,21 +31,21 @@ from engine.worker.network.policy import pick_device, pick_dtype
 from engine.worker.network.sampler import Sampler, SamplerNeeds, SamplingParams
 from engine.worker.ops.packing import Packed
 
-# Of some work: how many units it had (tokens or completions), and the seconds it took.
+# A measurement: (how many tokens or completions the work had, how many seconds it took).
 Timing = tuple[float, float]
 
 LORA = LoraSpec(rank=16, alpha=32, dropout=0.0, targets=("all-linear",))
 VOCAB = 1024
 LAYERS = 4
-TRAINED_ROWS = {"cpu": 12, "cuda": 64}  # of the larger batch; the smaller one has a single row
+TRAINED_ROWS = {"cpu": 12, "cuda": 64}  # rows of the larger batch; the smaller has a single row
 # Completions at once, in the larger and in the smaller measurement of decoding.
 COMPLETIONS = {"cpu": (96, 8), "cuda": (256, 8)}
-DECODED_STEPS = 16  # timed, after the one that reads the prompt
-# Tokens of the generation that is subtracted. On a GPU the first step captures a graph, so that it
-# is among them.
+DECODED_STEPS = 16  # decoding steps that are timed
+# The first tokens, whose time is subtracted: reading the prompt makes one, and on a GPU the next
+# step captures a CUDA graph.
 UNTIMED_TOKENS = {"cpu": 1, "cuda": 2}
-# Of the model that is timed: on a GPU a narrow one would show how fast kernels are launched, not
-# how fast they are, so it has the width of a 4B model there.
+# The sizes of the timed model. On a GPU it is as wide as a 4B model, because a narrow one would
+# measure how fast kernels are launched instead of how fast they compute.
 SIZES = {
     "cpu": {
         "hidden_size": 256,
@@ -61,12 +62,12 @@ SIZES = {
         "head_dim": 128,
     },
 }
-FIXED_SHARE = 0.1  # of the smaller measurement: the least that counts as fixed cost
+FIXED_SHARE = 0.1  # the fixed cost is at least this share of the smaller measurement
 
 
 def small_model(device: torch.device) -> Qwen3ForCausalLM:
-    """A small Qwen3 with random weights on the device, in the number format that training would use
-    there; our own forward runs it."""
+    """Make a small Qwen3 with random weights on the device, in the number format that training
+    would use there."""
     sizes = SIZES[device.type]
     config = Qwen3Config(
         vocab_size=VOCAB,
@@ -80,13 +81,14 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
         head_dim=sizes["head_dim"],
     )
     model = Qwen3ForCausalLM(config)
-    # Through torch, because the types of transformers' own `to` fit no call.
+    # Called through torch, because the annotations of transformers' own `to` reject this call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return model
 
 
 def parameters(model: torch.nn.Module) -> int:
-    """How many weights take part in matrix products: all but the embedding, which is looked up."""
+    """Count the weights that take part in matrix products: all but the embedding, which is looked
+    up."""
     return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
 
 
@@ -95,13 +97,14 @@ def measure(device: torch.device) -> dict[str, float]:
 
     Returns:
         train_flops, sample_flops: operations per second of training and of decoding.
-        update_s, decode_step_s: the fixed cost in seconds of one training pass and of one decoding
-            step, whatever their sizes.
-        layers: how many the timed model has; the fixed costs grow with them.
+        update_s, decode_step_s: the fixed seconds of one training pass and of one decoding step,
+            whatever their sizes.
+        layers: the number of layers of the timed model; the fixed costs grow with it.
     """
     model = small_model(device)
     weights = parameters(model)
-    # The last id is kept as the end token of `time_decoding`, which must never be sampled.
+    # The network has one id less than the model, so that `time_decoding` can use the last id as an
+    # end token that is never sampled.
     network = DecoderNetwork(Decoder.of(model), vocab=VOCAB - 1)
     adapter = network.new_adapter(LORA, seed=0)
     # Operations per token and weight: 2 forward, 2 more for the gradient of the inputs; the frozen
@@ -118,14 +121,15 @@ def measure(device: torch.device) -> dict[str, float]:
 
 
 def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a training pass over a single row and one over many. Returns (tokens, seconds)
-    of each, the smaller pass first."""
-    # 128 tokens, all trained but the first, which nothing predicts.
+    """Time a training pass over a single row and one over many. Returns (tokens, seconds) of each,
+    the smaller pass first."""
+    # A row of 128 tokens. All are trained except the first, which nothing predicts.
     row = Row(ids=list(range(1, 129)), loss_mask=[0] + [1] * 127)
     large_batch = network.collate([row] * TRAINED_ROWS[network.device.type])
     small_batch = network.collate([row])
 
     def train(batch: Packed) -> None:
+        """Do one forward and backward pass."""
         logprobs, _ = network.logprobs(batch, adapter, training=True)
         logprobs.sum().backward()
 
@@ -135,12 +139,12 @@ def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a decoding step of few completions at once and one of many.
+    """Time a decoding step with few parallel completions and one with many.
 
     Returns (completions, seconds) of each, the smaller step first.
     """
-    # The last id would end a completion, but is never sampled: the network has one id less. No text
-    # is needed, so `decode` gives none.
+    # The stop id is never sampled, because the network has one id less. No text is needed, so
+    # `decode` returns none.
     sampler = network.sampler(
         SamplerNeeds(pad_id=0, stop_ids=[VOCAB - 1], decode=lambda _: "", max_rows=256)
     )
@@ -152,11 +156,12 @@ def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -> float:
-    """Seconds of one decoding step with this number of completions at once, without the time for
-    the prompt and the first token."""
+    """Return the seconds of one decoding step with this number of parallel completions, without the
+    time for the prompt and the first token."""
     prompt = list(range(1, 65))  # any 64 ids
 
     def sample(tokens: int) -> None:
+        """Sample this many tokens for each completion."""
         params = SamplingParams(max_tokens=tokens, temperature=1.0)
         sampler.generate([prompt], completions, params)
 
@@ -167,9 +172,11 @@ def _decoding_step_s(sampler: Sampler, completions: int, device: torch.device) -
 
 
 def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> tuple[float, float]:
-    """Split the time of some work into a fixed part and a part that grows with its size, by two
-    measurements of it, each (units of work, seconds). A unit takes `operations` operations. The
-    line through both gives the seconds of a unit (its slope) and the fixed ones (at no units).
+    """Split the time of some work into a fixed part and a part that grows with its size.
+
+    `smaller` and `larger` are two measurements (units of work, seconds); a unit takes `operations`
+    operations. The line through both points gives the seconds per unit (its slope) and the fixed
+    seconds (its value at zero units).
 
     Returns (operations per second, fixed seconds). The fixed part is at least FIXED_SHARE of the
     smaller measurement. If the larger one took no longer, all of its time counts as operations.
@@ -185,13 +192,13 @@ def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> t
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
-    """Seconds of the fastest of `times` runs: the one that other processes disturbed least.
+    """Return the seconds of the fastest of `times` runs, which other processes disturbed least.
 
     One more run comes first as a warm-up and is not counted.
     """
     seconds = []
     for _ in range(times + 1):
-        if device.type == "cuda":  # which works on in the background: wait for it
+        if device.type == "cuda":  # a GPU works in the background, so wait until it is idle
             torch.cuda.synchronize()
         began = time.perf_counter()
         work()
@@ -203,7 +210,7 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
 
 
 def main(out: Path) -> None:
-    """Measure this machine and write the rates, with the start-up time of a worker, to `out`."""
+    """Measure this machine and write the rates, and the start-up time of a worker, to `out`."""
     startup_s = time.monotonic() - BEGAN
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))

@@ -1,12 +1,11 @@
 """Supervised fine-tuning of an adapter, top to bottom.
 
-Minimises, over batches of conversations, the mean over all supervised tokens of the batch of
--log p(token | everything before it). Supervised are the assistant's turns (`loss_on`), their end
-token included. Every row is seen once per epoch; the last batch of an epoch may be smaller and is
-divided by its own tokens. With `packing` the rows of a step share forward passes, without it each
-has one of its own; the gradient is the same. With `keep` every batch has replayed rows beside its
-own (evaluation/replay.py), with `vary_wording` some of its own come in other words
-(rollouts/rewording.py).
+The loop minimises, over batches of conversations, the mean over all supervised tokens of a batch of
+-log p(token | everything before it). Supervised tokens are those of the assistant's turns,
+including their end tokens (setting `loss_on`). Every row is seen once per epoch; the last batch of
+an epoch may be smaller and is divided by its own tokens. With `packing`, the rows of a step share
+forward passes; the gradient is the same. With `keep`, replayed rows join every batch
+(evaluation/replay.py); with `vary_wording`, some rows come in other words (rollouts/rewording.py).
 """
 
 import math
@@ -46,16 +45,17 @@ from engine.worker.update.supervised import SupervisedPass
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 
-RENDERED_FIRST = 50_000  # rows of a large dataset that are tokenised before the first step
+RENDERED_FIRST = 50_000  # a dataset with more rows is tokenised during training, not before it
 
 
 def train(job: Job[SFTConfig]) -> Result:
-    """Train with supervised fine-tuning to the end of the run: render the rows, then step by step
-    update the policy on a batch of them. Returns the record for result.json (`Training.finish`).
+    """Train with supervised fine-tuning to the end of the run: render the rows, then update the
+    policy on one batch of them after the other. Returns the record for result.json
+    (`Training.finish`).
 
     Raises:
         WorkerFailure: the run cannot go on; its kind says why.
-        Stopped: it was asked to stop.
+        Stopped: the run was asked to stop.
     """
     settings = job.config.settings
     components = prepare(job, Path(job.config.base.path))
@@ -68,7 +68,7 @@ def train(job: Job[SFTConfig]) -> Result:
         Training(job, components, settings.steps) as training,
     ):
         rows = with_varied_wording(job, components, process, plain_rows)
-        # Before `start`, which may load a checkpoint: what the model could do at first is kept.
+        # Before `start`, which may load a checkpoint: replayed answers are the starting model's.
         replay = replay_of(job, start_of(components, training.policy))
         training.replayed = replay.used if replay else None
         training.start(
@@ -97,7 +97,7 @@ def update(
     """Do the optimizer step with number `step` on a batch of rows, with at most `budget` tokens in
     the model at once. Returns metrics by name."""
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
-    # Runs the pass, again in smaller microbatches if memory runs out.
+    # Run the pass, and run it again in smaller microbatches if memory runs out.
     pending = training.within_memory(step, budget, supervised_pass)
     # The whole batch in one call: the counts of its microbatches would only be added up.
     training.meter.count_batch(batch)
@@ -115,8 +115,8 @@ def update(
 def with_varied_wording(
     job: Job[SFTConfig], components: Components, process: EnvProcess | None, rows: TrainingRows
 ) -> TrainingRows | VariedRows:
-    """The rows, with the setting `vary_wording` some of them in other words each time that they are
-    seen. `process` is the environment's; None where nothing scores."""
+    """Return the rows; with the setting `vary_wording`, some of them come in other words each time
+    they are seen. `process` is the environment's process, or None if it scores nothing."""
     varied = varied_wording(job.config.settings, components.env, process, job.event)
     if varied is None:
         return rows
@@ -128,7 +128,7 @@ def with_varied_wording(
 
 
 def training_rows(job: Job[SFTConfig], components: Components) -> TrainingRows:
-    """The rows that are trained on: those of at most `max_examples` tasks with an answer. Raises
+    """Render the rows to train on: those of at most `max_examples` tasks with an answer. Raises
     WorkerFailure (kind data) if there are none."""
     settings = job.config.settings
     tasks = tasks_with_answer(tasks_of(components, "train"))
@@ -137,10 +137,10 @@ def training_rows(job: Job[SFTConfig], components: Components) -> TrainingRows:
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
-    """The indices of the rows (of `count`) that optimizer step `step` (from 1) trains on.
+    """Return the indices of the rows (of `count`) that optimizer step `step` (from 1) trains on.
 
-    Each epoch is a new shuffle of all rows. It follows from the seed and the epoch alone, so a
-    resumed run trains on the same rows. The last batch of an epoch may be smaller.
+    Each epoch is a new shuffle of all rows. It depends on the seed and the epoch only, so a resumed
+    run trains on the same rows. The last batch of an epoch may be smaller.
     """
     batches_per_epoch = math.ceil(count / batch_size)
     epoch, batch_number = divmod(step - 1, batches_per_epoch)
@@ -150,15 +150,15 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
 
 @lru_cache(maxsize=1)
 def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
-    """The indices of all rows in the order of an epoch. The last order is cached, because millions
-    of rows take long to shuffle."""
+    """Return the indices of all rows in the order of an epoch. The last order is cached, because
+    millions of rows take long to shuffle."""
     order = array("Q", range(count))
     random.Random(f"{seed}-{epoch}").shuffle(order)  # type: ignore[arg-type] - swaps elements alone
     return order
 
 
 def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
-    """The tasks with an answer. In a dataset that is read row by row every task has one."""
+    """Return the tasks with an answer. In a dataset that is read row by row every task has one."""
     if isinstance(tasks, IndexedRows):
         return tasks
     return [task for task in tasks if task["gold"]]
@@ -168,12 +168,12 @@ def render(job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
     """Render each task's conversation as rows of token ids with loss masks, cut at max_length, and
     write the event `data` about them.
 
-    A dataset read row by row with more than `RENDERED_FIRST` tasks is rendered when a step needs
-    its rows; of a conversation that the chat template splits into several rows, only the last one
-    is trained then.
+    A dataset that is read row by row and has more than `RENDERED_FIRST` tasks is rendered only when
+    a step needs its rows. If the chat template splits a conversation into several rows, only the
+    last row is trained then.
 
     Raises:
-        WorkerFailure: kind data, when no row is left.
+        WorkerFailure: kind data, if no row is left.
     """
     if isinstance(tasks, IndexedRows) and len(tasks) > RENDERED_FIRST:
         message = (
@@ -194,11 +194,11 @@ class _RenderedRows:
     """The rows of a dataset that have something to train.
 
     Attributes:
-        origins: what each of them was rendered from.
-        cut_count: how many of them were cut at max_length.
-        dropped_count: how many rows were left out, since they have no supervised token (any more).
-        split_count: how many conversations are several rows, as the chat template writes earlier
-            turns differently once more messages follow.
+        origins: what each row was rendered from.
+        cut_count: how many rows were cut at max_length.
+        dropped_count: how many rows were left out, since no supervised token is left in them.
+        split_count: how many conversations became several rows, as the chat template writes
+            earlier turns differently once more messages follow.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -214,7 +214,7 @@ def _render_all(
     """Render the conversations of all tasks, and count what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
-        pulse.beat()
+        pulse.beat()  # a sign of life, since rendering may take minutes
         rendered = _rows_of(job, components, task)
         if len(rendered) > 1:
             result.split_count += 1
@@ -249,10 +249,10 @@ def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
 
 
 def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow]) -> list[LossRow]:
-    """Render the held-out tasks as the training rows are, so that their loss can be measured.
+    """Render the held-out tasks in the same way as training rows, to measure the loss on them.
 
-    Left out are tasks without an answer, and rows that have no supervised token after the cut at
-    max_length.
+    Tasks without an answer are left out, and so are rows without a supervised token after the cut
+    at max_length.
     """
     return [
         LossRow(task["id"], row)
@@ -264,8 +264,8 @@ def loss_rows(job: Job[SFTConfig], components: Components, tasks: list[TaskRow])
 
 
 def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list[tuple[Row, int]]:
-    """Render a task's conversation (`gold`). Returns for each of its rows (the row, cut at
-    max_length; how many ids it has uncut)."""
+    """Render a task's conversation. Returns for each of its rows (the row, cut at max_length; how
+    many ids it has uncut)."""
     settings, tools = job.config.settings, components.env.tools
     rendered = components.renderer.rows(
         conversation(task), asked_tools(task, tools), settings.loss_on, settings.thinking
@@ -275,8 +275,8 @@ def _rows_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> list
 
 
 def _last_row_of(job: Job[SFTConfig], components: Components, task: TaskRow) -> Row | None:
-    """The row that ends with the last turn of a task's conversation, which is the only row unless
-    the chat template splits the conversation. None if it has no token to train."""
+    """Return the row that ends with the last turn of a task's conversation: the only row, unless
+    the chat template splits the conversation. Returns None if it has no token to train."""
     rows = _rows_of(job, components, task)
     if not rows:
         return None

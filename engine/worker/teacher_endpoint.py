@@ -1,8 +1,8 @@
 """A teacher behind an OpenAI-compatible server: token ids go out, log-probabilities come back.
 
 The request is `/v1/completions` with a prompt of ids, `echo` and `logprobs`, as evaluation
-harnesses send it; vLLM and our own deployments answer it. The one token that it asks for beyond
-the prompt, the least that every server takes, is thrown away.
+harnesses send it; vLLM and our own deployments answer it. Every server samples at least one token
+beyond the prompt, which is thrown away.
 """
 
 import math
@@ -19,14 +19,14 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Trajectory
 from envs.json_types import JsonObject
 
-AT_ONCE = 8  # requests under way
-CONNECT_S = 10.0
-READ_S = 120.0  # for one answer
-ATTEMPTS = 5
-WAITS_S = (1.0, 2.0, 5.0, 10.0)  # before the second attempt, the third, ...
+AT_ONCE = 8  # parallel requests
+CONNECT_S = 10.0  # how long connecting may take
+READ_S = 120.0  # how long one answer may take
+ATTEMPTS = 5  # how often a request is sent at most
+WAITS_S = (1.0, 2.0, 5.0, 10.0)  # pauses before the second attempt, the third, ...
 STOP_CHECK_S = 0.5  # how often it is checked whether the run was asked to stop
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # of other statuses a second try changes nothing
-# What a tokenizer is known by: words, figures, JSON and code, in plain ASCII.
+RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)  # HTTP statuses after which a retry may help
+# A text that tokenizers split in different ways: words, figures, JSON and code, in plain ASCII.
 SAMPLE = 'The quick brown fox adds 12 + 30 = 42. {"name": "Ann", "n": [1, 2]} def f(x): return x'
 
 
@@ -35,9 +35,9 @@ class Endpoint:
     """Where the teacher answers.
 
     Attributes:
-        url: up to and including `/v1`.
-        model: its name there.
-        key: the bearer token; "" for none. Never written anywhere.
+        url: the address of the server, up to and including `/v1`.
+        model: the teacher's name on that server.
+        key: the bearer token; "" for none. It is never written anywhere.
     """
 
     url: str
@@ -45,19 +45,20 @@ class Endpoint:
     key: str = ""
 
     def __str__(self) -> str:
+        """The endpoint in words, for messages; without the key."""
         return f"{self.model} at {self.url}"
 
 
 class _TryAgain(Exception):
-    """The teacher did not answer a request, but may when it is sent again; the text says why."""
+    """The teacher did not answer a request, but may if it is sent again; the text says why."""
 
 
 class EndpointTeacher:
-    """A model behind a server; a `Teacher` (teachers.py)."""
+    """A teacher (`Teacher` in teachers.py) that is a model behind a server."""
 
     def __init__(self, endpoint: Endpoint, check_stop: Callable[[], None]) -> None:
-        """Rate with the model of `endpoint`. `check_stop` is called while waiting for it, and may
-        raise `Stopped`."""
+        """Rate with the model of `endpoint`. `check_stop` is called while waiting for answers, and
+        may raise `Stopped`."""
         self.endpoint = endpoint
         self.check_stop = check_stop
         headers = {"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}
@@ -70,22 +71,22 @@ class EndpointTeacher:
         self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="teacher")
 
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
-        """The teacher's log-probabilities, in nats, of the trained tokens of each trajectory.
-        `budget` is not used: the server decides how many tokens it computes at once.
+        """Return the teacher's log-probabilities, in nats, of the trained tokens of each
+        trajectory. `budget` is ignored: the server decides how many tokens it computes at once.
 
         Raises:
-            WorkerFailure: kind infra, when the server does not answer; kind config, when it refuses
-                or gives no log-probabilities of the prompt.
+            WorkerFailure: kind infra, if the server does not answer; kind config, if it refuses or
+                gives no log-probabilities of the prompt.
         """
         futures = [self._pool.submit(self._rate, t.prompt_ids + t.ids) for t in trajectories]
         try:
             self._wait(futures)
         finally:
             for future in futures:
-                future.cancel()  # those that have not begun
+                future.cancel()  # stops those that have not begun
         rated = []
         for trajectory, future in zip(trajectories, futures, strict=True):
-            logprobs = future.result()[len(trajectory.prompt_ids) :]  # of the completion
+            logprobs = future.result()[len(trajectory.prompt_ids) :]  # those of the completion
             mask = trajectory.loss_mask
             rated.append([p for p, trained in zip(logprobs, mask, strict=True) if trained])
         return rated
@@ -93,7 +94,7 @@ class EndpointTeacher:
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:
         """Wait until all futures are done, or until one fails, and raise its error.
 
-        Meanwhile `check_stop` is called at least every `STOP_CHECK_S` seconds, and may raise
+        Meanwhile `check_stop` is called at least every `STOP_CHECK_S` seconds; it may raise
         `Stopped`.
         """
         pending = set(futures)
@@ -104,11 +105,12 @@ class EndpointTeacher:
             self.check_stop()
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
-        """See `Teacher`. Always: each trajectory is a request of its own, whatever the budget."""
+        """Return True: each trajectory is a request of its own, whatever the budget (see
+        `Teacher`)."""
         return True
 
     def close(self) -> None:
-        """Give up what is under way: nobody waits for it any more."""
+        """Abandon the requests under way and close the connections."""
         self._closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
@@ -116,23 +118,23 @@ class EndpointTeacher:
     def check_tokens(
         self, ids: Sequence[int], decode: Callable[[Sequence[int]], str], student: str
     ) -> None:
-        """Check that the teacher reads `ids`, those of the text `SAMPLE`, as the student does.
+        """Check that the teacher reads `ids`, the tokens of the text `SAMPLE`, as the student does.
 
         Args:
-            decode: ids to text, as the student reads them.
+            decode: turns ids into text, as the student reads them.
             student: the student's name, for the message.
 
         Raises:
-            WorkerFailure: kind config, when it reads them differently or refuses the request; kind
-                infra, when it does not answer.
+            WorkerFailure: kind config, if the teacher reads them differently or refuses the
+                request; kind infra, if it does not answer.
         """
         tokens = self._ask(list(ids))["tokens"]
-        # A server that does not say its tokens (None) is not checked.
+        # A server that does not return its tokens (None) cannot be checked.
         for token, text in zip(ids, tokens or [], strict=False):
             expected = decode([token])
             if text in (expected, f"token_id:{token}"):  # some servers write a token's number
                 continue
-            # Servers spell parts of characters differently: beyond ASCII nothing is compared.
+            # Servers write parts of characters differently, so only ASCII is compared.
             if not expected.isascii() or not str(text).isascii():
                 continue
             raise WorkerFailure(
@@ -143,17 +145,17 @@ class EndpointTeacher:
             )
 
     def _rate(self, ids: list[int]) -> list[float]:
-        """The log-probability of every id; 0 for the first, which nothing precedes."""
+        """Return the log-probability of every id; 0 for the first, which nothing precedes."""
         logprobs = self._ask(ids)["token_logprobs"]
         return [0.0, *(float(logprob) for logprob in logprobs[1 : len(ids)])]
 
     def _ask(self, ids: list[int]) -> JsonObject:
-        """OpenAI's `logprobs` object of a prompt, checked: it has a number for every id but the
-        first. Raises WorkerFailure."""
+        """Return OpenAI's `logprobs` object of a prompt, with a number for every id but the first.
+        Raises WorkerFailure if the server does not give it."""
         body = {
             "model": self.endpoint.model,
             "prompt": ids,
-            "max_tokens": 1,  # not wanted, but some servers refuse 0
+            "max_tokens": 1,  # the token is not wanted, but some servers refuse 0
             "temperature": 0,
             "echo": True,
             "logprobs": 1,
@@ -172,7 +174,7 @@ class EndpointTeacher:
 
     def _post(self, body: JsonObject) -> Any:
         """Send a completion request, at most `ATTEMPTS` times, and return the decoded reply. Raises
-        WorkerFailure."""
+        WorkerFailure if no attempt is answered, or at once if the server refuses the request."""
         problem = ""
         for attempt in range(ATTEMPTS):
             if attempt:  # a pause before every attempt but the first; `close` ends it
@@ -189,8 +191,8 @@ class EndpointTeacher:
         )
 
     def _post_once(self, body: JsonObject) -> Any:
-        """Send a completion request once and return the decoded reply. Raises _TryAgain when it may
-        be answered later, WorkerFailure when it never will be."""
+        """Send a completion request once and return the decoded reply. Raises _TryAgain if a later
+        attempt may succeed, WorkerFailure if none will."""
         try:
             response = self._client.post(f"{self.endpoint.url}/completions", json=body)
             if response.status_code == 200:
@@ -205,7 +207,8 @@ class EndpointTeacher:
         raise self._refused(problem)
 
     def _refused(self, problem: str) -> WorkerFailure:
-        """The failure for a request that the server will not answer however often it is sent."""
+        """Return the failure for a request that the server will not answer, however often it is
+        sent."""
         return WorkerFailure(
             "config",
             f"The teacher {self.endpoint} refused to rate a completion.",
@@ -216,11 +219,11 @@ class EndpointTeacher:
 
 
 def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
-    """The `logprobs` object of a reply; None if it lacks a number for one of the prompt's tokens.
-    The first token needs none, because nothing precedes it."""
+    """Return the `logprobs` object of a reply, or None if it lacks a number for one of the prompt's
+    tokens. The first token needs none, because nothing precedes it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
-        # Up to the prompt's end: the token that had to be asked for may follow.
+        # The sampled token may follow those of the prompt.
         numbers = logprobs["token_logprobs"][1:prompt_length]
         is_whole = len(numbers) == prompt_length - 1 and all(map(_is_logprob, numbers))
     except (KeyError, IndexError, TypeError):  # another shape: no log-probabilities in it
@@ -229,5 +232,5 @@ def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
 
 
 def _is_logprob(value: object) -> bool:
-    """Whether the value is a number but not NaN; minus infinity counts."""
+    """Tell whether the value is a number other than NaN; minus infinity counts."""
     return isinstance(value, int | float) and not math.isnan(value)

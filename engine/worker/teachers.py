@@ -1,8 +1,8 @@
 """The teacher of a distillation: it reads completions of the policy, token by token.
 
-A teacher is given ids and gives back a log-probability for each; it never samples and never sees a
-message. `NetworkTeacher` is a model in this process: where it is an adapter on the policy's own
-base, only that adapter is loaded for it.
+A teacher gets token ids and returns a log-probability for each. It never samples and never sees a
+message. `NetworkTeacher` is a model in this process; if it is an adapter on the policy's own base,
+only that adapter is loaded.
 """
 
 import os
@@ -27,11 +27,11 @@ from engine.worker.update import checkpoint
 
 
 class Teacher(Protocol):
-    """What rates the tokens of trajectories."""
+    """A model that rates the tokens of trajectories."""
 
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
-        """The log-probability of each trained token in nats, at temperature 1: for every
-        trajectory a list, in the order of its tokens.
+        """Return the log-probability of each trained token in nats, at temperature 1: one list per
+        trajectory, in the order of its tokens.
 
         Args:
             budget: the most tokens, padding included, that may go through a model in this process
@@ -40,24 +40,25 @@ class Teacher(Protocol):
         ...
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
-        """Whether with this budget every trajectory already goes alone."""
+        """Tell whether this budget already makes every trajectory go through the model alone, so
+        that a smaller one would change nothing."""
         ...
 
     def close(self) -> None: ...
 
 
 class NetworkTeacher:
-    """A model in this process."""
+    """A teacher that is a model in this process."""
 
     def __init__(self, network: Network, adapter: Adapter | None) -> None:
-        """Rate with `network` and the adapter; None: with the network alone."""
+        """Rate with `network` and the adapter; without an adapter (None) with the network alone."""
         self.network = network
         self.adapter = adapter
 
     @torch.no_grad()
     def logprobs(self, trajectories: Sequence[Trajectory], budget: int) -> list[list[float]]:
-        """The log-probabilities of the trained tokens of each trajectory, in nats; see `Teacher`.
-        `budget`: the most tokens that go through the model at once."""
+        """Return the log-probabilities of the trained tokens of each trajectory, in nats; see
+        `Teacher`. `budget`: the most tokens that go through the model at once."""
         rows = rows_of(trajectories)
         rated: list[list[float]] = [[] for _ in trajectories]
         for members in self.network.split(rows, budget):
@@ -72,49 +73,51 @@ class NetworkTeacher:
         All rows go through the model together.
         """
         batch = self.network.collate(rows).to(self.network.device)
-        logprobs, _ = self.network.logprobs(batch, self.adapter)  # row after row
+        logprobs, _ = self.network.logprobs(batch, self.adapter)  # of all rows, one after the other
         trained_tokens = [sum(row.loss_mask) for row in rows]
         return [row_logprobs.tolist() for row_logprobs in logprobs.split(trained_tokens)]
 
     def is_finest(self, trajectories: Sequence[Trajectory], budget: int) -> bool:
-        """See `Teacher`."""
+        """Tell whether this budget already makes every trajectory go through the model alone."""
         return len(self.network.split(rows_of(trajectories), budget)) == len(trajectories)
 
     def close(self) -> None:
-        """Nothing to do: the model goes with the process."""
+        """Do nothing: the model ends with the process."""
 
 
 class TeacherPass:
-    """One reading of a step's trajectories by the teacher; a `BatchPass` (memory_retry.py), so that
-    it is repeated in smaller parts when memory runs out."""
+    """One reading of a step's trajectories by the teacher. As a `BatchPass` (memory_retry.py) it is
+    repeated in smaller parts if memory runs out."""
 
     def __init__(self, teacher: Teacher, trajectories: Sequence[Trajectory]) -> None:
+        """Prepare to read `trajectories` with `teacher`."""
         self.teacher = teacher
         self.trajectories = trajectories
 
     def run(self, token_limit: int) -> list[list[float]]:
-        """The log-probabilities of the trained tokens, a list for each trajectory."""
+        """Return the log-probabilities of the trained tokens, one list per trajectory."""
         return self.teacher.logprobs(self.trajectories, token_limit)
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether with at most `token_limit` tokens at once every trajectory already goes alone."""
+        """Tell whether at most `token_limit` tokens at once already make every trajectory go
+        alone."""
         return self.teacher.is_finest(self.trajectories, token_limit)
 
 
 def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
-    """Make the teacher of the run ready, a model loaded here or one behind an endpoint. The event
-    `teacher` names it; for an endpoint `_reach_endpoint` writes that event.
+    """Load the teacher of the run, or connect to the endpoint that is the teacher. The event
+    `teacher` names it.
 
     Raises:
-        WorkerFailure: kind config, when the teacher cannot be loaded, or its adapter was trained on
-            another base.
+        WorkerFailure: kind config, if the teacher cannot be loaded or its adapter was trained on
+            another base; the kinds of `EndpointTeacher.check_tokens`, if an endpoint does not fit.
     """
     entry = job.config.teacher
     if isinstance(entry, EndpointEntry):
         return _reach_endpoint(job, entry, components)
     base_path = Path(entry.base_path)
     shares_base = base_path == components.base.path
-    # On the policy's base the teacher is only an adapter more, or the base itself (adapter None).
+    # On the policy's base the teacher is a second adapter, or the base itself (adapter None).
     base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
     where = "an adapter beside the policy's" if shares_base else "a model of its own"
@@ -123,8 +126,8 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
 
 
 def _load_base(job: Job[DistillConfig], components: Components, base_path: Path) -> Base:
-    """Load the teacher's base model in `base_path`, on the device and in the number format of the
-    policy's."""
+    """Load the teacher's base model in `base_path`, on the policy's device. The run's settings give
+    the number format."""
     loading = loading_of(job.config)
     return load_base(
         base_path,
@@ -138,15 +141,15 @@ def _load_base(job: Job[DistillConfig], components: Components, base_path: Path)
 def _reach_endpoint(
     job: Job[DistillConfig], entry: EndpointEntry, components: Components
 ) -> EndpointTeacher:
-    """The teacher behind `entry`, checked: it answers, and its tokens are those of the student.
-    Raises WorkerFailure if not."""
+    """Connect to the teacher behind `entry`, and check that it answers and has the student's
+    tokens. Raises WorkerFailure if not."""
     key = os.environ.get(entry.key_env, "") if entry.key_env else ""
     teacher = EndpointTeacher(Endpoint(entry.url, entry.model, key), job.check_stop)
     renderer = components.renderer
     try:
         # The first request: it also shows whether the endpoint answers.
         teacher.check_tokens(renderer.encode(SAMPLE), renderer.token_text, job.config.base.ref)
-    except BaseException:  # a stop too: whatever ends this, no threads are left
+    except BaseException:  # Stopped too: whatever the error is, no threads may be left
         teacher.close()
         raise
     job.event("teacher", str(teacher.endpoint), ref=entry.model, url=entry.url)
@@ -156,8 +159,9 @@ def _reach_endpoint(
 def _load_adapter(
     job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
 ) -> Adapter | None:
-    """The teacher's adapter in the folder `folder_name`, on the base in `base_path`; None without a
-    folder. Raises WorkerFailure where it was trained on another base or does not fit."""
+    """Load the teacher's adapter in the folder `folder_name` onto the base in `base_path`; return
+    None without a folder. Raises WorkerFailure if the adapter was trained on another base or does
+    not fit."""
     if folder_name is None:
         return None
     folder = Path(folder_name)

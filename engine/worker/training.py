@@ -1,7 +1,8 @@
-"""What the loops share around their steps: policy, optimizer, evaluations, checkpoints, the end.
+"""What the training loops share around their steps: policy, optimizer, evaluations, checkpoints,
+and the end of the run.
 
-A loop iterates over `steps()`, does its own forward and backward, calls `optimizer_step` once or
-more per step and `log` once; everything that happens between steps happens in `log` and `steps`.
+A loop iterates over `steps()`, does its own forward and backward pass, and calls `optimizer_step`
+once or more and `log` once per step. Whatever happens between steps happens in `log` and `steps`.
 """
 
 import math
@@ -62,8 +63,8 @@ Sums = TypeVar("Sums")
 
 
 class Training:
-    """One training run under way; a context that saves a checkpoint when it is left by
-    `Stopped`."""
+    """One training run under way. As a context manager it saves a checkpoint if the run is asked to
+    stop (`Stopped`)."""
 
     def __init__(self, job: Job[TrainConfig], components: Components, total: int) -> None:
         """Make the policy, its optimizer and the meters.
@@ -73,7 +74,7 @@ class Training:
             total: optimizer steps (SFT, DPO) or batches (GRPO) of the whole run.
 
         Raises:
-            WorkerFailure: kind config, when the adapter to start from was trained on another base.
+            WorkerFailure: kind config, if the adapter to start from was trained on another base.
         """
         self.job = job
         self.components = components
@@ -81,11 +82,11 @@ class Training:
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
         self.policy = self._starting_policy()
-        self._start_weights = self.policy.adapter.state()  # the best where a run makes it worse
+        self._start_weights = self.policy.adapter.state()  # the best ones if training does harm
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.ranks = components.ranks
-        self._shared_pass: SharedPass | None = None  # of the batch under way, with other ranks
+        self._shared_pass: SharedPass | None = None  # the current batch's, shared with other ranks
         self.meter = Meter(self.policy, self.ranks.count if self.ranks else 1)
         self.profiler = Profiler(job.run.logs, wanted=job.config.profile)
         self.done = 0  # steps done so far
@@ -94,15 +95,16 @@ class Training:
         # Checks every step for alerts: signs of trouble in metrics and rollouts.
         self.watch = Watch(job.run, job.config.algorithm, KnownSettings.of(self.settings))
         self.ended_by_alert = False
-        self.replayed: ReplayUsed | None = None  # what the loop replays, set before `start`
+        self.replayed: ReplayUsed | None = None  # what the loop replays; set before `start`
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
-        self._start_fingerprint = fingerprint(self.parameters)  # `finish` compares
+        self._start_fingerprint = fingerprint(self.parameters)  # `finish` expects a different one
         self._last_saved_step = -1  # none yet
 
     def _starting_policy(self) -> Policy:
-        """The policy before the first step: the base with a new adapter, or with the adapter that
-        the config starts from. Raises WorkerFailure if that was trained on another base."""
+        """Make the policy before the first step: the base with a new adapter, or with the adapter
+        that the config starts from. Raises WorkerFailure if that adapter was trained on another
+        base."""
         start = self.job.config.start_adapter
         start_folder = Path(start) if start else None
         if start_folder is not None:
@@ -118,9 +120,9 @@ class Training:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step. After
-        any other error the run is resumed from the last checkpoint that was saved before. The
-        other ranks end here."""
+        """Save a checkpoint if the run was asked to stop (`Stopped`) after at least one step, and
+        end the other ranks (processes of this run). After any other error, the run is resumed from
+        the last checkpoint that was saved before."""
         try:
             if isinstance(error, Stopped) and self.done > 0:
                 self.save()
@@ -139,16 +141,16 @@ class Training:
         budget: int,
         losses: HeldoutLoss | None = None,
     ) -> None:
-        """Prepare the evaluations and write the manifest. Then resume from the last checkpoint, or,
-        in a run without one, do the first evaluation, at step 0. Raises WorkerFailure when that
-        checkpoint was trained on another base.
+        """Prepare the evaluations and write the manifest. Then resume from the last checkpoint; if
+        there is none, do the first evaluation, at step 0. Raises WorkerFailure if that checkpoint
+        was trained on another base.
 
         Args:
-            tasks: the held-out tasks, and dev tasks where there are any (`exam.exam_tasks`).
-            context: how they are played; None if the environment scores nothing.
+            tasks: the held-out tasks, and dev tasks if there are any (`exam.exam_tasks`).
+            context: how the tasks are played; None if the environment scores nothing.
             limits: how long answers may get.
             budget: the most tokens of one forward pass, padding included.
-            losses: measures the loss on the same tasks too (SFT, DPO); None: not measured.
+            losses: also measures the loss on the same tasks (SFT, DPO); None if it is not measured.
         """
         params = SamplingParams.greedy(limits, self.settings.seed)
         questions = Questions(self.components.env, tasks, context, params, losses)
@@ -165,10 +167,10 @@ class Training:
             self.replayed,
         )
         self._report_start(self.evaluation)
-        # The more tasks an evaluation has, the smaller a change of its score that raises an alert.
+        # With more tasks in an evaluation, a smaller change of its score raises an alert.
         self.watch.exam_tasks = self.evaluation.choosing_count
         resumed = self._resume()
-        if self.ranks is not None:
+        if self.ranks is not None:  # the other ranks begin with the same weights as this one
             self.ranks.hand_on_state(self.policy.adapter, self.optimizer)
         self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:
@@ -176,7 +178,7 @@ class Training:
         self._catch_up_alerts()
 
     def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
-        """Note how much this attempt will do, for the forecast of its end."""
+        """Note how much work this attempt will do, for the forecast of its end."""
         asked = Exam(
             choosing=evaluation.units(exam.VALIDATION),
             reported=evaluation.units(exam.TEST),
@@ -191,7 +193,8 @@ class Training:
         pulse.plan(units, outlook)
 
     def _earliest_end(self, best: Best) -> int | None:
-        """The step at which `stop_early=heldout` may end this run; None where it does not."""
+        """Return the step at which `stop_early=heldout` may end this run; None if that is not
+        set."""
         return earliest_end(self.settings, self.done, self.total, best.since)
 
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
@@ -201,14 +204,14 @@ class Training:
         self.job.metrics(step=0, values=result.curves)
 
     def _catch_up_alerts(self) -> None:
-        """After a resume, read the steps done before: alerts that they raised are active again, and
-        may have ended the run."""
+        """After a resume, read the earlier steps again: the alerts that they raised become active,
+        and may end the run."""
         self.watch.catch_up(self.done)
         self.ended_by_alert = self.settings.stop_early == "alert" and bool(self.watch.active_alerts)
 
     def _report_start(self, evaluation: HeldoutEvaluation) -> None:
-        """Write the event `started`: how many steps there are, how many tasks choose the checkpoint
-        and on how many others the result is reported."""
+        """Write the event `started`: how many steps there are, how many tasks choose the
+        checkpoint, and on how many others the result is reported."""
         task_count, choosing_count = len(evaluation.tasks), evaluation.choosing_count
         reported_count = task_count - choosing_count
         message = f"{self.total} steps, {task_count} held-out tasks"
@@ -229,15 +232,15 @@ class Training:
 
     def steps(self) -> Iterator[int]:
         """Yield the number of each step that is still to do, from 1; the caller does that step.
-        Raises Stopped between two steps when the run was asked to stop.
+        Raises Stopped between two steps if the run was asked to stop.
 
-        Ends early, with the event `stopped_early`, if the setting `stop_early` asks for it: with
-        "alert" after an alert, with "heldout" after STOP_EARLY_PATIENCE evaluations in a row
-        without progress.
+        The iteration ends early, with the event `stopped_early`, if the setting `stop_early` asks
+        for it: with "alert" after an alert, with "heldout" after STOP_EARLY_PATIENCE evaluations in
+        a row without progress.
         """
         while self.done < self.total and not self.ended_by_alert:
-            # Before a step and not after one: an attempt that was killed when the run had ended
-            # trains no step more.
+            # Checked before a step: if an attempt was killed after this end, the resumed one must
+            # not train another step.
             if self.evaluation is not None and self._no_longer_improves(self.evaluation.best):
                 self.job.event(
                     "stopped_early", f"no better exam since step {self.evaluation.best.step}"
@@ -245,8 +248,8 @@ class Training:
                 return
             self.job.check_stop()
             step = self.done + 1
-            # A step's random draws (mostly dropout) follow from the seed and its number, so that a
-            # resumed run repeats them.
+            # A step's random draws (mostly dropout) depend on the seed and its number only, so that
+            # a resumed run repeats them.
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step), pulse.phase("training"):
                 yield step
@@ -255,18 +258,18 @@ class Training:
             self.job.event("stopped_early", f"alert: {alerts}", step=self.done)
 
     def _no_longer_improves(self, best: Best) -> bool:
-        """Whether `stop_early=heldout` ends the run: STOP_EARLY_PATIENCE evaluations in a row
-        without progress (`best_after`)."""
+        """Tell whether `stop_early=heldout` ends the run, because STOP_EARLY_PATIENCE evaluations
+        in a row made no progress (`best_after`)."""
         return self.settings.stop_early == "heldout" and best.since >= STOP_EARLY_PATIENCE
 
     def within_memory(self, step: int, budget: int, batch_pass: BatchPass[Sums]) -> Sums:
         """Run the pass over the batch of `step` and return what it returns.
 
-        Microbatches have at most `budget` tokens. Whenever memory runs out, the limit is halved for
-        the rest of the run, and the pass is done again.
+        Microbatches have at most `budget` tokens. Whenever memory runs out, this limit is halved
+        for the rest of the run, and the pass is done again.
 
         Raises:
-            WorkerFailure: kind oom, when halving does not help.
+            WorkerFailure: kind oom, if halving does not help.
         """
         retry = MemoryRetry(
             budget,
@@ -275,17 +278,17 @@ class Training:
             report=partial(self._report_memory, step),
         )
         any_pass: object = batch_pass
-        if isinstance(any_pass, PassWithReplay):  # the replayed rows are rank 0's alone
+        if isinstance(any_pass, PassWithReplay):  # only rank 0 trains on the replayed rows
             any_pass.first = self._shared(step, any_pass.policy_pass)
         shared = self._shared(step, batch_pass)
         if self.ranks is not None and self.ranks.lockstep is not None:
-            # A sharded pass cannot be done again: the others wait in the middle of it.
+            # A pass over a sharded base cannot be repeated: other ranks wait in the middle of it.
             return shared.run(tokens_at_once(budget, self.state))
         return retry.run(shared)
 
     def _shared(self, step: int, batch_pass: BatchPass[Sums]) -> BatchPass[Sums]:
-        """The pass as all ranks do it together; the pass itself where this process is the whole
-        run, or where it is no pass of which ranks can do parts."""
+        """Return the pass as all ranks do it together, or the pass itself if this process is the
+        whole run or ranks cannot do parts of this pass."""
         if self.ranks is None or not self.ranks.trainers or not isinstance(batch_pass, SHAREABLE):
             return batch_pass
         if self._shared_pass is None or self._shared_pass.whole is not batch_pass:
@@ -295,8 +298,8 @@ class Training:
         return shared
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
-        """Write the event that memory ran out in `step`, and apply the new limit of tokens at once
-        to evaluations too.
+        """Write the event that memory ran out in `step`, and apply the new token limit to
+        evaluations too.
 
         Args:
             tokens: the limit after halving.
@@ -314,25 +317,26 @@ class Training:
             self.evaluation.budget = min(self.evaluation.budget, tokens)
 
     def optimizer_step(self, step: int, pending: Pending[Sums]) -> tuple[Sums, float, float]:
-        """Update the adapter's weights with the gradients gathered so far, and clear them.
+        """Update the adapter's weights with the gradients gathered so far, and clear the gradients.
 
         Args:
-            pending: the result of the pass that gathered them, read here together with the norm.
+            pending: the result of the pass that gathered them; it is read from the device here,
+                together with the norm.
 
         Returns (that result, gradient norm before clipping, learning rate of the step).
 
         Raises:
-            WorkerFailure: kind nonfinite, when the loss or a gradient is NaN or infinite; no weight
-                has changed then.
+            WorkerFailure: kind nonfinite, if the loss or a gradient is NaN or infinite; then no
+                weight has changed.
         """
         lr = rate(step, self.total, self.settings)
-        adapter, most = self.policy.adapter, self.settings.max_grad_norm
+        adapter, max_norm = self.policy.adapter, self.settings.max_grad_norm
         reading = Reading(pending, step=self.done + 1)
-        apply = partial(apply_step, self.optimizer, adapter, lr, most, reading)
+        apply = partial(apply_step, self.optimizer, adapter, lr, max_norm, reading)
         if self.ranks is None:
             grad_norm = apply()
         else:
-            grad_norm = self.ranks.step(Step(lr, most), adapter, apply)
+            grad_norm = self.ranks.step(Step(lr, max_norm), adapter, apply)
         return reading.sums, grad_norm, lr
 
     def log(
@@ -347,8 +351,8 @@ class Training:
 
         Args:
             step: the number of the step just done.
-            values: its metrics by name, `train_s` among them.
-            rollouts: the records of its rollouts; empty for SFT and DPO.
+            values: the step's metrics by name, `train_s` among them.
+            rollouts: the records of the step's rollouts; empty for SFT and DPO.
         """
         self.done = step
         train_s = values["train_s"] or 0.0  # never None, unlike other metrics
@@ -369,14 +373,14 @@ class Training:
     def _report_alerts(
         self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
     ) -> None:
-        """Write an event for each alert that `step` has raised, and for each that is over."""
+        """Write an event for each alert that `step` has raised, and for each that has ended."""
         for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared_alerts:
             self.job.event("alert_cleared", f"{name} is over", step=step, id=name)
 
     def _save_if_due(self, step: int) -> None:
-        """Save a checkpoint of `step`, the step just done, if it is the best so far, if the setting
+        """Save a checkpoint of the step just done (`step`) if it is the best so far, if the setting
         `save_every` asks for it, or if it is the last."""
         is_best = self.evaluation is not None and self.evaluation.best.step == step
         is_last = step == self.total or self.ended_by_alert
@@ -386,8 +390,8 @@ class Training:
             checkpoint.mark_best(self.job.run, step)
 
     def _evaluate(self, step: int) -> HalfResult:
-        """Evaluate the policy after `step` on the tasks that choose the checkpoint, and return
-        the result; an empty `HalfResult` if there are no held-out tasks."""
+        """Evaluate the policy after `step` on the tasks that choose the checkpoint, and return the
+        result; an empty `HalfResult` if there are no held-out tasks."""
         if self.evaluation is None or not self.evaluation.tasks:
             return HalfResult({})
         with self._timed("exam_s"):
@@ -414,22 +418,22 @@ class Training:
                 base_weights=self.base_weights,
             )
         checkpoint.prune(self.job.run, self.settings.keep_checkpoints, keep)
-        # The context of this run saves once more where it is left after a step that was saved.
+        # `__exit__` may save the same step once more, which is no new event.
         if self._last_saved_step != self.done:
             self.job.event("checkpoint", f"saved {folder.name}", step=self.done)
         self._last_saved_step = self.done
 
     def _make_room(self, keep: set[int]) -> None:
-        """Make room on the disk for the checkpoint of the step just done, unless it is saved
-        already. Raises WorkerFailure (kind infra) where there is none."""
+        """Make room on the disk for the checkpoint of the step just done, unless that is already
+        saved. Raises WorkerFailure (kind infra) if the disk stays too full."""
         if self.done not in self.job.run.checkpoint_steps():
             parameters = sum(parameter.numel() for parameter in self.parameters)
             report = partial(self.job.event, "disk_low", step=self.done)
             make_room(self.job.run, parameters, keep, report)
 
     def _state_with_best(self, best: Best) -> LoopState:
-        """What a checkpoint keeps besides weights: the loop's state, and the best step so far under
-        the key `best`."""
+        """Return what a checkpoint keeps besides weights: the loop's state, and the best step so
+        far under the key `best`."""
         state = dict(self.state)
         if best.step > 0:  # -1 before there is a best step
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
@@ -440,11 +444,11 @@ class Training:
         """End the run: check that the weights changed, and play the test half of the held-out tasks
         with the best checkpoint.
 
-        Returns the result record: the steps that were done, the best checkpoint, the verdict
-        (whether the model got better, with the numbers that show it), and what was measured.
+        Returns the result record: the number of steps, the best checkpoint, the verdict (whether
+        the model got better, with the numbers that show it), and what was measured.
 
         Raises:
-            WorkerFailure: kind no_update, when the adapter has the weights it had at the start.
+            WorkerFailure: kind no_update, if the adapter has the same weights as at the start.
         """
         if not self.state.get("no_gradient"):  # the loop notes there that no step had a gradient
             self._require_changed_weights()
@@ -463,8 +467,8 @@ class Training:
         return result
 
     def _make_start_the_best(self) -> None:
-        """Save the adapter that the run started with as the checkpoint of step 0, and mark that as
-        the best: whoever names `@best` then gets no model that is worse than the start. The verdict
+        """Save the adapter that the run started with as the checkpoint of step 0, and mark it as
+        the best, so that `@best` never names a model that is worse than the start. The verdict
         stays that of the best trained checkpoint."""
         self.policy.adapter.load(self._start_weights)
         checkpoint.save(
@@ -483,9 +487,9 @@ class Training:
         )
 
     def _report_best(self) -> Result:
-        """Play the test half of the held-out tasks with the best checkpoint. Returns `best_step`
-        and `best_score`, that checkpoint's step and score. Without held-out tasks or a best
-        checkpoint nothing is played, and `best_step`, alone, is the last step."""
+        """Play the test half of the held-out tasks with the best checkpoint, and return its step
+        and score as `best_step` and `best_score`. Without held-out tasks or a best checkpoint,
+        nothing is played, and only `best_step` is returned, which is the last step."""
         evaluation = self.evaluation
         # The best step is -1 before any checkpoint has been the best.
         if evaluation is None or not evaluation.tasks or evaluation.best.step <= 0:
@@ -495,8 +499,8 @@ class Training:
         return {"best_step": best_step, "best_score": evaluation.best.score}
 
     def _require_changed_weights(self) -> None:
-        """Raises WorkerFailure (kind no_update) when the adapter has the weights it had at the
-        start of the run."""
+        """Raise WorkerFailure (kind no_update) if the adapter has the same weights as at the start
+        of the run."""
         if fingerprint(self.parameters) == self._start_fingerprint:
             raise WorkerFailure(
                 "no_update",
@@ -506,7 +510,7 @@ class Training:
             )
 
     def _measurements(self) -> Result:
-        """How long the run took and how much memory, for people and for later estimates: the
+        """Return how long the run took and how much memory, for people and for later estimates: the
         keys of `meter.totals` and `HeldoutEvaluation.habits`, and `matrix_flops`."""
         measured: Result = totals(self.job.run)  # {} for a run without a step
         measured["matrix_flops"] = self.meter.matrix_flops
@@ -520,7 +524,7 @@ class Training:
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
-        """Context manager: the seconds spent in it are added to `phase_s[phase]`."""
+        """Context manager that adds the seconds spent in it to `phase_s[phase]`."""
         began = time.monotonic()
         try:
             yield
@@ -528,7 +532,7 @@ class Training:
             self.phase_s[phase] += time.monotonic() - began
 
     def _load_step(self, step: int) -> None:
-        """Put the adapter of the checkpoint of `step` into the policy."""
+        """Load the adapter of the checkpoint of `step` into the policy."""
         self.policy.adapter.load(read_adapter(self.job.run.checkpoint(step)))
 
     def _resume(self) -> bool:
@@ -536,7 +540,7 @@ class Training:
         steps; without a checkpoint, drop all metrics. Returns whether there was one.
 
         Raises:
-            WorkerFailure: kind config, when the checkpoint was trained on another base.
+            WorkerFailure: kind config, if the checkpoint was trained on another base.
         """
         checkpoint.sweep(self.job.run)
         folder = self._newest_undamaged_checkpoint()
@@ -552,8 +556,8 @@ class Training:
         return True
 
     def _restore_state(self, state: LoopState) -> None:
-        """Take over what a checkpoint has kept of the loop: its state, the best step so far, and
-        how far the limit of tokens at once was lowered because memory ran out."""
+        """Restore what a checkpoint has kept of the loop: its state, the best step so far, and how
+        far the token limit was lowered because memory ran out."""
         assert self.evaluation is not None  # `start` has made it before it resumes
         best = state.pop("best", None)
         if best and best["step"] in self.job.run.checkpoint_steps():
@@ -566,11 +570,10 @@ class Training:
         self.evaluation.budget = tokens_at_once(self.evaluation.budget, self.state)
 
     def _newest_undamaged_checkpoint(self) -> Path | None:
-        """The folder of the newest checkpoint whose files match its manifest; None if there is
-        none.
+        """Return the folder of the newest checkpoint whose files match its manifest, or None.
 
-        Damaged ones that are newer are renamed to `damaged_...`, so that their steps can be saved
-        again, each with the event `checkpoint_damaged`.
+        Newer, damaged checkpoints are renamed to `damaged_...`, each with the event
+        `checkpoint_damaged`, so that their steps can be saved again.
         """
         while True:
             folder = self.job.run.latest_checkpoint()

@@ -33,10 +33,10 @@ def pythonic(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the calls of Llama 3.2 and 4, whose whole reply is `[name(a=1), ...]`.
 
     The marks `<|python_start|>` and `<|python_end|>` around it are optional. A list that does not
-    begin with a call is an answer.
+    begin with a call is an ordinary answer.
     """
     body = text.strip().removeprefix("<|python_start|>").removesuffix("<|python_end|>").strip()
-    if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: behind the bracket
+    if not (body.startswith("[") and _NAME.match(body, 1)):  # 1: the position after the bracket
         return ParsedCalls(text)
     return python_calls(body, text)
 
@@ -46,7 +46,8 @@ def python_calls(body: str, text: str) -> ParsedCalls:
 
     Args:
         body: the calls as a Python expression, without any marks around it.
-        text: the whole reply, which becomes the content, with a fault, if `body` cannot be read.
+        text: the whole reply. If `body` cannot be read, it becomes the content, and the result
+            has one fault (the reason as a text).
     """
     try:
         calls, end = _calls(body, position=0)

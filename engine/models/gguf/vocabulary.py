@@ -103,6 +103,7 @@ def _vocabulary(state: JsonObject, rows: int) -> _Vocabulary:
     has `rows` rows. Raises NotExportable if a token has no row."""
     added = {entry["id"]: entry for entry in state.get("added_tokens") or []}
     texts = {token_id: text for text, token_id in state["model"]["vocab"].items()}
+    # Added tokens may be missing in the vocabulary itself.
     texts |= {token_id: entry["content"] for token_id, entry in added.items()}
     if max(texts) >= rows:
         raise NotExportable(f"its tokenizer has the id {max(texts)}, its embedding {rows} rows")

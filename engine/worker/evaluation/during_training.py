@@ -185,8 +185,9 @@ class HeldoutEvaluation:
     def units(self, *halves: str) -> int:
         """Count the units of an evaluation of these halves, for percentages: one answer to score
         and one loss to measure for every task, if the run does both."""
-        tasks = sum(half in halves for half in self.half_of_task.values())
-        return tasks * ((self.context is not None) + (self.losses is not None))
+        task_count = sum(half in halves for half in self.half_of_task.values())
+        scores_answers, measures_losses = self.context is not None, self.losses is not None
+        return task_count * (scores_answers + measures_losses)
 
     def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
         """Evaluate each half and write the rows to the file of `step`. Returns the results by

@@ -121,7 +121,8 @@ def _checked_prompt(body: JsonObject) -> tuple[list[ChatMessage], list[ToolSchem
     except BadMessages as error:
         raise Refused(413 if error.is_too_large else 400, str(error)) from error
     # Chat templates expect a text, which a message with tool calls may lack.
-    return [m | {"content": m.get("content") or ""} for m in messages], tools
+    with_text = [message | {"content": message.get("content") or ""} for message in messages]
+    return with_text, tools
 
 
 def _wants_usage(body: JsonObject) -> bool:

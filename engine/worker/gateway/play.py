@@ -113,7 +113,7 @@ class _Playground:
         seconds = 0.0
         while not all(future.done() for future in played):
             questions = self.batcher.take(BEAT_S)
-            pulse.beat()
+            pulse.beat()  # a sign of life
             if questions:
                 began = time.monotonic()
                 self.batcher.sample(sampler, questions)

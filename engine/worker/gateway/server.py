@@ -79,8 +79,9 @@ class RolloutServer:
             refusal = refusal_of_place(request)
             if refusal is not None:
                 return refusal
-            other = request.headers.get("x-api-key", "").encode("utf-8", "replace")
-            if not is_bearer_of(request, self.key) and not hmac.compare_digest(other, self.key):
+            x_api_key = request.headers.get("x-api-key", "").encode("utf-8", "replace")
+            has_x_api_key = hmac.compare_digest(x_api_key, self.key)
+            if not is_bearer_of(request, self.key) and not has_x_api_key:
                 return problem(401, "This is not the key of this rollout.")
             try:
                 return await handler(request)
@@ -140,6 +141,7 @@ class Loop:
     """Context manager that runs the thread in which the servers of rollouts work."""
 
     def __init__(self) -> None:
+        """Make the event loop and its thread. Entering the context starts the thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway", daemon=True)
 
@@ -174,6 +176,7 @@ class Loop:
         asyncio.run_coroutine_threadsafe(server.serve(sockets=[socket_of_server]), self._loop)
 
         def stop() -> None:
+            """Make the server end, and with it the connections that are open."""
             server.should_exit = True
             server.force_exit = True
 

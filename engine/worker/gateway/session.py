@@ -154,13 +154,15 @@ class Session:
             raise Refused(400, f"The chat template refused the messages: {error}") from error
 
     def _following(self, chain: _Chain, asked: Asked) -> list[int] | None:
-        """Return the ids that follow a conversation, if the question repeats its messages and adds
-        some that the model did not write; None otherwise."""
+        """Return the ids that follow a conversation, if the question continues it: the question
+        repeats all its messages and adds further ones. Returns None if not, if an added message is
+        an assistant's, or if the chat template refuses the added messages."""
         count = len(chain.messages)
         new = asked.messages[count:]
         if not new or asked.messages[:count] != chain.messages:
             return None
-        if any(message["role"] == "assistant" for message in new):  # not written by the model
+        # The program wrote such a message itself, so it must not be trained as the model's.
+        if any(message["role"] == "assistant" for message in new):
             return None
         trajectory = chain.trajectory
         before = [*trajectory.prompt, *trajectory.messages]

@@ -1,9 +1,9 @@
-"""One of the other ranks of a run: `python -P -m engine.worker.helper RUN_FOLDER`, a child of the
-trainer, which is rank 0 (ranks/leader.py).
+"""One of the other ranks of a run: `python -P -m engine.worker.helper RUN_FOLDER`, a child process
+of the trainer, which is rank 0 (ranks/leader.py).
 
 It loads what the trainer loads, except the environment, and then carries out orders until it is
-told to end or the trainer is gone. It writes no file of the run: what it prints goes to the
-trainer's console, and a failure is told to the trainer, which fails with it.
+told to end or the trainer is gone. It writes no file of the run. Its output goes to the trainer's
+console, and it reports a failure to the trainer, which then fails too.
 """
 
 import contextlib
@@ -45,23 +45,24 @@ DONE, FAILED = 0, 3
 
 
 class HelperJob(Job[TrainConfig]):
-    """The run as a rank sees that writes nothing of it."""
+    """The run as seen by a rank that writes no file of it."""
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Nothing: rank 0 has the same to say, and says it."""
+        """Do nothing: rank 0 writes the same events."""
 
 
 class Helper:
-    """Carries out the orders of rank 0."""
+    """Carries out the orders of rank 0. Each order is a message, handled by the method of its
+    name."""
 
     def __init__(self, job: Job[TrainConfig], socket: Connection) -> None:
-        """Load model and sampler."""
+        """Load the model and make the sampler."""
         self.socket = socket
         self.config = job.config
         components = prepare(job, Path(job.config.base.path))
         self.base = components.base
         self.sampler: Sampler = components.sampler
-        self._handed_on: Adapter | None = None  # for weights that are not the policy's
+        self._handed_on: Adapter | None = None  # holds weights other than the policy's
         self._pass: Shareable | None = None
         self._orders: dict[type[Any], Callable[[Any], Any]] = {
             messages.TakeState: self._take_state,
@@ -81,8 +82,8 @@ class Helper:
 
     @cached_property
     def policy(self) -> Policy:
-        """The policy of a rank that trains. Its weights are those of a run that begins: rank 0
-        hands on its own before they count."""
+        """The policy of a rank that trains. It begins with the weights of a new run, which rank 0
+        replaces by its own before they are used."""
         start = self.config.start_adapter
         return Policy(self.base, self.config.settings, Path(start) if start else None)
 
@@ -92,7 +93,7 @@ class Helper:
         return make_optimizer(self.policy.parameters(), self.config.settings)
 
     def serve(self) -> None:
-        """Carry out orders until rank 0 says that the run is over. Raises EOFError where it is
+        """Carry out orders until rank 0 says that the run is over. Raises EOFError if rank 0 is
         gone."""
         try:
             while not isinstance(order := self.socket.recv(), messages.End):
@@ -101,57 +102,63 @@ class Helper:
             self.sampler.close()
 
     def _tell(self, message: Any) -> None:
+        """Send a message to rank 0."""
         self.socket.send(message)
 
     def _join(self, order: messages.Join) -> None:
+        """Connect to the other ranks of the run, so that tensors can be exchanged."""
         self._tell(messages.Done())  # rank 0 connects once all are ready to
         with collective.together():
             collective.join(order.meeting, own_rank(), self.base.network.device)
 
     def _keep_step(self) -> Lockstep:
-        """Come to all passes through the sharded base together with the other ranks."""
+        """Make all ranks do every pass through the sharded base at the same time."""
         network: Any = self.base.network  # transformers', whose import is not needed elsewhere
         lockstep = Lockstep(network, collective.lockstep_group(), _together)
         network.take_turn = lockstep.turn
         return lockstep
 
     def _accompany(self, _order: messages.Accompany | None = None) -> None:
-        """Where the base is sharded: do the passes of other ranks until all are idle."""
+        """If the base is sharded, take part in the passes of other ranks until all ranks are
+        idle."""
         if self._lockstep is not None:
-            _ = self.policy  # an empty pass goes back through its adapter
+            _ = self.policy  # must exist: an empty pass goes backward through its adapter
             self._lockstep.idle()
 
     def _take_state(self, order: messages.TakeState) -> None:
+        """Receive the adapter's weights and the optimizer's state from rank 0."""
         with collective.together():
             collective.hand_on_state(self.policy.adapter, self.optimizer, order.has_moments)
         self._tell(messages.Done())
 
     def _begin(self, order: messages.Begin) -> None:
+        """Prepare this rank's part of a batch."""
         self._pass = order.part.on(self.policy)
 
     def _run(self, order: messages.Run) -> None:
-        """Do a pass over this rank's part. Memory that ran out is told; rank 0 then has all ranks
-        do the pass again, in smaller microbatches."""
+        """Do a pass over this rank's part of the batch. If memory runs out, report that to rank 0,
+        which then has all ranks repeat the pass in smaller microbatches."""
         batch_pass = self._pass
         assert batch_pass is not None  # `Begin` comes first
         torch.manual_seed(order.seed)
-        self.policy.adapter.clear_gradients()  # of a pass that has failed
+        self.policy.adapter.clear_gradients()  # an earlier pass that failed may have left some
         if isinstance(batch_pass, PolicyPass):
             batch_pass.is_first_pass = order.first
         answer: messages.Done | messages.OutOfMemory
         try:
             answer = messages.Done(batch_pass.run(order.token_limit).read())
         except (RuntimeError, MemoryError) as error:
-            # A sharded pass cannot be left halfway: the others wait for its layers.
+            # A pass over a sharded base cannot be abandoned: other ranks wait for its layers.
             if not out_of_memory(error) or self._lockstep is not None:
                 raise
             answer = messages.OutOfMemory(str(error).strip() or type(error).__name__)
         if isinstance(answer, messages.OutOfMemory) and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # after the except block, which keeps activations alive
+            torch.cuda.empty_cache()  # not in the except block, whose error keeps activations alive
         self._tell(answer)
         self._accompany()
 
     def _step(self, order: messages.Step) -> None:
+        """Add up the gradients of all ranks and do the optimizer step."""
         adapter = self.policy.adapter
         with collective.together():
             collective.sum_gradients(adapter.parameters())
@@ -159,6 +166,8 @@ class Helper:
         self._tell(messages.Done())
 
     def _load(self, order: messages.Load) -> None:
+        """Load the weights into the sampler that the order names: the policy's, those handed on by
+        rank 0, or none (the base alone)."""
         adapter: Adapter | None = None
         if order.what == "policy":
             adapter = self.policy.adapter
@@ -170,11 +179,15 @@ class Helper:
         self._tell(messages.Done())
 
     def _new_adapter(self) -> Adapter:
-        """An adapter of the policy's shape, whose weights are replaced before it is used."""
+        """Make an adapter of the policy's shape, whose weights are replaced before it is used."""
         return self.base.network.new_adapter(LoraSpec.from_settings(self.config.settings), seed=0)
 
     def _generate(self, order: messages.Generate) -> None:
+        """Sample one completion for each prompt of the order, and send each to rank 0 when it
+        ends."""
+
         def on_completion(index: int, _member: int, completion: Completion) -> None:
+            """Send rank 0 the completion of the prompt at `index`."""
             self._tell(messages.Ended(index, completion))
 
         self.sampler.generate(order.prompts, 1, order.params, on_completion)
@@ -182,16 +195,19 @@ class Helper:
         self._accompany()
 
     def _release_memory(self, _order: messages.ReleaseMemory) -> None:
+        """Free the memory of the sampler."""
         self.sampler.release_memory()
         self._tell(messages.Done())
 
     def _fingerprint(self, _order: messages.Fingerprint) -> None:
+        """Send rank 0 a fingerprint of the policy's weights, which must be the same on all
+        ranks."""
         self._tell(messages.Done(fingerprint(self.policy.parameters())))
 
 
 def main(folder: Path) -> int:
     """Serve rank 0 of the run in `folder` to the end. Returns the exit status, DONE or FAILED."""
-    kernel.die_with_parent()  # whatever this process is doing then
+    kernel.die_with_parent()  # the kernel kills this process if the trainer dies
     for number in (signal.SIGTERM, signal.SIGINT):  # rank 0 decides when the run is over
         signal.signal(number, lambda *_: None)
     quiet_libraries()
@@ -217,8 +233,9 @@ def _together(call: Callable[[], None]) -> None:
 
 
 def _told(error: Exception) -> messages.Failed:
-    """What rank 0 is told of an error that ends this rank."""
+    """Make the message that tells rank 0 of an error that ends this rank."""
     failure = explain(error)
+    # A rank that is disconnected only suffers from the failure of another.
     is_consequence = isinstance(error, collective.Disconnected)
     return messages.Failed(
         failure.kind, failure.message, failure.evidence, failure.hint, is_consequence

@@ -1,5 +1,5 @@
-"""From tasks to scored groups: messages to tokens, samplers, rewards to advantages. Start with
-`collect.py`.
+"""From tasks to groups of scored rollouts: messages to tokens, samplers, and rewards to advantages.
+Start with `collect.py`.
 
     advantages.py     rewards of a group to advantages
     batch_metrics.py  metrics of the rollouts of a step
@@ -12,7 +12,7 @@
     samplers.py       which sampler a run gets
     scoring.py        completions to scores, by one or several env processes
     shaping.py        what is taken off a reward before a group is compared
-    sync_check.py     whether the sampler still speaks with the trained weights
+    sync_check.py     whether the sampler has the weights that are trained
     task_order.py     which tasks a step plays: shuffled, or by what their groups earned
     vllm_client.py    the requests to that server: ids in, ids and log-probabilities out
     vllm_sampler.py   sampling on a vLLM server, each version of an adapter under its own name

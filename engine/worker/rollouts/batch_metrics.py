@@ -1,4 +1,4 @@
-"""Metrics of the rollouts of a step; engine/core/metrics.py says what each means."""
+"""Computes the metrics of a step's rollouts; engine/core/metrics.py says what each one means."""
 
 import math
 import statistics
@@ -21,8 +21,8 @@ JUDGE_METRICS = ("judge_calls", "judge_retries", "judge_tokens", "judge_s", "jud
 
 
 def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None]:
-    """The metrics of a step's rollouts, by name (engine/core/metrics.py). Rewards, lengths and
-    shares of completions count all sampled trajectories, also those of groups that were replaced.
+    """Return the metrics of a step's rollouts, by name. Rewards, lengths and shares of completions
+    count all sampled trajectories, including those of groups that were replaced.
 
     Args:
         batch: the rollouts of the step.
@@ -47,7 +47,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None
 
 
 def _judge_metrics(use: JudgeUse) -> dict[str, float | None]:
-    """What judges took for the batch; None where none was asked."""
+    """Return how much language models as judges were used for the batch; all values are None if
+    none was asked."""
     if not use:
         return dict.fromkeys(JUDGE_METRICS)
     return {
@@ -60,8 +61,8 @@ def _judge_metrics(use: JudgeUse) -> dict[str, float | None]:
 
 
 def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Mean and spread of the rewards of scored trajectories, and the mean of their shaped rewards,
-    which have penalties taken off; 0 where there are none."""
+    """Return mean and spread of the rewards of scored trajectories, and the mean of their shaped
+    rewards (rewards minus penalties). All are 0 if there are no scored trajectories."""
     rewards = [t.reward for t in scored] or [0.0]
     shaped = [t.shaped_reward for t in scored] or [0.0]
     return {
@@ -72,8 +73,9 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Lengths of the sampled completions in tokens, the share that a limit cut, and the share with
-    an invalid tool call."""
+    """Return metrics of the sampled completions: their lengths in tokens, the share that a limit
+    cut off, the mean number of branches (conversations of a rollout beside its first,
+    "unstitched"), and the share with an invalid tool call."""
     lengths = sorted(t.sampled_tokens for t in members)
     return {
         "length_mean": statistics.fmean(lengths),
@@ -86,10 +88,10 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return shares of the groups that are trained on, by name.
+    """Return metrics of the groups that are trained on, by name.
 
-    Of their trajectories, the share with an advantage of 0; of the groups, the share of each kind
-    (engine/evidence/signal/kinds.py).
+    They are the share of their trajectories with an advantage of 0, and the share of the groups of
+    each kind (engine/evidence/signal/kinds.py).
     """
     members = [trajectory for g in groups for trajectory in g.members]
     floor = floor_of(reward for group in groups for reward in group.rewards)
@@ -101,13 +103,13 @@ def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _solved(group: Group) -> list[bool]:
-    """Of each scored trajectory of a group, whether it solved its task."""
+    """Tell for each scored trajectory of a group whether it solved its task."""
     return [is_solved(trajectory.reward, trajectory.success) for trajectory in group.scored]
 
 
 def _spread_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """How the groups lie: quantiles over the groups of the mean and of the standard deviation of
-    what their scored members are compared by; 0 where nothing was scored."""
+    """Return how the groups are distributed: quantiles, over the groups, of the mean and the
+    standard deviation of their shaped rewards. They are 0 if nothing was scored."""
     rewards_of_groups = [group.rewards for group in groups if group.rewards]
     by_figure = {
         "mean": [statistics.fmean(rewards) for rewards in rewards_of_groups],

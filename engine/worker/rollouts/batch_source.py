@@ -1,9 +1,9 @@
-"""The groups that a GRPO step plays, and by which policy.
+"""Provides the groups that a GRPO step trains on, sampled by the right policy.
 
-Which tasks it plays, `TaskOrder` decides (task_order.py). With `resample_uniform` the groups whose
-members earned alike are then replaced by fresh tasks, for at most so many rounds (dynamic sampling
-of DAPO, arXiv 2503.14476, with a cap). With `async_sampling` the next batch is sampled while the
-policy trains on this one, by the policy as it was before: one step off, never more.
+`TaskOrder` (task_order.py) decides which tasks a step plays. With `resample_uniform`, groups with
+equal rewards are replaced by fresh tasks, in at most so many rounds (dynamic sampling of DAPO,
+arXiv 2503.14476, with a cap). With `async_sampling`, the next batch is sampled while the policy
+trains on this one; the sampling policy is then exactly one step behind.
 """
 
 import time
@@ -31,8 +31,8 @@ class RolloutBatch:
     """The rollouts of a step.
 
     Attributes:
-        groups: to train on.
-        dropped: groups of equal rewards that fresh groups have replaced.
+        groups: the groups to train on.
+        dropped: groups with equal rewards that were replaced by fresh groups.
         times: seconds spent on both.
     """
 
@@ -42,7 +42,7 @@ class RolloutBatch:
 
     @property
     def members(self) -> list[Trajectory]:
-        """Every trajectory that was sampled; the dropped groups come last."""
+        """Every sampled trajectory; those of dropped groups come last."""
         return [t for group in self.groups + self.dropped for t in group.members]
 
 
@@ -50,8 +50,8 @@ class RolloutBatch:
 class Collector:
     """Plays the rollouts of whole steps: samples completions for tasks and has them scored.
 
-    `tasks` are the training tasks in use, `order` says which of them a step plays, `varied` puts
-    some into other words; the caller loads the policy into `sampler`.
+    `tasks` are the training tasks, `order` decides which of them a step plays, `varied` rewords
+    some. The caller loads the policy into `sampler`.
     """
 
     tasks: Sequence[TaskRow]
@@ -62,13 +62,12 @@ class Collector:
     varied: VariedWording | None = None
 
     def batch(self, step: int, policy_step: int) -> RolloutBatch:
-        """Sample and score the rollouts of a step with the policy that the sampler has loaded, and
-        assign their advantages.
+        """Sample and score the rollouts of a step with the policy in the sampler, and assign
+        advantages.
 
         Args:
             step: number of the step, from 1; with the seed it decides tasks and random numbers.
-            policy_step: how many steps the policy that samples has been trained; noted in every
-                trajectory.
+            policy_step: how many steps the sampling policy was trained; noted in every trajectory.
         """
         batch = self._play_step(step)
         assign(batch.groups, self.settings.advantage)
@@ -77,9 +76,9 @@ class Collector:
         return batch
 
     def _play_step(self, step: int) -> RolloutBatch:
-        """Play the tasks of a step. Groups of equal rewards, whose advantages are 0, are then
+        """Play the tasks of a step. Groups with equal rewards, whose advantages are 0, are then
         replaced by groups of fresh tasks, in at most `resample_uniform` further rounds (a setting;
-        0: none) or until no unused task is left."""
+        0 for none) or until no unused task is left."""
         task_indices = self.order.tasks_of_step(step)
         groups, times = self._play_round(task_indices, step, round_number=0)
         dropped: list[Group] = []
@@ -98,9 +97,9 @@ class Collector:
     def _play_round(
         self, task_indices: Sequence[int], step: int, round_number: int
     ) -> tuple[list[Group], Times]:
-        """Play each chosen task `group_size` times, and set the penalty for long thinking where the
-        settings have one. Returns one group per task, in order, and the seconds spent. Each round
-        of a step, from 0, has another seed."""
+        """Play each chosen task `group_size` times, and set the penalty for long thinking if the
+        settings have one. Each round of a step, from 0, has another seed. Returns one group per
+        task, in order, and the seconds spent."""
         settings = self.settings
         # No run has a million steps, so runs of different seeds never share a step's sampling seed.
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
@@ -127,8 +126,8 @@ class Collector:
 
 
 def _replace_uniform(groups: list[Group], fresh_groups: Sequence[Group]) -> list[Group]:
-    """Put the fresh groups in the places of the first groups of equal rewards. Returns the groups
-    that stood there; where there are fewer fresh groups, some groups of equal rewards stay."""
+    """Replace the first groups with equal rewards by the fresh groups, in place, and return the
+    replaced groups. If there are fewer fresh groups, some groups with equal rewards stay."""
     uniform_indices = [index for index, group in enumerate(groups) if group.uniform]
     replaced: list[Group] = []
     for index, fresh_group in zip(uniform_indices, fresh_groups, strict=False):
@@ -138,26 +137,27 @@ def _replace_uniform(groups: list[Group], fresh_groups: Sequence[Group]) -> list
 
 
 class BatchSource:
-    """Gives the training loop the batch of each step."""
+    """Provides the training loop with the batch of each step."""
 
     def __init__(self, collector: Collector, policy: Policy, last_step: int) -> None:
-        """Sample with `collector` for the training of `policy`, up to `last_step`. With the setting
-        `async_sampling` a copy of its adapter is made here, unless it is sampled elsewhere."""
+        """Prepare to sample with `collector` for training `policy`, up to `last_step`. With the
+        setting `async_sampling`, the adapter is copied here, unless the sampler is in another
+        process."""
         self.collector = collector
         self.policy = policy
         self.last_step = last_step
         self._ahead: tuple[int, RolloutBatch] | None = None  # the step sampled ahead, its batch
-        self.load_s = 0.0  # that handing the weights on took the last time
+        self.load_s = 0.0  # how long the last handover of weights to the sampler took
         self._policy_copy = None
         if collector.settings.async_sampling and not collector.sampler.elsewhere:
             # Any seed: the initial weights are replaced before the copy is used.
             self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
 
     def batch(self, step: int) -> RolloutBatch:
-        """The batch of `step`: the one that was sampled ahead if there is one, otherwise one
-        sampled now with the policy as it is. The first batch of an attempt is always sampled now,
-        so what a resumed run samples follows from its checkpoint alone. The order of tasks learns
-        from a batch here: before any later one is chosen, and before a checkpoint of the step."""
+        """Return the batch of `step`: the one sampled ahead, or else one sampled now with the
+        current policy. The first batch of an attempt is always sampled now, so that it depends only
+        on the checkpoint. The order of tasks learns from a batch here, before a later batch is
+        chosen and before a checkpoint of the step."""
         batch = self._sampled(step)
         self.collector.order.record(step, batch.groups + batch.dropped)
         return batch
@@ -167,7 +167,7 @@ class BatchSource:
         sampled_ahead, self._ahead = self._ahead, None  # each is used once
         if sampled_ahead is not None:
             batch_step, batch = sampled_ahead
-            if batch_step == step:  # that of another step is not used
+            if batch_step == step:  # a batch of another step is dropped
                 return batch
         sampler = self.collector.sampler
         rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
@@ -179,17 +179,17 @@ class BatchSource:
 
     @contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
-        """A context for the update of the step before `step`. With the setting `async_sampling` the
-        batch of `step` is sampled meanwhile, by the policy as it is on entry. Without that setting,
-        or if `step` is beyond the last one, it does nothing."""
+        """Context manager for the update of the step before `step`. With the setting
+        `async_sampling`, the batch of `step` is sampled during the update, by the policy as it is
+        on entry. Without that setting, or if `step` is beyond the last one, it does nothing."""
         if not self.collector.settings.async_sampling or step > self.last_step:
             yield
             return
-        if self._policy_copy is not None:  # the update changes the policy itself meanwhile
+        if self._policy_copy is not None:  # the update changes the policy while it is sampled
             self._policy_copy.load(self.policy.adapter.state())
         self._load(self._policy_copy or self.policy.adapter)
         policy_step = step - 2  # the copy's last update; that of step - 1 comes next
-        if not self.collector.sampler.beside:  # then before the update
+        if not self.collector.sampler.beside:  # it cannot run in parallel: sample before the update
             self._ahead = step, self.collector.batch(step, policy_step)
             yield
             return
@@ -199,7 +199,7 @@ class BatchSource:
             self._ahead = step, future.result()
 
     def _load(self, adapter: Adapter) -> None:
-        """Hand the adapter's weights on to what samples."""
+        """Hand the adapter's weights to the sampler."""
         began = time.monotonic()
         self.collector.sampler.load(adapter)
         self.load_s = time.monotonic() - began

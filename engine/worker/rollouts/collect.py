@@ -1,10 +1,9 @@
-"""Tasks + environment + sampler -> groups of scored trajectories.
+"""Plays tasks with an environment and a sampler, and returns groups of scored trajectories.
 
-Single-turn tasks are sampled at once. Multi-turn ones go in step: every rollout still open takes
-one turn. Either way the environment works beside the sampler, in one or several processes: it
-scores or answers completions while others are being sampled. They come in the order in which they
-end, so a score must not depend on earlier ones; `push_env` audits that. A fault costs the rollout
-it hits.
+Single-turn tasks are sampled at once. Multi-turn tasks advance together: every open rollout takes
+one turn. The environment works at the same time as the sampler, in one or several processes: it
+scores or answers completions, in the order in which they end, while others are being sampled. So a
+score must not depend on earlier ones; `push_env` audits that. A fault costs only its own rollout.
 """
 
 import time
@@ -37,14 +36,14 @@ class RolloutContext:
         process: the environment, in its own process.
         renderer: turns messages into token ids, and back.
         multi_turn: whether the environment answers the model, so that a rollout has several turns.
-        tools: the environment's, as OpenAI function schemas; a task may have its own.
+        tools: the environment's tools, as OpenAI function schemas; a task may have its own.
         max_length: the most ids of prompt and completions together.
         max_turns: the most assistant turns of a rollout.
         score_workers: how many env processes score or answer at once.
-        compare: whether the environment's `score_group`, where it has one, scores whole groups:
-            in training, where rewards of a group are compared, and never where a model is measured.
+        compare: whether `score_group` of the environment, if it has one, scores whole groups. True
+            in training, which compares a group's rewards; never when a model is measured.
         play: plays rollouts in which a program asks the model (gateway/play.py), and returns the
-            seconds spent; None where the environment answers or scores.
+            seconds spent; None if the environment itself answers or scores.
     """
 
     process: EnvProcess
@@ -60,7 +59,7 @@ class RolloutContext:
 
 @dataclass
 class Times:
-    """Seconds spent, for the metrics of a step, and what judges took. `reward_s` counts only the
+    """Seconds spent, for the metrics of a step, and the use of judges. `reward_s` counts only the
     time that the environment took while nothing was being sampled."""
 
     sample_s: float = 0.0
@@ -97,11 +96,9 @@ def collect(
 ) -> tuple[list[Group], Times]:
     """Play every task `n` times and score the rollouts.
 
-    Returns (one group per task, in the order of `tasks`; the seconds spent). An error of the
-    environment is not raised: the trajectory in which it happened gets it as its `error`.
-
-    Raises WorkerFailure (kind budget) if a judge was needed that may be asked no more: what it did
-    not see would earn 0 otherwise.
+    Returns (one group per task, in the order of `tasks`; the seconds spent). Errors of the
+    environment are not raised, but become the `error` of their trajectory. Raises WorkerFailure
+    (kind budget) if a judge was needed beyond its limit, since an unjudged answer would earn 0.
     """
     play = _Play(context, sampler, params, Times())
     groups = [_new_group(task, n, context) for task in tasks]
@@ -119,8 +116,8 @@ def collect(
 
 
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
-    """Whether the task's prompt leaves room for one completion of `params.max_tokens` ids within
-    `context.max_length`; what a program will ask is not known, so its tasks fit."""
+    """Tell whether the task's prompt leaves room for a completion of `params.max_tokens` ids within
+    `context.max_length`. Tasks of a program always fit, as its questions are not known."""
     if context.play is not None:
         return True
     prompt = context.renderer.prompt(asked_prompt(task), asked_tools(task, context.tools))
@@ -128,7 +125,7 @@ def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool
 
 
 def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
-    """A group of `n` trajectories that hold only the task's prompt."""
+    """Make a group of `n` trajectories that hold only the task's prompt."""
     messages, tools = asked_prompt(task), asked_tools(task, context.tools)
     ids, group = context.renderer.prompt(messages, tools), task.get("group") or ""
     members = [
@@ -138,8 +135,8 @@ def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
 
 
 def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Play) -> None:
-    """Sample `n` completions of each task and score each in the background as soon as it ends.
-    Fills the trajectories of `groups`."""
+    """Sample `n` completions of each task into the trajectories of `groups`, and score each
+    completion in the background as soon as it ends."""
     processes = play.context.process.team(play.context.score_workers)
     with BackgroundWorker(len(processes)) as background:
         scoring = Scoring(processes, background, compare=play.context.compare)
@@ -160,9 +157,9 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
 
 @dataclass
 class _Rollout:
-    """A rollout of several turns that is being played. `lane` is the number of the env process that
-    has its state. `replies` holds the environment's answer to the last turn; None before the first
-    answer, or if the rollout ended with that turn."""
+    """A rollout of several turns that is being played. `lane` is the number of the env process with
+    its state. `replies` is the environment's answer to the last turn; None before the first answer,
+    or if the rollout ended with that turn."""
 
     trajectory: Trajectory
     episode: Episode
@@ -194,8 +191,8 @@ def _start_rollouts(
     processes: Sequence[EnvProcess],
     background: BackgroundWorker,
 ) -> list[_Rollout]:
-    """Start an episode for every trajectory, in the processes in turn. Where that fails, the
-    trajectory gets the error and is left out."""
+    """Start an episode for every trajectory, with the env processes taking turns. If that fails,
+    the trajectory gets the error and is left out."""
     wanted = [
         (task, trajectory)
         for task, group in zip(tasks, groups, strict=True)
@@ -221,7 +218,7 @@ def _play_turn(
     open_rollouts: Sequence[_Rollout], turn: int, play: _Play, background: BackgroundWorker
 ) -> None:
     """Sample the next assistant turn, number `turn` from 0, of every open rollout. The environment
-    answers each in the background as soon as it is complete. Returns when all are answered."""
+    answers each in the background as soon as it ends. Returns when all are answered."""
 
     def on_completion(index: int, _member: int, completion: Completion) -> None:
         rollout = open_rollouts[index]
@@ -230,8 +227,7 @@ def _play_turn(
 
     began = time.monotonic()
     prompts = [rollout.trajectory.prompt_ids + rollout.trajectory.ids for rollout in open_rollouts]
-    # `params.seed` is that of the step. Times 64, so that turns 0 to 63 of two steps never share a
-    # seed.
+    # The seed of the step, times 64, so that turns 0 to 63 of two steps never share a seed.
     turn_params = replace(play.params, seed=play.params.seed * 64 + turn)
     play.sampler.generate(prompts, n=1, params=turn_params, done=on_completion)
     play.times.sample_s += time.monotonic() - began
@@ -242,7 +238,7 @@ def append_turn(
     trajectory: Trajectory, completion: Completion, renderer: Renderer, stop: Sequence[str]
 ) -> None:
     """Append a completion to the trajectory: its ids, its text as an assistant message, and which
-    tool calls in it are invalid. The text ends before the first stop string; the ids are kept as
+    of its tool calls are invalid. The text ends before the first stop string; the ids stay as
     sampled."""
     text = renderer.completion_text(completion.ids)
     for stop_string in stop:
@@ -256,10 +252,9 @@ def append_turn(
 
 
 def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
-    """Send the last turn of a rollout to the environment. If the rollout goes on, the reply is
-    stored for the next turn. Otherwise the rollout is scored and closed: the environment has no
-    more to say or failed, the turn was cut off by its length, or it was the last one allowed.
-    """
+    """Send the last turn of a rollout to the environment and keep the reply for the next turn. The
+    rollout is scored and closed instead if the environment has no more to say or failed, if the
+    turn was cut off by its length, or if it was the last one allowed."""
     trajectory = rollout.trajectory
     rollout.replies = None
     try:
@@ -267,7 +262,7 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
     except EpisodeFailed as error:
         set_error(trajectory, str(error), timed_out=error.timed_out)
         replies = None
-    # A turn that was cut off has no end to which a reply could be appended.
+    # No reply can be appended to a turn that was cut off.
     if replies is not None and trajectory.stop_reason != "max_tokens":
         if trajectory.turns < context.max_turns:
             rollout.replies = replies
@@ -278,8 +273,8 @@ def _let_environment_answer(rollout: _Rollout, context: RolloutContext) -> None:
 
 def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWorker) -> bool:
     """Append the environment's reply to the trajectory, so that the next turn can be sampled, and
-    return True. Returns False if the rollout has ended, or ends now because another completion
-    would exceed the length limit."""
+    return True. Return False if the rollout has ended, or ends now because another completion would
+    exceed the length limit."""
     trajectory = rollout.trajectory
     replies = rollout.replies
     if replies is None:
@@ -298,8 +293,8 @@ def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWork
 def _reply_ids(
     trajectory: Trajectory, replies: list[ChatMessage], context: RolloutContext
 ) -> list[int]:
-    """The ids that follow the trajectory's last turn: the environment's replies, up to where the
-    next turn begins."""
+    """Return the ids that follow the trajectory's last turn: the environment's replies, up to the
+    opening of the next turn."""
     earlier_messages = [*trajectory.prompt, *trajectory.messages]
     return context.renderer.between_turns(
         earlier_messages, replies, trajectory.tools, last_id=trajectory.ids[-1]
@@ -307,7 +302,7 @@ def _reply_ids(
 
 
 def _score_and_close(rollout: _Rollout) -> None:
-    """Score the rollout's episode, unless the environment failed in it before, and close it."""
+    """Score the rollout's episode, unless the environment already failed in it, and close it."""
     if rollout.trajectory.error is None:
         set_score(rollout.trajectory, rollout.episode.score())
     rollout.episode.close()

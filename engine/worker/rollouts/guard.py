@@ -1,4 +1,4 @@
-"""Ends a run that cannot learn: no signal for long, or too many scores that failed."""
+"""Ends a run that cannot learn: no differing rewards for long, or too many scores that failed."""
 
 from collections.abc import Sequence
 
@@ -9,20 +9,20 @@ from engine.worker.core.job import LoopState, Result
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
-NO_SIGNAL_STEPS = 10  # steps in a row without a gradient after which the run ends
-ERRORS_JUDGED_FROM = 32  # completions of a run; engine/records/settings.py says so
+NO_SIGNAL_STEPS = 10  # the run ends after so many steps in a row without a gradient
+ERRORS_JUDGED_FROM = 32  # failed scores end a run only after so many completions
 
 
 class Guard:
-    """Looks at every batch, and ends a run that cannot learn."""
+    """Checks every batch, and ends a run that cannot learn."""
 
     def __init__(self, error_limit: float, state: LoopState, run_id: str) -> None:
-        """Watch the run `run_id`, in which at most the share `error_limit` of the completions may
-        fail to be scored. The counters in `state` start at 0; a resumed run brings its own."""
+        """Watch the run `run_id`, in which scoring may fail for at most the share `error_limit` of
+        the completions. The counters in `state` start at 0; a resumed run brings its own."""
         self.error_limit = error_limit
         self.run_id = run_id
         self.state = state
-        state.setdefault("silent_steps", 0)  # the latest steps in a row without an advantage
+        state.setdefault("silent_steps", 0)  # how many latest steps in a row had no advantage
         state.setdefault("played", 0)  # completions of the whole run
         state.setdefault("errors", 0)  # those of them that could not be scored
 
@@ -30,8 +30,8 @@ class Guard:
         """Count the rollouts of a step, and end the run if it cannot learn.
 
         Raises:
-            WorkerFailure: kind reward, when too many completions could not be scored; kind
-                no_signal, when all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
+            WorkerFailure: kind reward, if too many completions could not be scored; kind no_signal,
+                if all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
         """
         members = batch.members
         self._check_scores(step, members)
@@ -53,21 +53,21 @@ class Guard:
         """Count the completions of a step and those that could not be scored.
 
         Raises:
-            WorkerFailure: kind reward, when a larger share of the run's completions than the limit
-                could not be scored; not before there are `ERRORS_JUDGED_FROM` of them.
+            WorkerFailure: kind reward, if the run has at least `ERRORS_JUDGED_FROM` completions and
+                a larger share of them than the limit could not be scored.
         """
         failed = [t for t in members if t.error is not None]
         self.state["played"] += len(members)
         self.state["errors"] += len(failed)
         self.state["last_errors"] = [len(failed), len(members)]  # both counts, of the last step
         share = self.state["errors"] / self.state["played"]  # of the whole run
-        # `failed`: a resumed run is not ended by failures of earlier steps alone.
+        # `failed` is required so that failures of earlier steps alone do not end a resumed run.
         if failed and self.state["played"] >= ERRORS_JUDGED_FROM and share > self.error_limit:
             raise self._scoring_failure(share, f"step {step}: {failed[0].error}")
 
     def _scoring_failure(self, share: float, evidence: str) -> WorkerFailure:
-        """The failure of a run in which `share` of the completions could not be scored; `evidence`
-        is one of the errors."""
+        """Return the failure of a run in which `share` of the completions could not be scored.
+        `evidence` is one of the errors."""
         return WorkerFailure(
             "reward",
             f"{whole_percent(share)} of the completions could not be scored.",
@@ -80,7 +80,7 @@ class Guard:
         )
 
     def failed_scores(self) -> Result:
-        """How many completions could not be scored, for the result record. For example
+        """Return how many completions could not be scored, for the result record. For example
         `{"failed": 3, "of": 640, "last_step": {"failed": 0, "of": 64}}`: 3 of 640 in the whole run,
         none of 64 in its last step."""
         last_errors, last_played = self.state.get("last_errors", (0, 0))
@@ -88,7 +88,7 @@ class Guard:
         return counts | {"last_step": {"failed": last_errors, "of": last_played}}
 
     def close(self, steps: int) -> None:
-        """At the end of a run of `steps` steps, set `no_gradient` in the state if none of them had
-        a gradient, so that unchanged weights are not reported as a failure."""
+        """At the end of a run of `steps` steps, set `no_gradient` in the state if no step had a
+        gradient, so that unchanged weights are not reported as a failure."""
         if self.state["silent_steps"] >= steps:
             self.state["no_gradient"] = True

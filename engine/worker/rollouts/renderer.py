@@ -1,7 +1,7 @@
-"""Messages to token ids through the model's own chat template, and back.
+"""Converts messages to token ids through the model's own chat template, and back.
 
-`engine/models/chat_format.py` renders and masks, `engine/models/dialects/` reads what the model
-wrote; here refusals become failures of the run.
+`engine/models/chat_format.py` renders and masks, and `engine/models/dialects/` reads what the model
+wrote; this module turns their refusals into failures of the run.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from envs.json_types import ChatMessage, ToolSchema
 
 @dataclass(frozen=True)
 class Rendered:
-    """A conversation as token ids, with a mask of the same length: 1 where a token is trained, else
+    """A conversation as token ids, with a mask of the same length: 1 if a token is trained, else
     0."""
 
     ids: list[int]
@@ -33,8 +33,8 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Keep a tokenizer and the texts of its stop ids. Raises WorkerFailure (kind config) when
-        it has no chat template.
+        """Keep a tokenizer and the texts of its stop ids. Raises WorkerFailure (kind config) if it
+        has no chat template.
 
         Args:
             stop_ids: every id that ends a turn; the first is the one that the template writes.
@@ -53,8 +53,8 @@ class Renderer:
 
     @property
     def _format(self) -> ChatFormat:
-        """The chat template with the tokens it uses, as a `ChatFormat`, which renders and masks."""
-        # One template, or several by name: "tool_use" is that of conversations with tools.
+        """The chat template and the tokens it uses, as a `ChatFormat`, which renders and masks."""
+        # One template, or several by name, of which "tool_use" is for conversations with tools.
         templates = self.tokenizer.chat_template
         return ChatFormat(
             template=self.tokenizer.get_chat_template(),
@@ -68,17 +68,17 @@ class Renderer:
     def text(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], *, prompt: bool
     ) -> str:
-        """The conversation as the template writes it; with `prompt` it ends with the opening of the
-        next assistant turn.
+        """Return the conversation as the template writes it; with `prompt`, it ends with the
+        opening of the next assistant turn.
 
         Raises:
-            TemplateError: when the template refuses the messages.
+            TemplateError: the template refuses the messages.
         """
         return self._format.text(messages, tools, prompt=prompt)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of text that the template wrote. Special tokens in the text are recognised, and
-        none are added."""
+        """Return the ids of a text that the template wrote. Special tokens in the text are
+        recognised, and none are added."""
         if not text:
             return []
         return list(self.tokenizer.encode(text, add_special_tokens=False))
@@ -86,7 +86,8 @@ class Renderer:
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
-        """Ids of the conversation up to and including the opening of the assistant's turn."""
+        """Return the ids of the conversation, up to and including the opening of the assistant's
+        turn."""
         return self._format.prompt(messages, tools)
 
     def between_turns(
@@ -97,14 +98,14 @@ class Renderer:
         *,
         last_id: int | None = None,
     ) -> list[int]:
-        """The ids to append after an assistant turn: what the template writes from its end to the
-        opening of the next assistant turn, including `replies`, the environment's messages. Raises
-        WorkerFailure (kind config) when the template refuses the replies.
+        """Return the ids to append after an assistant turn: what the template writes from its end
+        to the opening of the next assistant turn, including `replies`, the environment's messages.
+        Raises WorkerFailure (kind config) if the template refuses the replies.
 
         Args:
             before: the conversation so far; it ends with that assistant turn.
-            last_id: the last id of that turn as it was sampled; None: its end token. A turn that
-                did not end with such a token gets one.
+            last_id: the last sampled id of that turn; None for its end token. A turn that did not
+                end with such a token gets one.
         """
         try:
             return self._format.between_turns(before, replies, tools, last_id=last_id)
@@ -125,15 +126,15 @@ class Renderer:
         loss_on: str,
         reasoning: Reasoning = "keep",
     ) -> list[Rendered]:
-        """A finished conversation as training rows: one, or several if the template writes earlier
-        turns differently once more messages follow. Rows without a token to train are left out.
-        Raises WorkerFailure (kind data) when the template refuses the messages.
+        """Turn a finished conversation into training rows: one, or several if the template writes
+        earlier turns differently once more messages follow. Rows without a token to train are left
+        out. Raises WorkerFailure (kind data) if the template refuses the messages.
 
         Args:
             loss_on: `assistant` trains every assistant turn, `last` only the last of them, `all`
                 every token but the first.
-            reasoning: "keep" trains the reasoning that messages have, "drop" leaves it out, and
-                "require" gives [] for a conversation with a turn that has none.
+            reasoning: "keep" trains the reasoning in the messages, "drop" leaves it out, and
+                "require" gives [] for a conversation in which a turn has none.
         """
         try:
             chats = self._format.rows(messages, tools, reasoning)
@@ -149,27 +150,27 @@ class Renderer:
         return [row for row in rendered if any(row.loss_mask)]
 
     def completion_text(self, ids: Sequence[int]) -> str:
-        """The text of a completion's ids. If the last id ended the turn, it is left out; other
-        special tokens stay in the text."""
+        """Return the text of a completion's ids. If the last id ended the turn, it is left out;
+        other special tokens stay in the text."""
         ids = list(ids)
         if ids and ids[-1] in self.stop_ids:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def token_text(self, ids: Sequence[int]) -> str:
-        """The text of `ids` as they stand, special tokens written out."""
+        """Return the text of `ids`, with all special tokens written out."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def opens_thought(self) -> bool:
         """Whether prompts end with the opening of a thought, so that completions begin inside it.
-        Tried once, on a short prompt."""
+        This is tried once, on a short prompt."""
         prompt = self.text([{"role": "user", "content": "?"}], (), prompt=True)
         return opens_thought(prompt, self._format.template)
 
     @cached_property
     def _replies(self) -> ReplyReader:
-        """Reads replies in the dialect that the chat template writes."""
+        """The reader of replies in the dialect that the chat template writes."""
         return reader_of(self._format)
 
     def reply(self, text: str, tools: Sequence[ToolSchema]) -> Reply:
@@ -178,20 +179,22 @@ class Renderer:
         return self._replies.read(text, tools)
 
     def certain_text(self, text: str, tools: Sequence[ToolSchema]) -> str:
-        """The beginning of an unfinished reply that is content whatever follows, so that it can be
-        sent to the client now; see `ReplyReader.certain`. Without tools, thoughts count as content.
-        With tools they are separated from it once the reply is whole, so a reply that begins inside
-        a thought gives ""."""
+        """Return the beginning of an unfinished reply that is content whatever follows, so that it
+        can be sent to the client now; see `ReplyReader.certain`.
+
+        Without tools, thoughts count as content. With tools they are separated once the reply is
+        whole, so a reply that begins inside a thought gives "".
+        """
         if tools and self.opens_thought:
             return ""
         return self._replies.certain(text, tools)
 
     def thought_spans(self, text: str) -> list[Span]:
-        """Where thoughts stand in the text of a completion, by the marks that the template names,
-        as (start, end) in characters."""
+        """Return (start, end), in characters, of each thought in the text of a completion, by the
+        tags or channels of the template."""
         return self._replies.thoughts.spans(text, self.opens_thought)
 
     def assistant_message(self, text: str, tools: Sequence[ToolSchema]) -> ChatMessage:
-        """The text of a completion as an assistant message, with `reasoning_content` and
-        `tool_calls` where there are any; see `ReplyReader.read`."""
+        """Turn the text of a completion into an assistant message, with `reasoning_content` and
+        `tool_calls` if there are any; see `ReplyReader.read`."""
         return self.reply(text, tools).message

@@ -1,8 +1,9 @@
-"""Tasks in other words, for a running environment: its own (`Env.perturb`), or those of the rules.
+"""Rewords tasks for a running environment: in the environment's own words (`Env.perturb`), or by
+rules.
 
-The order of options has a rule too, but only the environment knows whether the right answer moved
-with its text. So it is asked: the moved answer must be right for the moved task, and the old one
-must not be.
+There is also a rule that changes the order of options. But only the environment knows whether the
+right answer moves with its option, so the environment is asked: it must score the moved answer as
+right for the changed task, and the old answer as wrong.
 """
 
 import random
@@ -19,7 +20,7 @@ from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow, ToolSchema
 
-_MOST_SEEDS = 2**30  # for the environment; doubled, with the stock in the last bit
+_MOST_SEEDS = 2**30  # an environment's seed is twice such a number, plus a last bit for the stock
 
 
 @dataclass
@@ -27,13 +28,14 @@ class Rewording:
     """Rewords the tasks of one environment.
 
     Attributes:
-        process: its running process; None where nothing scores, then the rules alone are used.
-        tools: the environment's.
-        multi_turn: whether it answers the model: then no single answer can be tried, and the order
-            of options stays.
-        stock: whose words are taken.
-        report: writes an event, given its name and a message; None where nobody reads any.
-        problems: what the environment's own `perturb` raised, each text once.
+        process: the environment's running process; None if it scores nothing, so that only the
+            rules are used.
+        tools: the environment's tools.
+        multi_turn: whether the environment answers the model. If so, no single answer can be tried,
+            and the order of options stays.
+        stock: which set of words the rules use, for training or for the probe.
+        report: writes an event, given its name and a message; None to write none.
+        problems: the errors that the environment's own `perturb` raised, each text once.
     """
 
     process: EnvProcess | None
@@ -44,23 +46,22 @@ class Rewording:
     problems: list[str] = field(default_factory=list)
 
     def reworded(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """Return the task in other words of this kind by this seed; None if it cannot be reworded.
+        """Return the task in other words of this kind, drawn by this seed; None if it cannot be
+        reworded.
 
-        The environment words it, or else the rules do.
+        The environment rewords the task, or else the rules do.
         """
         env_task = self._own_words(task, kind, seed)
         if env_task is not None:
-            # The task as it was says that it cannot be asked otherwise.
+            # By returning the unchanged task, an environment says that it cannot be reworded.
             return None if _is_same(env_task, task) else {**env_task, "gold": _gold(task, env_task)}
         if kind == "options":
             return self._with_moved_options(task, seed)
         return reword(task, kind, self.tools, seed, self.stock)
 
     def _own_words(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """Ask the environment for the task in other words; None where it leaves that to the rules.
-
-        None too where it fails; the problem is reported once.
-        """
+        """Ask the environment for the task in other words. Returns None if the environment leaves
+        this to the rules, or if it fails; the problem is then reported once."""
         if self.process is None:
             return None
         env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
@@ -74,9 +75,10 @@ class Rewording:
             return None
 
     def _with_moved_options(self, task: TaskRow, seed: int) -> TaskRow | None:
-        """Return the task with its options in another order; None where that is not possible.
+        """Return the task with its options in another order; None if that is impossible.
 
-        The environment must score the right answer where it moved to.
+        The environment must score the right answer as right at its new place. How it stores this
+        answer is not known, so each possible reading of the changed task is tried.
         """
         if self.process is None or self.multi_turn or not task.get("answer"):
             return None
@@ -87,37 +89,42 @@ class Rewording:
         return next(fitting, None)
 
     def _is_moved(self, task: TaskRow, row: TaskRow, moved: MovedOptions) -> bool:
-        """Whether the environment scores `row`, a reading of the moved task, as it should."""
-        old, new = last_answer(task), last_answer(row)
-        if not self._is_right(row, new):
+        """Tell whether the environment's answer moved with its option. `row` is one reading of the
+        task with moved options: its own answer must be scored as right, and the original task's
+        answer as wrong."""
+        old_answer, new_answer = last_answer(task), last_answer(row)
+        if not self._is_right(row, new_answer):
             return False
-        if old != new:
-            return not self._is_right(row, old)
+        if old_answer != new_answer:
+            return not self._is_right(row, old_answer)
         letter = moved.answer_letter
         if not letter:  # an answer that is neither a moved letter nor the text of an option
             return False
-        # Where the letter alone is right too, it must have moved as well.
+        # If the letter alone is also a right answer, it must have moved as well.
         if not self._is_right(task, letter):
             return True
         return self._is_right(row, moved.letters[letter]) and not self._is_right(row, letter)
 
     def _is_right(self, task: TaskRow, answer: str) -> bool:
-        """Whether the environment takes `answer` for right: success, or without one full reward."""
-        assert self.process is not None  # asked only where something scores
+        """Tell whether the environment scores `answer` as right: by its success, or, if it reports
+        none, by full reward."""
+        assert self.process is not None  # only called if the environment scores
         score = self.process.score(task, answer)
         return score["reward"] >= 1 if score["success"] is None else score["success"]
 
 
-def _is_same(own: TaskRow, task: TaskRow) -> bool:
-    """Whether the environment gave back the task as it was."""
-    return all(own.get(key) == task.get(key) for key in ("prompt", "tools", "answer", "metadata"))
+def _is_same(env_task: TaskRow, task: TaskRow) -> bool:
+    """Tell whether the environment returned the task unchanged."""
+    keys = ("prompt", "tools", "answer", "metadata")
+    return all(env_task.get(key) == task.get(key) for key in keys)
 
 
 def _gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
-    """Return the reference conversation of a task that the environment worded; None without one.
+    """Return the reference conversation of a task that the environment reworded; None if it had
+    none.
 
-    It is the new prompt, and the new answer where that is another; else what followed the prompt
-    before.
+    It consists of the new prompt and the new answer. If the answer did not change, it is the new
+    prompt and what followed the old one.
     """
     if not task.get("gold"):
         return None
@@ -128,9 +135,9 @@ def _gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
 
 @dataclass(frozen=True)
 class VariedWording:
-    """Rewords a share of the rows that training sees (`vary_wording`), anew each time.
+    """Rewords a share of the rows that training sees (setting `vary_wording`), anew each time.
 
-    What is reworded follows from the seed, the step and the task, so a resumed run trains on the
+    What is reworded depends only on the seed, the step and the task, so a resumed run trains on the
     same rows.
     """
 
@@ -139,24 +146,25 @@ class VariedWording:
     seed: int
 
     def of(self, task: TaskRow, step: int) -> TaskRow:
-        """The task as `step` sees it: in other words, or the same object as it is."""
+        """Return the task as `step` sees it: in other words, or the same object unchanged."""
         rng = random.Random(f"{self.seed}-vary-{step}-{task['id']}")
         if rng.random() >= self.share:
             return task
         first = rng.choice(TRAINED_KINDS)
+        # One kind at random, and each of the other kinds with a chance of one half.
         kinds: list[Kind] = [k for k in TRAINED_KINDS if k == first or rng.random() < 0.5]
         return self._in_other_words(task, kinds, rng.randrange(2**31))
 
     def of_all(
         self, tasks: Sequence[TaskRow], step: int, fits: Callable[[TaskRow], bool]
     ) -> list[TaskRow]:
-        """The tasks as `step` sees them; one that leaves no room for an answer in other words
-        (`fits`) stays as it is."""
+        """Return the tasks as `step` sees them. A task stays unchanged if its rewording would leave
+        no room for an answer (`fits`)."""
         worded = [self.of(task, step) for task in tasks]
         return [new if fits(new) else old for new, old in zip(worded, tasks, strict=True)]
 
     def _in_other_words(self, task: TaskRow, kinds: Sequence[Kind], seed: int) -> TaskRow:
-        """The task reworded by each of these kinds, one after the other."""
+        """Reword the task by each of these kinds, one after the other."""
         for kind in kinds:
             task = self.rewording.reworded(task, kind, seed) or task
         return task
@@ -168,10 +176,10 @@ def varied_wording(
     process: EnvProcess | None,
     report: Callable[[str, str], None],
 ) -> VariedWording | None:
-    """What rewords the rows of a run of training; None where its setting `vary_wording` is 0.
+    """Return what rewords the rows of a training run; None if its setting `vary_wording` is 0.
 
     Args:
-        process: the environment's; None where nothing scores.
+        process: the environment's process; None if it scores nothing.
         report: writes an event, given its name and a message.
     """
     share = settings.vary_wording

@@ -1,4 +1,4 @@
-"""The rollouts of a step as records, for its file and for the alerts."""
+"""Turns the rollouts of a step into records, for the rollout file and for the alerts."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.rollouts.batch_source import RolloutBatch
 
-LOGPROB_DIGITS = 6  # behind the point, of a log-probability
-GROUPS_WITH_IDS = 4  # only these first groups keep token ids and masks: they make large files
+LOGPROB_DIGITS = 6  # decimal places of a stored log-probability
+GROUPS_WITH_IDS = 4  # only the first groups keep token ids and masks, which make files large
 
 
 def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
@@ -27,9 +27,10 @@ def records_of(step: int, batch: RolloutBatch) -> list[TrajectoryRecord]:
 def _record(
     step: int, group: int, member: int, trajectory: Trajectory, *, dropped: bool
 ) -> TrajectoryRecord:
-    """One trajectory as a record for the rollout file. `group` and `member` are the numbers of its
-    group within the step and of itself within the group, from 0; `dropped` says whether another
-    group has replaced its group.
+    """Turn one trajectory into a record for the rollout file.
+
+    `group` is the number of its group within the step, `member` its own number within the group,
+    both from 0. `dropped` says whether its group was replaced by another.
     """
     fields = answer_fields(trajectory) | {
         "step": step,
@@ -51,9 +52,9 @@ def _record(
 
 
 def answer_fields(trajectory: Trajectory) -> JsonObject:
-    """The fields of a trajectory that every file of answers holds: rollouts and evaluations. What
-    is not there is left out: branches, invalid calls, a group of the task, a reason and parts of
-    the score."""
+    """Return the fields of a trajectory that every file of answers has, for rollouts and for
+    evaluations. Optional fields without a value are left out: branches, invalid calls, group of the
+    task, reason and parts of the score."""
     fields: JsonObject = {
         "task": trajectory.task_id,
         "prompt": trajectory.prompt,
@@ -82,7 +83,7 @@ def answer_fields(trajectory: Trajectory) -> JsonObject:
 
 
 def _sampled_ids(trajectory: Trajectory) -> JsonObject:
-    """The fields of a conversation's tokens."""
+    """Return the fields about a conversation's tokens."""
     return {
         "prompt_ids": trajectory.prompt_ids,
         "ids": trajectory.ids,
@@ -92,7 +93,7 @@ def _sampled_ids(trajectory: Trajectory) -> JsonObject:
 
 
 def write_rollouts(run: RunDir, step: int, records: Sequence[TrajectoryRecord]) -> None:
-    """Write the records to `rollouts/step_NNNNNN.jsonl`, in place of a file that an interrupted
+    """Write the records to `rollouts/step_NNNNNN.jsonl`, replacing a file that an interrupted
     attempt left."""
     path = run.rollouts(step)
     path.parent.mkdir(parents=True, exist_ok=True)

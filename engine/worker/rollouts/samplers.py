@@ -1,4 +1,5 @@
-"""Which sampler a run gets, by its setting `sampler`: our own, or a vLLM server started for it."""
+"""Chooses the sampler of a run by its setting `sampler`: our own, or a vLLM server started for
+it."""
 
 import os
 from collections.abc import Sequence
@@ -20,22 +21,23 @@ from engine.worker.network.policy import Base
 from engine.worker.network.sampler import Sampler, SamplerNeeds
 from engine.worker.rollouts.vllm_sampler import VllmSampler
 
-CPU_CACHE_BYTES = 2**30  # for keys and values on a CPU
-LEAST_CONTEXT = 1024  # tokens of prompt and completion a server takes at least
+CPU_CACHE_BYTES = 2**30  # memory for keys and values on a CPU
+LEAST_CONTEXT = 1024  # every server is started with room for so many tokens at least
 
 
 def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job) -> Sampler:
-    """The sampler that the setting `sampler` names, `vllm` or our own; runs without that setting
-    always use our own. A vLLM server is started here, but waited for only when it is first used.
-    On a GPU without room for one, or where vLLM was tried and failed (engine/fast_paths), our own
-    is used, and the event `sampler` says why.
+    """Make the sampler that the setting `sampler` names, `vllm` or our own; runs without that
+    setting use our own. A vLLM server is started here, but only waited for when it is first used.
+
+    Our own sampler is used, and the event `sampler` says why, if the GPU has no room for vLLM or
+    vLLM was tried and failed (engine/fast_paths).
 
     Args:
-        needs: what every sampler has to know: ids that end a completion, and the like.
-        size: what of the run has to fit into the device.
+        needs: what every sampler has to know, such as the ids that end a completion.
+        size: the parts of the run that have to fit into the device.
 
     Raises:
-        UserError: NO_VLLM, when vLLM is asked for and not set up.
+        UserError: NO_VLLM, if vLLM is asked for and not set up.
     """
     if not wants_server(job.config) or why_no_server(job, size):
         return base.network.sampler(needs)
@@ -43,14 +45,15 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: siz
 
 
 def wants_server(config: RunConfig) -> bool:
-    """Whether the settings of a run name a vLLM server as its sampler."""
+    """Tell whether the settings of a run name a vLLM server as its sampler."""
     settings = config.settings
     return isinstance(settings, RolloutSettings) and settings.sampler == "vllm"
 
 
 def why_no_server(job: Job[RunConfig], size: sizing.Job) -> str:
-    """Why the vLLM server that the settings name cannot be had: it has no room on its GPU, or was
-    tried there and failed (engine/fast_paths). The event `sampler` says so too; "" where it can."""
+    """Explain why the vLLM server that the settings name cannot be used: its GPU has no room, or it
+    was tried there and failed (engine/fast_paths). The event `sampler` says so too. Returns "" if
+    it can be used."""
     why_not = size.server.why_not if size.kind == "cuda" else ""
     if switched_off.is_off("vllm"):
         why_not = f"vLLM is switched off on this device: {switched_off.why_off('vllm')}"
@@ -66,13 +69,14 @@ def start_vllm(
     size: sizing.Job,
     devices: Sequence[str] = (),
 ) -> VllmSampler:
-    """Start a vLLM server for this run alone, which logs into the run's folder. Returns at once,
+    """Start a vLLM server for this run only, which logs into the run's folder. Returns at once,
     with a sampler that waits for the server at its first use; a cancelled run ends that wait.
 
     Args:
-        devices: ids of devices that it has to itself; () for that of this process, which it shares.
+        devices: ids of devices that the server has to itself; () for this process's device, which
+            it shares.
     """
-    rank = int(os.environ.get("HONESMITH_RANK") or 0)  # each has a server on its own GPU
+    rank = int(os.environ.get("HONESMITH_RANK") or 0)  # each rank has a server on its own GPU
     log = job.run.rank_vllm_log(rank) if rank else job.run.vllm_log
     folder = job.run.rank_sampled_adapters(rank) if rank else job.run.sampled_adapters
     plan = run_plan(job, base, needs, size)
@@ -91,8 +95,8 @@ def start_vllm(
 
 
 def plan_beside(plan: Plan, size: sizing.Job, devices: Sequence[str]) -> Plan:
-    """The plan of a server that has GPUs to itself and keeps their memory: as many copies of the
-    model as they have room for, each on as many GPUs as it needs."""
+    """Return the plan of a server that has GPUs to itself and keeps their memory. It runs as many
+    copies of the model as the GPUs have room for, each on as many GPUs as it needs."""
     across = size.server.gpus_of_model
     return replace(
         plan,
@@ -105,13 +109,14 @@ def plan_beside(plan: Plan, size: sizing.Job, devices: Sequence[str]) -> Plan:
 
 
 def run_plan(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job) -> Plan:
-    """The settings with which a run's vLLM server is started.
+    """Return the settings with which a run's vLLM server is started.
 
-    It computes in the trainer's number format. On a CPU that is float32: log-probabilities of
-    sampler and trainer then agree to 1e-5, with bfloat16 they would only to 0.003.
+    It computes in the trainer's number format. On a CPU that is float32, in which the
+    log-probabilities of sampler and trainer agree to 1e-5; with bfloat16 they would agree only to
+    0.003.
 
     Raises:
-        UserError: NO_VLLM, when vLLM is not set up.
+        UserError: NO_VLLM, if vLLM is not set up.
     """
     settings = job.config.settings
     assert isinstance(settings, RolloutSettings)  # no other settings name a server
@@ -135,16 +140,16 @@ def run_plan(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.
 
 
 def _memory_share(size: sizing.Job, device: torch.device) -> float:
-    """The share of a GPU's memory that vLLM may take: what was planned for it, but no more than is
-    free now without what training is given back."""
+    """Return the share of a GPU's memory that vLLM may take: what was planned for it, but no more
+    than is free now minus a reserve for training."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     granted = min(size.server.bytes, free_bytes - servers.TRAINER_RESERVE)
     return granted / total_bytes
 
 
 def cpu_threads() -> int:
-    """How many threads a vLLM server on a CPU uses: the value of OMP_NUM_THREADS if it is a
-    positive number, otherwise one for each core."""
+    """Return how many threads a vLLM server on a CPU uses: the value of OMP_NUM_THREADS if it is a
+    positive number, otherwise one per core."""
     from_user = os.environ.get("OMP_NUM_THREADS", "")
     if from_user.isdigit() and int(from_user) > 0:
         return int(from_user)

@@ -1,10 +1,10 @@
-"""Completions of single-turn tasks to scores, by one or several env processes.
+"""Scores the completions of single-turn tasks with one or several env processes.
 
-Each process takes what has waited longest, so a slow or hung answer holds up nothing but itself. An
-async `score` is given several completions at once, a `score_group` all those of a task. What one
-completion earns depends on it and its task alone, so the number of processes changes no score;
-`push_env` audits that. A completion whose process was lost is scored once more: whatever ended the
-process, it must not cost a completion that did nothing wrong.
+Each process takes what has waited longest, so a slow or hung answer delays nothing but itself. An
+async `score` gets several completions at once, a `score_group` all completions of a task. The score
+of a completion must depend only on it and its task, so that the number of processes changes no
+score; `push_env` audits that. If a process is lost, its completions are scored once more, because
+they need not be what ended it.
 """
 
 import queue
@@ -19,33 +19,34 @@ from envs.host.process import EnvProcess
 from envs.json_types import ScoreReply, TaskRow
 from envs.metering.judge_calls import NOTHING, JudgeUse
 
-LEAST_GROUP = 2  # completions that can be compared
+LEAST_GROUP = 2  # a single completion cannot be compared
 
 
 class Scoring:
-    """The scores of one batch, in the threads of `background`, of which there must be as many as
-    `processes`."""
+    """Scores the completions of one batch in the threads of `background`, one thread per
+    process."""
 
     def __init__(
         self, processes: Sequence[EnvProcess], background: BackgroundWorker, *, compare: bool
     ) -> None:
-        """Score with these processes; `compare`: whole groups by the environment's `score_group`,
-        where it has one."""
+        """Score with these processes. `compare` says whether the environment's `score_group`, if it
+        has one, scores whole groups."""
         self._background = background
         self._free: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
         for process in processes:
             self._free.put(process)
         self._compare = compare and processes[0].compares_groups
         self._waiting: deque[tuple[TaskRow, Trajectory]] = deque()
-        self._ended: dict[int, list[Trajectory]] = {}  # of groups that are not complete yet
+        self._ended: dict[int, list[Trajectory]] = {}  # by group, while the group is incomplete
         self._lock = threading.Lock()
 
     def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
-        """A completion has been sampled: have it scored, or its group once it is complete.
+        """Have a completion scored that has just been sampled; with `compare`, once its group is
+        complete.
 
         Args:
-            index: which group it belongs to.
-            size: of that group.
+            index: the number of its group.
+            size: the number of completions in the group.
         """
         if self._compare and size >= LEAST_GROUP:
             self._ended.setdefault(index, []).append(trajectory)
@@ -56,13 +57,14 @@ class Scoring:
         self._background.submit(self._score_waiting)
 
     def _score_waiting(self) -> None:
-        """Score what waits, as much as a process scores at once; runs in a background thread."""
+        """Score as many waiting completions as a process scores at once; runs in a background
+        thread."""
         process = self._free.get()
         try:
             at_once = process.at_once
             with self._lock:
                 taken = [self._waiting.popleft() for _ in range(min(at_once, len(self._waiting)))]
-            if not taken:  # another call took it along
+            if not taken:  # another call has taken this completion along
                 return
             scores = process.score_many([(task, t.completion) for task, t in taken])
             for (task, trajectory), score in zip(taken, scores, strict=True):
@@ -102,20 +104,20 @@ def set_score(trajectory: Trajectory, score: ScoreReply) -> None:
 
 
 def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
-    """Mark the trajectory as failed: it has no reward and is not trained on. `timed_out`: whether
-    the environment took longer than it may."""
+    """Mark the trajectory as failed, so that it has no reward and is not trained on. `timed_out`
+    says whether the environment exceeded its time limit."""
     trajectory.error = error
     trajectory.stop_reason = "timeout" if timed_out else "env_error"
     trajectory.reward = 0.0
 
 
 def judge_use(process: EnvProcess) -> JudgeUse:
-    """What judges took so far, in all processes of the environment."""
+    """Return how much judges were used so far, in all processes of the environment."""
     return process.judge_budget.used if process.judge_budget else NOTHING
 
 
 def out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
-    """The end of a run whose judges may be asked no more."""
+    """Return the failure of a run whose judges may not be asked any more."""
     budget = process.judge_budget
     assert budget is not None  # only a budget refuses
     limit = budget.spent or "what is left of the judge's limit is less than one score needs"

@@ -1,4 +1,5 @@
-"""What the trainer takes off a reward before it compares a group. Standard library only."""
+"""Computes what the trainer subtracts from a reward before it compares a group. Standard library
+only."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -10,7 +11,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class ReadsThoughts(Protocol):
-    """What of a `Renderer` is needed here."""
+    """The methods of a `Renderer` that are needed here."""
 
     def completion_text(self, ids: Sequence[int]) -> str: ...
 
@@ -21,8 +22,9 @@ def penalise_thinking(
     groups: Sequence[Group], coefficient: float, max_tokens: int, renderer: ReadsThoughts
 ) -> None:
     """Set the `penalty` of every scored trajectory: `coefficient` times the mean number of thought
-    tokens of its turns, as a share of `max_tokens`, the most tokens that a turn may have. The
-    number of tokens in thoughts and the penalty are also added to the trajectory's metrics.
+    tokens per turn, as a share of `max_tokens`, the most tokens of a turn.
+
+    The number of tokens in thoughts and the penalty are also added to the trajectory's metrics.
     """
     for group in groups:
         for trajectory in group.scored:
@@ -35,9 +37,9 @@ def penalise_thinking(
 
 
 def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
-    """How many of a completion's tokens are thought, without the marks around it."""
+    """Count the tokens of a completion that are thought, without the tags around it."""
     decode = renderer.completion_text
-    # Spans are in characters: a span's tokens are the ids up to its end less those up to its start.
+    # Spans are in characters, so a span has the ids up to its end minus those up to its start.
     return sum(
         _ids_until(ids, end, decode) - _ids_until(ids, start, decode)
         for start, end in renderer.thought_spans(decode(ids))
@@ -45,8 +47,8 @@ def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
 
 
 def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
-    """How many of the first ids are needed for a text of at least `characters` characters (a binary
-    search)."""
+    """Find, by binary search, how many of the first ids give a text of at least `characters`
+    characters."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2
@@ -58,8 +60,8 @@ def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
 
 
 def _ids_by_turn(trajectory: Trajectory) -> Iterator[list[int]]:
-    """Yield the ids of each assistant turn of a trajectory. Turns are runs of trained tokens; the
-    environment's tokens between them are not trained."""
+    """Yield the ids of each assistant turn of a trajectory. A turn is an unbroken run of trained
+    tokens; the environment's tokens between turns are not trained."""
     turn_ids: list[int] = []
     for token, is_trained in zip(trajectory.ids, trajectory.loss_mask, strict=True):
         if is_trained:

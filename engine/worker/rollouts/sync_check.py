@@ -1,9 +1,10 @@
-"""Does the sampler speak with the policy that is trained? Asked of every step's batch.
+"""Checks with every step's batch whether the sampler has the weights of the policy that is trained.
 
-The trainer computes the log-probability of every sampled token anyway. Where the sampler holds the
-same weights, the two differ by rounding; where an adapter was not delivered, or answers come from a
-cache of older weights, they differ by what training has moved since, which grows with the step.
-Such a run seems healthy and learns nothing: an event says so, and a hard limit ends the run.
+The trainer computes the log-probability of every sampled token anyway. If the sampler has the same
+weights, the two log-probabilities differ only by rounding. If an adapter was not delivered, or
+answers come from a cache of older weights, they differ by what training has changed since, which
+grows with the steps. Such a run seems healthy and learns nothing, so an event reports it, and a
+hard limit ends the run.
 """
 
 import math
@@ -19,8 +20,8 @@ from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, LoopState
 from engine.worker.network.network import Network
 
-WINDOW = 4  # how many first steps, and how many latest ones, are compared
-GROWTH = 5.0  # the latest gap may be so many times the first one, if it is above the floor
+WINDOW = 4  # the first 4 steps are compared with the latest 4
+GROWTH = 5.0  # the latest gap may be so many times the first one (a gap below the floor is fine)
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class Limits:
     """Bounds of the mean gap between sampler and trainer, in nats per token.
 
     Attributes:
-        floor: the most that rounding causes.
-        warn: above it an event is written.
-        fail: no rounding causes this much; the run ends.
+        floor: the largest gap that rounding causes.
+        warn: an event is written if the gap is larger.
+        fail: the run ends if the gap is larger, since no rounding causes that.
     """
 
     floor: float
@@ -38,18 +39,19 @@ class Limits:
     fail: float
 
 
-# Measured: 1e-6 between float32 engines, 0.002 to 0.02 where one of them computes in bfloat16, and
-# 0.06 to 3 between a base and an adapter that was trained on it.
+# Measured gaps: 1e-6 between float32 engines, 0.002 to 0.02 if one of them computes in bfloat16,
+# and 0.06 to 3 between a base and an adapter that was trained on it.
 LIMITS = {
     "float32": Limits(floor=1e-4, warn=1e-3, fail=0.02),
     "bfloat16": Limits(floor=0.01, warn=0.05, fail=0.25),
 }
-# Where the two differ on purpose, only growth of the gap is judged.
+# For runs whose settings make the two differ: only growth of the gap is judged.
 LOOSE = Limits(floor=0.05, warn=math.inf, fail=math.inf)
 
 
 class SyncCheck:
-    """Judges the gap between sampler and trainer at every step."""
+    """Judges at every step the gap between sampler and trainer: the difference between their
+    log-probabilities of a token."""
 
     def __init__(
         self,
@@ -59,8 +61,7 @@ class SyncCheck:
         *,
         exact: bool = True,
     ) -> None:
-        """Choose how large the gap may be: the distance between the sampler's and the trainer's
-        log-probabilities of a token. Without `exact` only its growth is judged.
+        """Choose how large the gap may be. Without `exact` only its growth is judged.
 
         Args:
             precision: the coarser number format of sampler and trainer, float32 or bfloat16; the
@@ -75,14 +76,14 @@ class SyncCheck:
         self._state = state
         state.setdefault("first", [])  # the mean gaps of the first steps
         state.setdefault("latest", [])  # those of the latest steps
-        state.setdefault("told", [])  # names of the events that are not written again for now
+        state.setdefault("told", [])  # events that were written and are not repeated for now
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap between sampler and trainer that the update of `step` measured. Returns its
-        metrics by name; {} if `measured` holds no gap, as in a step that trained nothing.
+        """Judge the gap that the update of `step` measured. Returns the gap's metrics by name, or
+        {} if `measured` holds no gap, as in a step that trained nothing.
 
         Raises:
-            WorkerFailure: kind internal, when the gap is too large or NaN.
+            WorkerFailure: kind internal, if the gap is too large or NaN.
         """
         mean, largest = measured.get("sampler_gap_mean"), measured.get("sampler_gap_max")
         if mean is None or largest is None:
@@ -90,15 +91,14 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step, the distance between the sampler's and the trainer's
-        log-probabilities of a token, and return the gap's metrics by name. If its mean is above the
+        """Judge the gap of a step and return the gap's metrics by name. If its mean is above the
         limit `warn`, or has grown, an event is written.
 
         Args:
             mean, largest: over all tokens of the step, in nats.
 
         Raises:
-            WorkerFailure: kind internal, when the mean is NaN or above the limit `fail`.
+            WorkerFailure: kind internal, if the mean is NaN or above the limit `fail`.
         """
         first_gap, latest_gap = self._remember(mean)
         if mean > self.limits.fail or math.isnan(mean):
@@ -111,11 +111,11 @@ class SyncCheck:
             )
             self._report_once("sampler_gap_grows", step, mean, largest, reason)
         else:
-            self._state["told"] = []  # all is well: a later gap is reported again
+            self._state["told"] = []  # the gap is fine, so a later one is reported again
         return {
             "sampler_gap_mean": mean,
             "sampler_gap_max": largest,
-            "sampler_gap_drift": latest_gap - first_gap,  # medians of some steps each
+            "sampler_gap_drift": latest_gap - first_gap,  # both are medians over steps
         }
 
     def _remember(self, mean_gap: float) -> tuple[float, float]:
@@ -129,14 +129,14 @@ class SyncCheck:
         return statistics.median(first), statistics.median(latest)
 
     def _has_grown(self, first_gap: float, latest_gap: float) -> bool:
-        """Whether the gap of the latest steps is above GROWTH times that of the first steps, and
-        above what rounding explains (`floor`). False before there are `WINDOW` steps."""
+        """Tell whether the gap of the latest steps is above GROWTH times that of the first steps,
+        and above what rounding explains (`floor`). False before there are `WINDOW` steps."""
         allowed_gap = max(self.limits.floor, GROWTH * first_gap)
         return len(self._state["latest"]) == WINDOW and latest_gap > allowed_gap
 
     def _failure(self, step: int, mean: float, largest: float, first_gap: float) -> WorkerFailure:
-        """The failure of a run whose sampler cannot have the trained policy. `mean` and `largest`
-        are the gaps of `step`, `first_gap` is the median mean gap of the first steps."""
+        """Return the failure of a run whose sampler cannot have the trained policy. `mean` and
+        `largest` are the gaps of `step`, `first_gap` is the median mean gap of the first steps."""
         return WorkerFailure(
             "internal",
             "The sampler does not speak with the trained policy: adapter not delivered.",
@@ -148,8 +148,8 @@ class SyncCheck:
         )
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason. An event that was written is in the
-        list `told`, and is not written again until a step has had a gap within the limits."""
+        """Write the event `name` with both gaps and the reason. The event is not repeated until a
+        step had a gap within the limits."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)
@@ -163,10 +163,10 @@ def sync_check_of(
     settings: GRPOSettings,
     state: LoopState,
 ) -> SyncCheck:
-    """A new `SyncCheck`, which watches that sampler and trainer give the same log-probabilities. It
-    keeps what it has seen in `state`, that of the training.
+    """Make the `SyncCheck` of a run, which watches that sampler and trainer give the same
+    log-probabilities. It keeps what it has seen in `state`, the state of the training loop.
 
-    It allows the rounding of the weights' format. Where the settings make the distributions differ
+    It allows the rounding of the weights' format. If the settings make the distributions differ
     (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
     """
     is_rounded = network.dtype != torch.float32 or settings.quantization != "none"

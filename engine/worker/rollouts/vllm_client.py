@@ -1,7 +1,8 @@
-"""The words spoken to a vLLM server: token ids in, token ids and log-probabilities out.
+"""Requests to a vLLM server: token ids go in, token ids and log-probabilities come out.
 
-HTTP over the server's socket file; see engine/processes/vllm_process.py for why it is no port.
-Nothing is ever sent or read as text, so no template, tokenizer or default of the server has a say.
+They use HTTP over the server's socket file; engine/processes/vllm_process.py says why it is no
+port. Nothing is ever sent or read as text, so no template, tokenizer or default of the server can
+change a result.
 """
 
 import json
@@ -16,17 +17,17 @@ import httpx
 
 from engine.processes.vllm_process import VllmProcess
 
-# A request or a reply as vLLM spells it; what of a reply is used is checked where it is read.
+# A request or a reply in vLLM's form. The parts of a reply that are used are checked when read.
 Body = dict[str, Any]
 
 GENERATE = "/inference/v1/generate"
 LOAD = "/v1/load_lora_adapter"
 UNLOAD = "/v1/unload_lora_adapter"
-# A reply comes after its longest completion, and after the requests that were there before it.
+# A reply may have to wait for its longest completion, and for requests that came before it.
 READ_S = 1800.0
-CONNECT_S = 30.0  # to connect, or to send a request
-# No connection is kept open: the server closes idle ones after some seconds, and a request that is
-# sent just then is lost.
+CONNECT_S = 30.0  # how long connecting, or sending a request, may take
+# No connection is kept open, because the server closes idle ones after some seconds, and a request
+# that is sent at that moment would be lost.
 LIMITS = httpx.Limits(max_connections=256, max_keepalive_connections=0)
 # The server writes -9999 for the logarithm of zero; nothing this low was ever sampled.
 NO_LOGPROB = -9998.0
@@ -38,8 +39,8 @@ class VllmError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion as the server gives it. `logprobs` holds NaN where it gave none; `finished` is
-    False where the completion was cut off by its length."""
+    """A completion in the server's reply. `logprobs` holds NaN for a missing one; `finished` is
+    False if the completion was cut off by its length."""
 
     ids: list[int]
     logprobs: list[float]
@@ -47,11 +48,11 @@ class Answer:
 
 
 class VllmClient:
-    """A client of one vLLM server. Every method raises VllmError when the server refuses or the
+    """A client of one vLLM server. Every method raises VllmError if the server refuses or the
     connection breaks.
 
     Args:
-        process: the server; errors of the connection carry the last lines of its log.
+        process: the server; errors of the connection quote the last lines of its log.
     """
 
     def __init__(self, process: VllmProcess) -> None:
@@ -62,26 +63,27 @@ class VllmClient:
         self._post(LOAD, {"lora_name": name, "lora_path": str(folder)})
 
     def unload(self, name: str) -> None:
-        """Forget the adapter. Raises VllmError."""
+        """Unload the adapter that is available as the model `name`. Raises VllmError."""
         self._post(UNLOAD, {"lora_name": name})
 
     def sleep(self) -> None:
-        """Give the device's memory back: weights move to the machine's memory, caches are lost."""
-        self._post("/sleep?level=1", body=None)  # level 2 would drop the weights
+        """Free the device's memory: weights move to the machine's memory, caches are lost."""
+        self._post("/sleep?level=1", body=None)  # level 2 would discard the weights
 
     def wake(self) -> None:
         """Take the device's memory again after `sleep`."""
         self._post("/wake_up", body=None)
 
     def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of the prompt `ids` by what the server calls `model`; their number is `n`
-        in `sampling`, vLLM's sampling parameters. Raises VllmError."""
+        """Return completions of the prompt `ids` by the server's model `model`. `sampling` are
+        vLLM's sampling parameters; `n` in it is the number of completions. Raises VllmError."""
         return read_answers(self._post(GENERATE, _request(model, ids, sampling)))
 
     def prompt_logprobs(self, model: str, ids: list[int]) -> list[float]:
-        """The log-probability of every id of the prompt but the first, which nothing precedes.
-        Raises VllmError."""
-        # max_tokens: vLLM refuses 0. prompt_logprobs 0: the prompt's own tokens, no alternatives.
+        """Return the log-probability of every id of the prompt but the first, which nothing
+        precedes. Raises VllmError."""
+        # max_tokens is 1 because vLLM refuses 0. With prompt_logprobs 0 the server rates only the
+        # prompt's own tokens, without alternatives.
         sampling = {"max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
         reply = self._post(GENERATE, _request(model, ids, sampling))
         try:
@@ -106,34 +108,35 @@ class VllmClient:
             client.stream("POST", GENERATE, json=body) as response,
         ):
             if response.status_code != 200:
-                response.read()  # the text of a streamed reply is not loaded by itself
+                response.read()  # httpx does not load the text of a streamed reply by itself
                 raise VllmError(_refusal(response))
             for chunk in _streamed_chunks(response):
-                # A choice may bring no ids (None), such as the last one.
+                # A choice may have no ids (None), such as the last one.
                 yield [
                     int(token) for choice in chunk["choices"] for token in choice["token_ids"] or ()
                 ]
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator["Together"]:
-        """A context that yields a `Together`, with which several prompts can be sent at the same
-        time. Its connections are closed on exit."""
+        """Context manager that yields a `Together`, with which several prompts can be sent at the
+        same time. Its connections are closed on exit."""
         transport = httpx.AsyncHTTPTransport(uds=str(self.process.address), limits=LIMITS)
         async with httpx.AsyncClient(
             transport=transport,
             base_url="http://vllm",
             headers=self._headers(),
-            # pool=None: a prompt may wait for a free connection as long as it takes.
+            # pool=None lets a prompt wait for a free connection without limit.
             timeout=httpx.Timeout(CONNECT_S, read=READ_S, pool=None),
         ) as client:
             yield Together(self, client)
 
     def _post(self, path: str, body: Body | None) -> Body:
+        """Send a request and return the decoded reply. Raises VllmError."""
         with self._errors_explained(), self._client() as client:
             return _body(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
-        """A new HTTP client that speaks to the server over its socket file and sends its key."""
+        """Make an HTTP client that talks to the server over its socket file and sends its key."""
         return httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.process.address), limits=LIMITS),
             base_url="http://vllm",
@@ -142,13 +145,15 @@ class VllmClient:
         )
 
     def _headers(self) -> dict[str, str]:
+        """Return the HTTP header with the server's key."""
         return {"Authorization": f"Bearer {self.process.key}"}
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Context manager: errors of the connection and replies without JSON become VllmError.
+        """Context manager that turns errors of the connection and replies without JSON into
+        VllmError.
 
-        Its message ends with the last lines of the server's log.
+        The error's message ends with the last lines of the server's log.
         """
         try:
             yield
@@ -158,24 +163,24 @@ class VllmClient:
 
 
 class Together:
-    """Requests at the same time; see `VllmClient.together`."""
+    """Sends requests at the same time; see `VllmClient.together`."""
 
     def __init__(self, owner: VllmClient, client: httpx.AsyncClient) -> None:
         self._owner = owner
         self._client = client
 
     async def ask(self, model: str, ids: list[int], sampling: Body) -> list[Answer]:
-        """The completions of the prompt `ids` by what the server calls `model`; their number is `n`
-        in `sampling`, vLLM's sampling parameters. Other prompts may be sent meanwhile. Raises
-        VllmError."""
+        """Return completions of the prompt `ids` by the server's model `model`, while other prompts
+        may be sent. `sampling` are vLLM's sampling parameters; `n` in it is the number of
+        completions. Raises VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
             return read_answers(_body(response))
 
 
 def read_answers(reply: Body) -> list[Answer]:
-    """The completions in a reply, in the order of their index. Raises VllmError when the reply does
-    not have the expected shape."""
+    """Return the completions in a reply, in the order of their index. Raises VllmError if the reply
+    does not have the expected shape."""
     try:
         choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [_answer(choice) for choice in choices]
@@ -185,7 +190,7 @@ def read_answers(reply: Body) -> list[Answer]:
 
 
 def _streamed_chunks(response: httpx.Response) -> Iterator[Body]:
-    """Yield the JSON objects of a streamed reply as they arrive. Raises VllmError when the server
+    """Yield the JSON objects of a streamed reply as they arrive. Raises VllmError if the server
     sends an error among them."""
     for line in response.iter_lines():
         # Server-sent events, with blank lines between them; the last one is "[DONE]".
@@ -204,8 +209,8 @@ def _answer(choice: Body) -> Answer:
     """Read one choice of a reply.
 
     Raises:
-        KeyError, TypeError, ValueError: when the choice does not have the expected shape, or its
-            log-probabilities belong to other ids; `read_answers` catches them.
+        KeyError, TypeError, ValueError: the choice does not have the expected shape, or its
+            log-probabilities belong to other ids; `read_answers` catches these errors.
     """
     ids = [int(token) for token in choice["token_ids"]]
     reported = choice.get("logprobs") or {}
@@ -215,10 +220,10 @@ def _answer(choice: Body) -> Answer:
 
 
 def _logprob(token: int, reported: Body | None) -> float:
-    """The log-probability that the server reports of a sampled id; NaN if it is missing or not a
-    usable number. Raises ValueError when it belongs to another id."""
+    """Return the log-probability that the server reports for a sampled id; NaN if it is missing or
+    not a usable number. Raises ValueError if it belongs to another id."""
     fields: Body = {} if reported is None else reported
-    # A server that does not name the id is believed.
+    # A server may leave out the id; then it is assumed to be right.
     if fields.get("token_id", token) != token:
         raise ValueError(f"log-probability of id {fields['token_id']} where {token} was sampled")
     logprob = fields.get("logprob")
@@ -228,24 +233,25 @@ def _logprob(token: int, reported: Body | None) -> float:
 
 
 def _request(model: str, ids: list[int], sampling: Body) -> Body:
+    """Make the body of a request for completions."""
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
 def _body(response: httpx.Response) -> Body:
-    """The reply as a JSON object; {} if the server answered with anything else, such as plain text.
-    Raises VllmError if the server refused the request (any status but 200)."""
+    """Return the reply as a JSON object; {} if the server answered with anything else, such as
+    plain text. Raises VllmError if the server refused the request (any status but 200)."""
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
         reply = response.json()
     except ValueError:
-        reply = {}  # requests to load an adapter are answered with a sentence
+        reply = {}  # the server answers requests to load an adapter with a plain sentence
     return reply if isinstance(reply, dict) else {}
 
 
 def _refusal(response: httpx.Response) -> str:
-    """A sentence about a refused request: the status, and the first 300 characters of the server's
-    error message, or of its text if it has none. Example: "it answered 400: no such model"."""
+    """Describe a refused request: the status, and the first 300 characters of the server's error
+    message, or of its text if it has none. Example: "it answered 400: no such model"."""
     text = response.text
     try:
         reply = response.json()

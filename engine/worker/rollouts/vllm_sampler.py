@@ -1,8 +1,8 @@
-"""Sampling on a vLLM server of our own; the same seam as engine/worker/network/sampler.py.
+"""Sampling on a vLLM server of our own, with the interface of engine/worker/network/sampler.py.
 
-Every version of an adapter gets a directory and a name of its own: vLLM's prefix cache tells
-adapters apart by these two alone, so new weights under an old pair would be answered from keys and
-values that the old weights computed. The new version is loaded before the old one is given up.
+Every version of an adapter gets a folder and a name of its own. vLLM's prefix cache tells adapters
+apart only by these two, so new weights under an old pair would be combined with keys and values
+that the old weights computed. The new version is loaded before the old one is unloaded.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ Done = Callable[[int, int, Completion], None]
 
 
 class VllmSampler:
-    """A sampler that runs on a vLLM server; see the module."""
+    """A sampler that runs on a vLLM server. Each version of an adapter has its own name there."""
 
     name = "vllm"
     elsewhere = beside = True
@@ -53,30 +53,30 @@ class VllmSampler:
             stop_ids: ids that end a completion.
             vocab: how many ids have a token.
             model_vocab: how many ids the model could sample; those from `vocab` on are forbidden.
-            on_wait: called again and again while the server starts; may raise to end the wait.
+            on_wait: called repeatedly while the server starts; may raise to end the wait.
         """
         self.process = process
         self.client = VllmClient(process)
         self.stop_ids = list(stop_ids)
         self.limit = process.plan.max_length  # tokens of prompt and completion together
-        self.missing_logprobs = 0  # sampled ids that came without one
-        # Ids that must never be sampled, as vLLM's logit_bias.
+        self.missing_logprobs = 0  # how many sampled ids came without a log-probability
+        # Ids that must never be sampled, in the form of vLLM's logit_bias.
         self._forbidden_ids = {str(token): NEVER for token in range(vocab, model_vocab)}
         self._folder = folder
         self._on_wait = on_wait
         self._model_name = BASE  # the server's name for what was loaded last
-        self._loaded: tuple[Adapter, int] | None = None  # which adapter, at which version
+        self._loaded: tuple[Adapter, int] | None = None  # the loaded adapter and its version
         self._versions_made = 0
         self._asleep = False
         shutil.rmtree(folder, ignore_errors=True)
 
     def load(self, adapter: Adapter | None) -> None:
         """Sample from now on with the adapter as it is at this moment, or with the base alone if
-        `adapter` is None. Does nothing if the same version is loaded already.
+        `adapter` is None. Does nothing if the same version is already loaded.
 
         Raises:
-            WorkerFailure: kind infra, when the server does not take the adapter, or kind oom, when
-                its memory ran out.
+            WorkerFailure: kind infra, if the server does not load the adapter, or kind oom, if its
+                memory ran out.
         """
         self._wait_until_ready()
         new_version = None if adapter is None else (adapter, adapter.version)
@@ -88,7 +88,7 @@ class VllmSampler:
             self._loaded = new_version
             if old_name != BASE:
                 self.client.unload(old_name)
-        if old_name != BASE:  # `_send` has written no folder for the base
+        if old_name != BASE:  # the base has no folder
             shutil.rmtree(self._folder / old_name, ignore_errors=True)
 
     def _send(self, adapter: Adapter) -> str:
@@ -109,16 +109,19 @@ class VllmSampler:
         params: SamplingParams,
         done: Done | None = None,
     ) -> list[list[Completion]]:
-        """`n` completions of each prompt, in the order of `prompts`. Once all completions of a
-        prompt have ended, `done` is called for each of them with (index of the prompt, number of
-        the completion, completion). Raises WorkerFailure of kind infra or oom."""
+        """Sample `n` completions of each prompt, and return them in the order of `prompts`.
+
+        Once all completions of a prompt have ended, `done` is called for each of them with (index
+        of the prompt, number of the completion, completion). Raises WorkerFailure of kind infra or
+        oom.
+        """
         self._wait_until_ready()
         with _ServerErrors("sample", self.process):
             return asyncio.run(self._request_all(_Wanted(prompts, n, params, done)))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
-        """Yield the ids of one completion as they are sampled, the end token included. Yields
-        nothing if the prompt fills the context. Raises WorkerFailure, of kind infra or oom."""
+        """Yield the ids of one completion as they are sampled, including the end token. Yields
+        nothing if the prompt fills the context. Raises WorkerFailure of kind infra or oom."""
         self._wait_until_ready()
         room = self.limit - len(prompt)
         if room < 1:  # the prompt fills the context
@@ -129,14 +132,15 @@ class VllmSampler:
                 yield from ids
 
     def speaking_as(self, model: str) -> "VllmSampler":
-        """A sampler on the same server that answers as `model`, whatever this one loads later."""
+        """Return a sampler on the same server that answers as `model`, whatever this one loads
+        later."""
         sampler = copy.copy(self)
         sampler._model_name = model
         return sampler
 
     def release_memory(self) -> None:
         """Free the GPU's memory until the sampler is used again. Does nothing on a CPU, or if the
-        memory is free already."""
+        memory is already free."""
         if self.process.plan.sleeps and not self._asleep:
             self._wait_until_ready()
             with _ServerErrors("sleep", self.process):
@@ -144,13 +148,13 @@ class VllmSampler:
             self._asleep = True
 
     def close(self) -> None:
-        """End the server and remove what was written for it."""
+        """End the server and remove the files that were written for it."""
         self.process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _request_all(self, wanted: "_Wanted") -> list[list[Completion]]:
-        """The completions of all prompts, of which at most `MAX_PROMPTS_AT_ONCE` are at the server
-        at the same time. Raises VllmError, alone or in an exception group."""
+        """Request the completions of all prompts, with at most `MAX_PROMPTS_AT_ONCE` prompts at the
+        server at the same time. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
@@ -170,7 +174,7 @@ class VllmSampler:
             slots: has a slot for each prompt that may be at the server at once.
 
         Raises:
-            VllmError: when the request fails, or the reply holds another number of completions.
+            VllmError: the request fails, or the reply has another number of completions.
         """
         answers = await self._ask(together, slots, wanted, index)
         if len(answers) != wanted.n:
@@ -200,7 +204,7 @@ class VllmSampler:
             return await together.ask(self._model_name, prompt, sampling)
 
     def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
-        """vLLM's sampling parameters for the prompt at `index`.
+        """Return vLLM's sampling parameters for the prompt at `index`.
 
         Args:
             n: how many completions are wanted; vLLM draws completion k with the seed plus k.
@@ -210,13 +214,13 @@ class VllmSampler:
             "n": n,
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
-            # With temperature 0 the most probable id is taken: nothing to leave out.
+            # With temperature 0 the most probable id is taken, so top_p has no meaning.
             "top_p": params.top_p if params.temperature else 1.0,
-            "logprobs": 0,  # of the sampled id alone
+            "logprobs": 0,  # only that of the sampled id
             "stop_token_ids": self.stop_ids,
             "detokenize": bool(params.stop),  # only stop strings need text
         }
-        if params.temperature:  # otherwise nothing is drawn, and nothing left out
+        if params.temperature:  # with 0 nothing is drawn, so these have no meaning
             prompt, member = params.places[index] if params.places else (index, 0)
             request["seed"] = prompt_seed(params.seed, prompt) + member
             if params.top_k:
@@ -230,14 +234,14 @@ class VllmSampler:
         return request
 
     def _wait_until_ready(self) -> None:
-        """Wait until the server has started, and wake it up if it sleeps. Raises WorkerFailure when
+        """Wait until the server has started, and wake it up if it sleeps. Raises WorkerFailure if
         it does not start or wake up."""
         try:
             self.process.wait_ready(on_wait=self._on_wait)
         except ServerDied as error:
             raise server_failure(str(error), self.process) from error
         if self._asleep:
-            release_memory()  # what training freed and torch still holds is what the server lacks
+            release_memory()  # torch may still hold freed memory, which the server needs now
             with _ServerErrors("wake up", self.process):
                 self.client.wake()
             self._asleep = False
@@ -254,8 +258,8 @@ class _Wanted:
 
 
 def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, int] | None) -> bool:
-    """Whether both are the same adapter at the same version, or both the base alone. Each is given
-    as (adapter, version); None for the base alone."""
+    """Tell whether both are the same adapter at the same version, or both the base alone. Each is
+    (adapter, version), or None for the base alone."""
     if first is None or second is None:
         return first is second  # True if both are None
     first_adapter, first_version = first
@@ -264,20 +268,21 @@ def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, i
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """The seed of the prompt at `index`, derived from the seed of the call. It has 56 bits, so that
+    """Derive the seed of the prompt at `index` from the seed of the call. It has 56 bits, so that
     vLLM can add the number of a completion without exceeding 64 bits."""
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
 def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
-    """The failure of a run whose vLLM server failed, with the end of the server's log as evidence.
-    Its kind is oom if the message or the log says that memory ran out, otherwise infra."""
+    """Return the failure of a run whose vLLM server failed, with the end of the server's log as
+    evidence. Its kind is oom if the message or the log says that memory ran out, otherwise
+    infra."""
     log_end = process.last_words()
     evidence = message
     if log_end not in message:
         evidence += f"; its log ends: {log_end}"
-    # As torch and vLLM report it.
+    # These are the words with which torch and vLLM report that memory ran out.
     if any(mark in evidence for mark in ("out of memory", "OutOfMemory", "No available memory")):
         hint = "Lower max_length or prompts_per_step, or set sampler torch; then submit again."
         return WorkerFailure("oom", "vLLM ran out of memory.", evidence=evidence, hint=hint)
@@ -286,8 +291,8 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
 
 
 class _ServerErrors:
-    """A context that turns VllmError into the failure of the run. `action` is what the server is
-    asked to do, for the message."""
+    """Context manager that turns VllmError into the failure of the run. `action` is what the server
+    is asked to do, for the message."""
 
     def __init__(self, action: str, process: VllmProcess) -> None:
         self._action = action
@@ -296,8 +301,8 @@ class _ServerErrors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """If a VllmError ended the context, alone or first in a group, raise the run's failure in
-        its place. Other errors are left as they are."""
+        """If a VllmError ended the context, alone or first in a group, raise the run's failure
+        instead. Other errors are left as they are."""
         # Requests made at the same time fail as a group: its first error stands for all.
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]

@@ -1,5 +1,5 @@
-"""The OpenAI-compatible server and the models behind it; merging an adapter. Started as processes;
-start with `openai_server.py`.
+"""The OpenAI-compatible server and the models behind it, and the merging of an adapter into its
+base. Both are started as processes; start reading with `openai_server.py`.
 
     chat_models.py    chat requests to answers, whatever samples them
     merge.py          merge an adapter into its base

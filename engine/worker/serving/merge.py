@@ -1,11 +1,12 @@
-"""Merge an adapter into its base: `python -P -m engine.worker.serving.merge CONFIG.json`.
+"""Merges an adapter into its base: `python -P -m engine.worker.serving.merge CONFIG.json`.
 
-CONFIG.json holds `base_path`, `adapter`, `out`, and `gguf`: the name of a GGUF file that `out` is
-to hold in place of a model folder, such as "x.q8_0.gguf", or "". Merged in float32 and only then
-rounded to the base's own type: merging in bfloat16 loses most of a small update. Before anything is
-kept, the merged model's logits are held against base + adapter.
+CONFIG.json holds `base_path`, `adapter`, `out`, and `gguf`: the name of a GGUF file that is written
+to `out` instead of a model folder, such as "x.q8_0.gguf", or "". The adapter is merged in float32,
+and the result is then rounded to the base's own type, because merging in bfloat16 loses most of a
+small update. Before anything is kept, the logits of the merged model are compared with those of
+base + adapter.
 
-Prints one JSON line: `{"path", "files", "max_logit_gap"}` or `{"error"}`.
+The program prints one JSON line: `{"path", "files", "max_logit_gap"}` or `{"error"}`.
 """
 
 import json
@@ -34,7 +35,7 @@ from envs.json_types import JsonObject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-ALLOWED_GAP = 1e-3  # largest difference of a logit that rounding explains
+ALLOWED_GAP = 1e-3  # the largest difference between logits that rounding explains
 
 
 def merge(base_path: Path, adapter: Path, out: Path) -> float:
@@ -43,7 +44,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
     largest difference between their logits.
 
     Raises:
-        WorkerFailure: when the adapter does not fit the base, or that difference is too large.
+        WorkerFailure: the adapter does not fit the base, or that difference is too large.
     """
     config = text_part(read_json(base_path / "config.json"))
     # The base's number format; older models call the key torch_dtype.
@@ -62,7 +63,7 @@ def merge(base_path: Path, adapter: Path, out: Path) -> float:
 
 def _merge_and_compare(network: HubNetwork, adapter: Path, ids: list[int]) -> tuple[Any, float]:
     """Merge the adapter in the folder `adapter` into the network's model. Returns (the merged
-    model; the largest difference of its logits from those of base + adapter on the prompt
+    model, the largest difference of its logits from those of base + adapter on the prompt
     `ids`)."""
     # Any seed: the initial weights are replaced at once.
     loaded_adapter = network.new_adapter(LoraSpec.from_folder(adapter), seed=0)
@@ -70,14 +71,14 @@ def _merge_and_compare(network: HubNetwork, adapter: Path, ids: list[int]) -> tu
     expected_logits = network.logits(ids, loaded_adapter)
     with torch.no_grad():
         merged = network.peft.merge_and_unload(safe_merge=True)  # raises if a weight is not finite
-        logits = merged(input_ids=torch.tensor([ids])).logits[0]  # of the only row
+        logits = merged(input_ids=torch.tensor([ids])).logits[0]  # the batch has one row
         gap = float((logits - expected_logits).abs().max())
     return merged, gap
 
 
 def _check_gap(gap: float) -> None:
-    """Raises WorkerFailure when the logits of the merged model and of base + adapter differ by more
-    than rounding explains; `gap` is their largest difference."""
+    """Raise WorkerFailure if `gap`, the largest difference between the logits of the merged model
+    and of base + adapter, is more than rounding explains."""
     if gap > ALLOWED_GAP:
         raise WorkerFailure(
             "infra",
@@ -90,7 +91,7 @@ def _write_model(
     model: Any, dtype: torch.dtype, tokenizer: "PreTrainedTokenizerBase", out: Path
 ) -> None:
     """Write the model, rounded to `dtype`, with its tokenizer to the folder `out`. It is written
-    aside and renamed, so that `out` is complete or absent."""
+    under another name and then renamed, so that `out` is complete or absent."""
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -103,11 +104,11 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
     """Merge as `merge` does, but write the result as the GGUF file `name` in the folder `out`. The
     name ends in .f16.gguf or .q8_0.gguf, which says how weights are stored.
 
-    Raises, besides what `merge` raises, NotExportable if GGUF cannot hold the model, and
-    ImportError without the package gguf.
+    Besides the errors of `merge`, raises NotExportable if GGUF cannot hold the model, and
+    ImportError if the package gguf is missing.
     """
-    # Here and not at the top, because it needs the package gguf, which not everyone has; before
-    # merging, so that it does not fail after minutes.
+    # Imported here, because it needs the package gguf, which not everyone has. Imported before
+    # merging, so that a missing package is not found only after minutes.
     from engine.models.gguf.exporter import export_gguf  # noqa: PLC0415
 
     temporary = out.with_name(f".{out.name}.merged")
@@ -124,9 +125,8 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
 
 
 def main(config_file: Path) -> int:
-    """Merge the adapter that the JSON file names (see the module) and print one line of JSON:
-    `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
-    error."""
+    """Merge the adapter that the JSON file names and print one line of JSON: `{"path", "files",
+    "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:
@@ -144,8 +144,8 @@ def main(config_file: Path) -> int:
 
 
 def _merge_into_folder(config: JsonObject, out: Path) -> float:
-    """Merge into the folder `out`, which gets a GGUF file if the config names one and a model
-    folder's files otherwise. Returns the largest difference of a logit."""
+    """Merge into the folder `out`, which gets a GGUF file if the config names one, and otherwise a
+    model folder's files. Returns the largest difference between logits."""
     base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
     gguf_name = config["gguf"]
     if gguf_name:

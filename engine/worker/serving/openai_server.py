@@ -1,12 +1,13 @@
-"""A deployment's process: an OpenAI-compatible chat server on loopback.
+"""The process of a deployment: an OpenAI-compatible chat server on loopback.
 
-What samples is our own sampler or a vLLM server behind it (`serve_with` in config.json); the routes
-here are all there is to reach, each but /health with the deployment's key. What one client may take
-is bounded: the size of a request and the time it comes in, answers at once, and how long an answer
-waits to be read.
+`python -P -m engine.worker.serving.openai_server DEPLOY_FOLDER`. There is one process per base
+model, with many adapters addressed by model name. It ends by itself when nobody has asked for a
+while.
 
-`python -P -m engine.worker.serving.openai_server DEPLOY_FOLDER`. One process per base model, many
-adapters addressed by model name; ends by itself when nobody has asked for a while.
+Our own sampler or a vLLM server samples the answers (`serve_with` in config.json). Only the routes
+below can be reached, each except /health with the deployment's key. What one client may use is
+bounded: the size of a request and the time it takes to arrive, the number of parallel answers, and
+how long an answer waits to be read.
 """
 
 import asyncio
@@ -58,10 +59,9 @@ from engine.worker.serving.token_logprobs import parse_logprobs
 from engine.worker.serving.vllm_models import VllmModels, serving_plan
 
 MAX_HEADERS = 64 * 1024  # bytes
-MAX_BUSY = 128  # answers in progress; those beyond what is sampled at once wait in line
+MAX_BUSY = 128  # answers in progress; the sampler may let some of them wait
 MAX_CONNECTIONS = 512
-# Each answer in progress may hold a thread while it waits; the rest is for adapters that are loaded
-# meanwhile.
+# Each answer in progress may occupy a thread; the further threads load adapters at the same time.
 THREADS = MAX_BUSY + 16
 
 
@@ -70,15 +70,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Server:
-    """The HTTP side of a deployment: routes, the key, and the end after a time without requests."""
+    """The HTTP side of a deployment: its routes, its key, and its end after a time without
+    requests."""
 
     def __init__(self, folder: DeployDir, served: Served, idle_minutes: float) -> None:
         """Prepare the server; it listens only once `run` is called.
 
         Args:
-            folder: of the deployment; holds its key.
+            folder: the folder of the deployment, with its key.
             served: answers the requests.
-            idle_minutes: after this long without a request the server stops; 0 means never.
+            idle_minutes: the server stops after so long without a request; 0 means never.
         """
         self.folder = folder
         self.served = served
@@ -90,8 +91,8 @@ class Server:
         self.port = 0  # known once it listens
 
     def app(self) -> Starlette:
-        """The application with all routes. All answer on loopback only, and all but /health need
-        the deployment's key."""
+        """Make the application with all routes. They answer on loopback only, and all but /health
+        need the deployment's key."""
         return Starlette(
             routes=[
                 Route("/health", self.local(self.health)),
@@ -105,11 +106,11 @@ class Server:
 
     def local(self, handler: Handler) -> Handler:
         """Wrap `handler` so that it answers only requests whose Host is on loopback (421 otherwise)
-        and whose Origin, if it has one, is there too (403 otherwise). This keeps out web pages in a
-        browser on this machine, which can reach loopback as well."""
+        and whose Origin, if there is one, is there too (403 otherwise). This keeps out web pages in
+        a browser on this machine, which can reach loopback as well."""
 
         async def check_and_handle(request: Request) -> Response:
-            """Return `handler`'s response, or an error response: 421 for another Host than
+            """Return `handler`'s response, or an error response: 421 for a Host other than
             loopback, 403 for another Origin."""
             refusal = refusal_of_place(request)
             if refusal is not None:
@@ -137,7 +138,7 @@ class Server:
         return self.local(check_and_handle)
 
     async def health(self, _: Request) -> Response:
-        """Answers that the server is up, and how many answers are in progress."""
+        """Answer that the server is up, and how many answers are in progress."""
         return JSONResponse({"status": "ok", "active": self.busy})
 
     async def models(self, _: Request) -> Response:
@@ -152,7 +153,7 @@ class Server:
         """Answer a chat completion, whole or as a stream of events.
 
         Raises:
-            Refused: 404 for an unknown model, 429 with `MAX_BUSY` answers in progress, and 400,
+            Refused: 404 for an unknown model, 429 if `MAX_BUSY` answers are in progress, and 400,
                 408 or 413 for a body or a prompt that cannot be served.
         """
         chat_request = parse_chat(await body_of(request))
@@ -164,16 +165,16 @@ class Server:
         if not chat_request.stream:
             completion = run_in_threadpool(self.served.complete, chat_request)
             return JSONResponse(await self.run_as_busy(completion))
-        self.served.prompt_ids(chat_request)  # refusals come before the stream begins
+        self.served.prompt_ids(chat_request)  # raises Refused before the stream begins
         return ImpatientStream(self.events(chat_request), media_type="text/event-stream")
 
     async def rate(self, request: Request) -> Response:
         """Answer with the log-probabilities of the request's own token ids.
 
         Raises:
-            Refused: 400 for a body that is not such a request, 404 for an unknown model, 429 with
-                `MAX_BUSY` answers in progress, 408 or 413 if the body comes too slowly or is too
-                large.
+            Refused: 400 for a body that is not such a request, 404 for an unknown model, 429 if
+                `MAX_BUSY` answers are in progress, 408 or 413 if the body arrives too slowly or is
+                too large.
         """
         logprobs_request = parse_logprobs(await body_of(request))
         if self.busy >= MAX_BUSY:
@@ -192,17 +193,19 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """Yield the pieces of an answer as server-sent events, and `[DONE]` as the last one.
+        """Yield the pieces of an answer as server-sent events, and `[DONE]` at the end.
+
         Whenever no piece has come for `BEAT_S` seconds, a comment is sent, which clients skip. The
-        answer counts as in progress until the end, so that the server does not stop as idle."""
+        answer counts as in progress until the end, so that the server does not stop as idle.
+        """
         self.busy += 1
         pieces = self.served.pieces(chat_request)
         sampling: asyncio.Task[Reply | None] | None = None
         try:
             while True:
-                # None after the last piece.
+                # The result is None after the last piece.
                 sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
-                # [0]: the set of tasks that are done, empty once `timeout` is over.
+                # [0] is the set of tasks that are done; it is empty if `timeout` came first.
                 while not (await asyncio.wait({sampling}, timeout=BEAT_S))[0]:
                     yield ": waiting\n\n"
                 piece = sampling.result()
@@ -212,7 +215,7 @@ class Server:
             yield "data: [DONE]\n\n"
         finally:
             # Closing `pieces` frees the model. If the client leaves while a piece is being sampled,
-            # that has to wait for the piece.
+            # closing has to wait for this piece.
             if sampling is not None and not sampling.done():
                 sampling.add_done_callback(lambda _: pieces.close())
             else:
@@ -221,12 +224,12 @@ class Server:
             self.last_used = time.monotonic()
 
     async def adapters(self, request: Request) -> Response:
-        """Load the adapter in the folder `path` of the body and serve it as the model `name` of the
-        body. The response lists the names of all models.
+        """Load the adapter in the folder `path` of the body, and serve it as the model `name` of
+        the body. The response lists the names of all models.
 
         Raises:
-            Refused: 400 when the body or the adapter cannot be read or does not fit, 409 when the
-                adapter changes nothing.
+            Refused: 400 if the body or the adapter cannot be read or the adapter does not fit, 409
+                if the adapter changes nothing.
         """
         body = await body_of(request)
         if not isinstance(body, dict) or not body.get("name") or not body.get("path"):
@@ -235,7 +238,7 @@ class Server:
         check_rank(folder)
         try:
             await self.run_as_busy(run_in_threadpool(self.served.add, str(body["name"]), folder))
-        except Refused:  # the handlers' wrapper answers with its status and message
+        except Refused:  # `guarded` turns this into the response
             raise
         except Exception as error:  # a damaged adapter can fail anywhere while it loads
             traceback.print_exc()
@@ -244,7 +247,7 @@ class Server:
         return JSONResponse({"models": self.served.names()})
 
     async def stop(self, _: Request) -> Response:
-        """Tell the server to stop; this request is answered before it stops."""
+        """Tell the server to stop; this request is answered before that."""
         if self.uvicorn is not None:
             self.uvicorn.should_exit = True
         return JSONResponse({"stopping": True})
@@ -269,7 +272,7 @@ class Server:
             port: where to listen; 0 takes any free port.
 
         Raises:
-            RuntimeError: when the port cannot be opened.
+            RuntimeError: the port cannot be opened.
         """
         config = uvicorn.Config(
             self.app(),
@@ -289,13 +292,13 @@ class Server:
         self.announce()
         while not serving.done():
             await asyncio.wait({serving}, timeout=1.0)
-            # A vLLM server that has died: stop, so that the next call starts a new deployment.
+            # If the vLLM server has died, stop, so that the next call starts a new deployment.
             if not self.served.models.is_alive or self._is_idle():
                 server.should_exit = True
         await serving
 
     def _is_idle(self) -> bool:
-        """Whether the server has been unused for longer than it may be; `idle_s` 0 sets no
+        """Tell whether the server has been unused for longer than allowed; an `idle_s` of 0 sets no
         limit."""
         unused_s = time.monotonic() - self.last_used
         return self.idle_s > 0 and self.busy == 0 and unused_s > self.idle_s
@@ -303,7 +306,7 @@ class Server:
 
 async def _wait_until_started(server: uvicorn.Server, serving: asyncio.Task[None]) -> None:
     """Wait until `server`, which runs as the task `serving`, accepts connections. Raises the error
-    that ended it before, RuntimeError if the port cannot be opened."""
+    that ended the server, or RuntimeError if the port cannot be opened."""
     while not server.started:
         if serving.done():
             await serving  # raises the error that ended it, if there was one
@@ -315,7 +318,7 @@ def check_rank(folder: Path) -> None:
     """Check the rank in an adapter's config before memory for that rank is allocated.
 
     Raises:
-        Refused: 400, when the config cannot be read, or the rank is not from 1 to `MAX_RANK`.
+        Refused: 400, if the config cannot be read, or the rank is not from 1 to `MAX_RANK`.
     """
     try:
         rank = read_json(folder / "adapter_config.json")["r"]
@@ -323,7 +326,7 @@ def check_rank(folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refused(400, f"{folder.name} holds no adapter that can be read.") from error
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK:
-        # `:.20`: whatever stands there, at most 20 characters of it.
+        # `:.20` quotes at most 20 characters, since the value may be anything.
         raise Refused(400, f"{folder.name} has rank {rank!r:.20}; at most {MAX_RANK} is served.")
 
 
@@ -368,11 +371,11 @@ def _serve(folder: DeployDir, config: Json) -> int:
 
 
 def load_models(folder: DeployDir, config: Json) -> Models:
-    """Load the base model of a deployment, without adapters yet: on a vLLM server if its
+    """Load the base model of a deployment, without adapters: on a vLLM server if the deployment's
     config.json says so (`serve_with`), otherwise on our own sampler.
 
     Raises:
-        WorkerFailure, UserError: when the base cannot be loaded, or vLLM is not set up.
+        WorkerFailure, UserError: the base cannot be loaded, or vLLM is not set up.
     """
     base_path = Path(config["base_path"])
     # The device that the parent process has reserved for this one.
@@ -399,7 +402,8 @@ def load_models(folder: DeployDir, config: Json) -> Models:
 
 
 def _vllm_plan(folder: DeployDir, config: Json, device: str) -> Plan:
-    """How the vLLM server of a deployment is started. Raises UserError when vLLM is not set up."""
+    """Return the settings with which the vLLM server of a deployment is started. Raises UserError
+    if vLLM is not set up."""
     return serving_plan(
         vllm_env.require_python(folder.home),
         Path(config["base_path"]),

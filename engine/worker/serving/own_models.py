@@ -1,7 +1,7 @@
-"""A base and its adapters answering on our own sampler, one request at a time.
+"""A base and its adapters that answer on our own sampler, one request at a time.
 
-An adapter that changes nothing is refused: serving the base under a tuned model's name is the worst
-kind of success.
+An adapter that changes nothing is refused, because serving the base under a tuned model's name
+would look like success.
 """
 
 import threading
@@ -21,7 +21,7 @@ from engine.worker.network.sampler import Sampler
 from engine.worker.rollouts.renderer import Renderer
 from engine.worker.update.checkpoint import require_base
 
-SAME_LOGITS = 1e-6  # an adapter that moves no logit by more changes nothing
+SAME_LOGITS = 1e-6  # an adapter that changes no logit by more than this changes nothing
 
 
 class OwnModels:
@@ -38,14 +38,14 @@ class OwnModels:
         comparisons_file: Path | None = None,
     ) -> None:
         """Load the base in `base_path` on the device; it answers as the model `base_name`. Raises
-        WorkerFailure (kind config) when it cannot be loaded.
+        WorkerFailure (kind config) if it cannot be loaded.
 
         Args:
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
-                weights are refused. None: not checked.
-            comparisons_file: keeps, for later starts, whether our own forward pass agreed with that
-                of transformers. None: keeps nothing.
+                weights are refused. None to accept any adapter.
+            comparisons_file: stores, for later starts, whether our own forward pass agreed with
+                that of transformers. None to store nothing.
         """
         set_threads()
         self.base_weights = base_weights or {}
@@ -69,24 +69,24 @@ class OwnModels:
         return True
 
     def names(self) -> list[str]:
-        """The base's name, then those of the adapters in the order they were added."""
+        """Return the base's name, then those of the adapters in the order they were added."""
         return [self.base_name, *self._folders]
 
     def add(self, name: str, folder: Path) -> None:
-        """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
+        """Load the adapter in `folder` under the model name `name`, replacing an earlier one of
         that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when the adapter gives the same answers as the base, 400 when it cannot be
-                read or does not fit the base. An earlier adapter of that name then stays.
+            Refused: 409 if the adapter gives the same answers as the base, 400 if it cannot be read
+                or does not fit the base. An earlier adapter of that name then stays.
         """
         if self._folders.get(name) == folder:
             return  # before taking the lock, which a long answer in progress would hold
         with self.lock:
             if self._folders.get(name) == folder:
-                return  # another request has loaded it meanwhile
+                return  # another request has loaded it in the meantime
             try:
-                new_adapter = self._load(name, folder)  # raises Refused (409) too
+                new_adapter = self._load(name, folder)  # may also raise Refused (409)
             except WorkerFailure as error:
                 raise Refused(400, f"{error.message} {error.evidence}".strip()) from error
             replaced_adapter = self._loaded.get(name)
@@ -96,11 +96,11 @@ class OwnModels:
                 self.base.network.drop_adapter(replaced_adapter)
 
     def _load(self, name: str, folder: Path) -> Adapter:
-        """Load the adapter in `folder`, which is to be served as the model `name`.
+        """Load the adapter in `folder`, which will be served as the model `name`.
 
         Raises:
-            WorkerFailure: when it cannot be read or does not fit the base.
-            Refused: 409, when it gives the same answers as the base.
+            WorkerFailure: it cannot be read or does not fit the base.
+            Refused: 409, it gives the same answers as the base.
         """
         network = self.base.network
         require_base(folder, self.base_weights)
@@ -117,7 +117,7 @@ class OwnModels:
         return adapter
 
     def _difference(self, adapter: Adapter) -> float:
-        """The largest absolute difference that the adapter makes to a logit, on one fixed
+        """Return the largest absolute difference that the adapter makes to a logit, on one fixed
         prompt."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         with_adapter = self.base.network.logits(ids, adapter)
@@ -126,7 +126,7 @@ class OwnModels:
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[Sampler]:
-        """A context that yields a sampler which answers as the model called `name`. Other requests
+        """Context manager that yields a sampler which answers as the model `name`. Other requests
         wait until it ends, since the sampler has one adapter at a time. Raises Refused (404) for an
         unknown name."""
         with self.lock:
@@ -137,16 +137,17 @@ class OwnModels:
 
     @torch.no_grad()
     def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
-        """The log-probability in nats of every id but the first under the model called `name`.
+        """Return the log-probability in nats of every id but the first under the model `name`.
         Raises Refused (404) for an unknown name."""
         if len(ids) < 2:
             return []  # nothing precedes the only id
         with self.speaking_as(name):  # takes the lock, and refuses an unknown name
             network = self.base.network
-            row = Row(ids, loss_mask=[0] + [1] * (len(ids) - 1))  # all but the first
+            row = Row(ids, loss_mask=[0] + [1] * (len(ids) - 1))  # rates all ids but the first
             batch = network.collate([row]).to(network.device)
             logprobs, _ = network.logprobs(batch, self._loaded.get(name))  # None for the base
         return logprobs.tolist()
 
     def close(self) -> None:
+        """Free what the sampler holds."""
         self.sampler.close()

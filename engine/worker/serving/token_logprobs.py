@@ -1,8 +1,8 @@
-"""`/v1/completions` as far as it is served: the log-probabilities of given tokens.
+"""The route `/v1/completions` as far as it is served: the log-probabilities of given tokens.
 
 The request is the one with which evaluation harnesses rate texts on OpenAI-compatible servers: a
-prompt of token ids, `echo` and `logprobs`. Anything that would generate more than one token is the
-business of `/v1/chat/completions`, where the chat template is applied.
+prompt of token ids, `echo` and `logprobs`. To generate more than one token, clients use
+`/v1/chat/completions`, which applies the chat template.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from envs.json_types import JsonObject
 ACCEPTED = frozenset(
     "model prompt max_tokens temperature top_p seed n echo logprobs stream user".split()
 )
-MAX_IDS = 131_072  # of one prompt; the model's own limit is checked where it is known
+MAX_IDS = 131_072  # in one prompt; `Served.rate` checks the model's own limit
 
 
 @dataclass(frozen=True)
 class LogprobsRequest:
-    """Rate the ids of one prompt with the model called `model`. `wants_next_token` asks for the
-    likeliest next token too."""
+    """A request to rate the ids of one prompt with the model called `model`. `wants_next_token`
+    asks for the likeliest next token too."""
 
     model: str
     ids: list[int]
@@ -29,8 +29,8 @@ class LogprobsRequest:
 
 
 def parse_logprobs(body: Any) -> LogprobsRequest:
-    """Read a completion request, the decoded JSON body, that asks for the log-probabilities of its
-    own prompt.
+    """Read a completion request that asks for the log-probabilities of its own prompt, from its
+    decoded JSON body.
 
     Raises:
         Refused: 400, naming the field that is unknown or asks for something else.
@@ -38,7 +38,7 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
     check_fields(body, ACCEPTED)
     _refuse_generating(body)
     ids = body.get("prompt")
-    # `type(i) is int`: isinstance would also take booleans.
+    # `type(i) is int`, because isinstance would also accept booleans.
     is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
     if not is_ids or not ids or len(ids) > MAX_IDS:
         raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
@@ -47,8 +47,8 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
 
 
 def _refuse_generating(body: JsonObject) -> None:
-    """Raises Refused (400) when the request asks for more than the log-probabilities of its prompt
-    and the likeliest token after it."""
+    """Raise Refused (400) if the request asks for more than the log-probabilities of its prompt and
+    the likeliest next token."""
     if body.get("echo") is not True or body.get("logprobs") not in (0, 1):
         raise Refused(
             400,
@@ -70,14 +70,14 @@ def logprobs_reply(
     continuation: tuple[int, float] | None,
     decode: Callable[[list[int]], str],
 ) -> Reply:
-    """OpenAI's text_completion object with the prompt's tokens and their log-probabilities. The
-    first has none (null), since nothing precedes it.
+    """Return OpenAI's text_completion object with the prompt's tokens and their log-probabilities.
+    The first token has none (null), since nothing precedes it.
 
     Args:
-        logprobs: of every id but the first.
+        logprobs: the log-probabilities of every id but the first.
         continuation: the token after the prompt with its log-probability; None if it was not asked
             for.
-        decode: ids to text.
+        decode: turns ids into text.
     """
     ids = list(request.ids)
     token_logprobs: list[float | None] = [None, *logprobs]
@@ -92,7 +92,7 @@ def logprobs_reply(
 
 
 def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
-    """The only entry of a reply's `choices`, with the tokens' texts and log-probabilities.
+    """Return the only entry of a reply's `choices`, with the tokens' texts and log-probabilities.
     `top_logprobs` is null, as no other tokens are rated."""
     offsets = [0]  # where each token begins in the text, in characters
     for token in tokens[:-1]:
@@ -106,5 +106,5 @@ def _choice(tokens: list[str], token_logprobs: list[float | None]) -> Reply:
             "top_logprobs": None,
             "text_offset": offsets,
         },
-        "finish_reason": "length",  # OpenAI's word for what `max_tokens` ends
+        "finish_reason": "length",  # OpenAI's word for an end by `max_tokens`
     }

@@ -1,7 +1,8 @@
-"""A base and its adapters answering on a vLLM server: many at once, each under its own name.
+"""A base and its adapters that answer on a vLLM server: many requests at once, each under its
+model's name.
 
-Only token ids go to the server and come back: template, stop rules and the refusal of an adapter
-that changes nothing are the same as with our own sampler (engine/worker/serving/own_models.py).
+Only token ids are sent to the server and come back. The template, the stop rules and the refusal of
+an adapter that changes nothing are the same as with our own sampler (own_models.py).
 """
 
 import shutil
@@ -32,8 +33,8 @@ from engine.worker.rollouts.vllm_client import VllmError
 from engine.worker.rollouts.vllm_sampler import VllmSampler, server_failure
 from engine.worker.update.checkpoint import require_base
 
-SAME_LOGPROBS = 1e-6  # an adapter that moves no log-probability by more changes nothing
-LEAST_RANK = 64  # room for adapters that come later; a slot of this rank costs little
+SAME_LOGPROBS = 1e-6  # an adapter that changes no log-probability by more than this does nothing
+LEAST_RANK = 64  # the server accepts adapters up to this rank at least, which costs little memory
 
 
 class VllmModels:
@@ -50,16 +51,16 @@ class VllmModels:
         base_weights: dict[str, str] | None = None,
         argv: tuple[str, ...] = (),
     ) -> None:
-        """Start the vLLM server as `plan` says and wait until it is ready; the base answers as the
-        model `base_name`. Raises WorkerFailure when the server does not become ready.
+        """Start the vLLM server according to `plan` and wait until it is ready; the base answers as
+        the model `base_name`. Raises WorkerFailure if the server does not become ready.
 
         Args:
             folder: where adapters are copied to.
             log: the file for the server's output.
             thinking: whether prompts open a think block.
             base_weights: SHA-256 of the base's weight files, by file name; adapters made for other
-                weights are refused. None: not checked.
-            argv: a program to run in the server's place; for tests only.
+                weights are refused. None to accept any adapter.
+            argv: a program to run instead of the server, for tests only.
         """
         self.base_name = base_name
         self.base_weights = base_weights or {}
@@ -82,8 +83,8 @@ class VllmModels:
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
-        """Wait until the server answers. Raises WorkerFailure, after everything is closed, when it
-        ends before."""
+        """Wait until the server answers. If it ends before that, close everything and raise
+        WorkerFailure."""
         try:
             self.process.wait_ready()
         except ServerDied as error:
@@ -96,16 +97,16 @@ class VllmModels:
         return self.process.is_alive
 
     def names(self) -> list[str]:
-        """The base's name, then those of the adapters in the order they were added."""
+        """Return the base's name, then those of the adapters in the order they were added."""
         return [self.base_name, *self._folders]
 
     def add(self, name: str, folder: Path) -> None:
-        """Load the adapter in `folder` under the model name `name`, in place of an earlier one of
+        """Load the adapter in `folder` under the model name `name`, replacing an earlier one of
         that name. Loading the same folder again does nothing.
 
         Raises:
-            Refused: 409 when the adapter changes nothing, 400 when it cannot be read, does not fit
-                or has too high a rank, 500 when vLLM fails. What was served before stays.
+            Refused: 409 if the adapter changes nothing, 400 if it cannot be read, does not fit or
+                has too high a rank, 500 if vLLM fails. What was served before stays.
         """
         with self._lock:
             if self._folders.get(name) == folder:
@@ -125,8 +126,8 @@ class VllmModels:
                 self._unload(replaced_name)
 
     def _check_adapter(self, name: str, folder: Path) -> None:
-        """Raises Refused (400) when the adapter in `folder`, of the model `name`, cannot be read,
-        was made for other weights, or has a higher rank than the server takes."""
+        """Raise Refused (400) if the adapter in `folder`, of the model `name`, cannot be read, was
+        made for other weights, or has a higher rank than the server accepts."""
         try:
             require_base(folder, self.base_weights)
             spec = LoraSpec.from_folder(folder)
@@ -143,11 +144,11 @@ class VllmModels:
 
     @contextmanager
     def speaking_as(self, name: str) -> Iterator[VllmSampler]:
-        """A context that yields a sampler which answers as the model called `name`. Other models
-        can answer at the same time.
+        """Context manager that yields a sampler which answers as the model `name`. Other models can
+        answer at the same time.
 
         Raises:
-            Refused: 404 for an unknown name, 500 when sampling fails inside.
+            Refused: 404 for an unknown name, 500 if sampling fails inside.
         """
         server_name = self._server_name(name)
         try:
@@ -156,16 +157,16 @@ class VllmModels:
             raise Refused(500, f"{error.message} {error.evidence}") from error
 
     def _server_name(self, name: str) -> str:
-        """The name under which vLLM knows the model called `name`. Raises Refused (404) for an
-        unknown one."""
+        """Return the name by which vLLM knows the model `name`. Raises Refused (404) for an unknown
+        model."""
         server_name = BASE if name == self.base_name else self._server_names.get(name)
         if server_name is None:
             raise Refused(404, f"No model {name!r} here; there are {', '.join(self.names())}.")
         return server_name
 
     def prompt_logprobs(self, name: str, ids: list[int]) -> list[float]:
-        """The log-probability in nats of every id but the first under the model called `name`.
-        Raises Refused: 404 for an unknown name, 500 when vLLM fails."""
+        """Return the log-probability in nats of every id but the first under the model `name`.
+        Raises Refused: 404 for an unknown name, 500 if vLLM fails."""
         server_name = self._server_name(name)
         if len(ids) < 2:
             return []  # nothing precedes the only id
@@ -175,17 +176,18 @@ class VllmModels:
             raise Refused(500, f"vLLM did not answer: {error}") from error
 
     def close(self) -> None:
+        """End the vLLM server and remove the copies of adapters."""
         self.sampler.close()
 
     def _load_copy(self, folder: Path) -> str:
-        """Copy the adapter into a new folder of ours and let vLLM load the copy: later changes of
-        the original then do no harm. Returns the name by which vLLM knows the copy.
+        """Copy the adapter into a new folder and let vLLM load the copy, so that later changes of
+        the original do no harm. Returns the name by which vLLM knows the copy.
 
-        Name and folder are new each time, because vLLM's prefix cache tells adapters apart by these
-        two alone.
+        Name and folder are new each time, because vLLM's prefix cache tells adapters apart only by
+        these two.
 
         Raises:
-            Refused: 400, when vLLM does not load it.
+            Refused: 400, if vLLM does not load the copy.
         """
         self._copies_made += 1
         server_name = f"adapter-{self._copies_made}"
@@ -202,7 +204,7 @@ class VllmModels:
 
     def _unload(self, server_name: str) -> None:
         """Unload from vLLM the adapter that it knows as `server_name`, and delete its copy. Raises
-        Refused (500) when vLLM fails."""
+        Refused (500) if vLLM fails."""
         try:
             self.sampler.client.unload(server_name)
         except VllmError as error:
@@ -210,8 +212,8 @@ class VllmModels:
         shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
     def _logprob_difference(self, server_name: str) -> float:
-        """The largest absolute difference that the adapter makes to the log-probability of a token,
-        over one fixed prompt. Raises Refused (500) when vLLM fails."""
+        """Return the largest absolute difference that the adapter makes to the log-probability of a
+        token, over one fixed prompt. Raises Refused (500) if vLLM fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
@@ -228,9 +230,9 @@ class _Tokens:
     """What is known of a model's tokens without its weights.
 
     Attributes:
-        stop_ids: ids that end a turn.
+        stop_ids: the ids that end a turn.
         vocab: how many ids have a token.
-        model_vocab: how many ids the model can sample, often more, as its embedding is padded.
+        model_vocab: how many ids the model can sample; often more, as its embedding is padded.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -240,7 +242,7 @@ class _Tokens:
 
 
 def _tokens_of(folder: Path) -> _Tokens:
-    """What is known of the tokens of the model in `folder`."""
+    """Read what is known of the tokens of the model in `folder`."""
     model = _model_without_weights(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return _Tokens(
@@ -252,8 +254,8 @@ def _tokens_of(folder: Path) -> _Tokens:
 
 
 def _model_without_weights(folder: Path) -> PreTrainedModel:
-    """The model in `folder` with its configuration and generation settings, but without its
-    weights: enough to tell which token ids exist and which of them end a turn."""
+    """Make the model in `folder` with its configuration and generation settings, but without
+    weights. That is enough to tell which token ids exist and which of them end a turn."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):  # allocates no memory for weights
         model = AutoModelForCausalLM.from_config(config)
@@ -265,32 +267,33 @@ def _model_without_weights(folder: Path) -> PreTrainedModel:
 def serving_plan(
     python: Path, model: Path, device: str, *, rank: int, share: float, length: int
 ) -> Plan:
-    """The settings with which a deployment's vLLM server is started.
+    """Return the settings with which a deployment's vLLM server is started.
 
     Args:
-        python: the interpreter that has vLLM installed.
+        python: the interpreter of the environment with vLLM.
         model: the base model's folder.
-        device: the one that is reserved for this process, `cpu` or `cuda:N`.
-        rank: of the adapter that the server is started for; 0 if it is started without one.
-        share: how much of a GPU's memory it may take, limited to 0.05 to 0.9.
-        length: tokens of prompt and answer together, at most; 0 for the model's whole context.
+        device: the device that is reserved for this process, `cpu` or `cuda:N`.
+        rank: the rank of the adapter that the server is started for; 0 if it is started without
+            one.
+        share: the share of a GPU's memory that it may use, limited to 0.05 to 0.9.
+        length: the most tokens of prompt and answer together; 0 for the model's whole context.
     """
     on_gpu = device.startswith("cuda")
     gpu_share = min(0.9, max(0.05, share))
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
-    # The context is 4096 if the model's config does not say how long its context is.
+    # 4096 is assumed if the model's config does not give the length of its context.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
     return Plan(
         python=python,
         model=model,
         device="cuda" if on_gpu else "cpu",
         dtype="bfloat16" if on_gpu else "float32",
-        # On a CPU less is computed at once, since memory for keys and values is 1 GiB there.
+        # On a CPU the limits are lower, since keys and values have only 1 GiB of memory there.
         max_length=min(context, length or context) if on_gpu else min(context, 4096),
         rows=256 if on_gpu else 64,  # answers at once
         lora_rank=max(LEAST_RANK, rank),
-        adapters=4,  # in use at once
-        # A share of a GPU's memory, but bytes on a CPU.
+        adapters=4,  # how many can be in use at once
+        # A share of the memory on a GPU, a number of bytes on a CPU.
         memory=gpu_share if on_gpu else 2**30,
         threads=cpu_threads(),
     )

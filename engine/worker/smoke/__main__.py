@@ -1,8 +1,8 @@
-"""Two steps of a run, for real: `python -P -m engine.worker.smoke FOLDER`.
+"""Does two real steps of a run: `python -P -m engine.worker.smoke FOLDER`.
 
 FOLDER has the config.json of a training run with two steps on a few rows. The run's own loop does
-them, saves its adapter, and the adapter is read back onto a fresh copy of the base. Exit status: 0
-with result.json, 3 with failure.json.
+the steps and saves its adapter, which is then read back onto a fresh copy of the base. The exit
+status is 0 with result.json, or 3 with failure.json.
 """
 
 import math
@@ -28,16 +28,16 @@ from engine.worker.network.policy import Policy
 from engine.worker.sft import training_rows
 from engine.worker.update.losses import cross_entropy
 
-# Seconds of a step, by the metrics that hold them.
+# The metrics that together give the seconds of a step.
 _SECONDS = ("sample_s", "reward_s", "teacher_s", "train_s")
 
 
 def main(folder: Path) -> int:
-    """Do the steps of the run in `folder` and write their result, or why they failed, into it.
+    """Do the steps of the run in `folder`, and write their result, or why they failed, into it.
     Returns the exit status, DONE or FAILED."""
     quiet_libraries()
     job: Job[Any] = Job(folder)
-    job.listen()  # this process ends when the one that started it ends
+    job.listen()  # from now on a signal, or the end of the parent process, ends this process
     try:
         measured = LOOPS[job.config.algorithm](job)["measured"]
         job.event(SMOKE_SAVED, "both steps are done; the saved adapter is read back")
@@ -50,13 +50,13 @@ def main(folder: Path) -> int:
 
 
 def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
-    """The result of the steps that a run has done, after its adapter was read back from its last
-    checkpoint.
+    """Read the adapter back from the run's last checkpoint, and return the result of the steps
+    done.
 
     Args:
         peak_memory: the most bytes that the steps held on the device.
 
-    Raises WorkerFailure where there is no checkpoint, or the adapter cannot be read or gives no
+    Raises WorkerFailure if there is no checkpoint, or if the adapter cannot be read or gives no
     finite loss.
     """
     steps = [step_of(line) for line in read_metrics(job.run.metrics) if line.step > 0]
@@ -83,8 +83,8 @@ def smoke_result(job: Job[Any], peak_memory: float) -> SmokeResult:
 
 
 def step_of(line: MetricsLine) -> SmokeStep:
-    """One optimizer step, from its line of metrics. Its seconds are the sum of those of its parts
-    (`_SECONDS`)."""
+    """Return one optimizer step from its line of metrics. Its seconds are the sum of the `_SECONDS`
+    metrics."""
     return SmokeStep(
         step=line.step,
         loss=line.value("loss"),
@@ -95,11 +95,11 @@ def step_of(line: MetricsLine) -> SmokeStep:
 
 
 def _loss_of_rows(job: Job[Any], components: Components, policy: Policy) -> float | None:
-    """The mean loss per supervised token of all rows that SFT was trained on; None under another
-    algorithm, whose loss is of answers or pairs and not of the rows alone."""
+    """Compute the mean loss per supervised token of all rows that SFT was trained on. Returns None
+    for other algorithms, whose loss is defined on answers or pairs, not on rows."""
     if not isinstance(job.config, SFTConfig):
         return None
-    stored_rows = training_rows(job, components).rows  # it has no iterator
+    stored_rows = training_rows(job, components).rows  # may have no iterator, hence the indices
     rows = [stored_rows[index] for index in range(len(stored_rows))]
     supervised_tokens = sum(sum(row.loss_mask) for row in rows)
     loss = 0.0
