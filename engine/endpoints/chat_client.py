@@ -153,7 +153,8 @@ class ChatClient:
         while attempt < ATTEMPTS:
             if self._stop.is_set():
                 raise Cancelled
-            asked_without = list(self.left_out), self._limit_name
+            # The form of this request. Another thread may change the form while this one waits.
+            form = list(self.left_out), self._limit_name
             try:
                 return self._send(body | self._accepted(options)), attempt
             except _TryAgain as failed:
@@ -164,7 +165,7 @@ class ChatClient:
                 if attempt < ATTEMPTS and self._stop.wait(pause):
                     raise Cancelled from None
             except Refused as refusal:
-                if not self._adapted(refusal, options, asked_without):
+                if not self._adapted(refusal, options, form):
                     raise
         raise EndpointDown(f"{self.endpoint} did not answer {ATTEMPTS} times: {problem}")
 
@@ -234,6 +235,7 @@ class _TryAgain(Exception):
     pause_s: float | None = None
 
     def __str__(self) -> str:
+        """Return why the request was not answered."""
         return self.text
 
 
@@ -363,6 +365,7 @@ def _object_in(text: Any) -> JsonObject | None:
         return text
     try:
         value = json.loads(text)
+    # TypeError: `text` is no text; ValueError: not JSON; RecursionError: nested too deeply.
     except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -119,7 +119,7 @@ def why_off(home: Home, device: Device, name: str) -> str:
     """
     facts = _outside_this_interpreter(device, home)
     for results in all_results(home):
-        if facts.items() <= results.identity.items():
+        if facts.items() <= results.identity.items():  # the identity includes all these facts
             return results.off.get(name, "")
     return ""
 

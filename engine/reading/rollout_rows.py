@@ -252,6 +252,7 @@ def _answers_of_all_models(reading: Reading) -> Source:
     """
     with_answers = _answered_models(reading)
     files = [EvaluationRow.read_file(reading.run.model_evals(index)) for index in with_answers]
+    # The files list the tasks in the same order, so each tuple holds the models' answers to one.
     by_task = itertools.zip_longest(*(file.records for file in files))
     names = ", ".join(reading.models[index] for index in with_answers)
     return Source(

@@ -117,6 +117,7 @@ class TextReader:
     def __init__(
         self, run: RunDir, row: RunRow, redact: Redactor, limit: int, matches: Matches | None
     ) -> None:
+        """Keep what all pages of the run need; the class describes the arguments."""
         self.run = run
         self.row = row
         self.redact = redact

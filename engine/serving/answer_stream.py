@@ -27,6 +27,7 @@ class RefusedByServer(Exception):
     """The deployment answered with an error: its HTTP `status` and `message`."""
 
     def __init__(self, status: int, message: str) -> None:
+        """Keep the HTTP status and the message of the server's error."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -244,6 +245,6 @@ def _error_text(data: bytes) -> str:
     "" if it has none."""
     try:
         error = json.loads(data).get("error")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError):  # not JSON; JSON that is not an object
         return ""
     return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")

@@ -25,6 +25,7 @@ class BadMessages(ValueError):
     """
 
     def __init__(self, field: str, message: str, *, is_too_large: bool = False) -> None:
+        """Describe what is wrong in `message`; the class describes the other arguments."""
         super().__init__(message)
         self.field = field
         self.is_too_large = is_too_large

@@ -57,6 +57,7 @@ class LoadedModel:
         computed and the next, which is gathered meanwhile.
         """
         if self.shards > 1:
+            # The embedding and the output layer, which are one tensor in a tied model.
             outside = self.model.vocab * self.model.hidden * (1 if self.model.tied else 2)
             in_layers = max(0, self.model.params - outside)
             gathered = 2 * in_layers / max(1, self.model.layers)

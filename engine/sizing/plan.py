@@ -68,7 +68,8 @@ class Job:
 
     @property
     def adapters(self) -> float:
-        """Bytes of all adapters."""
+        """Bytes of all adapters: `adapter_bytes`, or those of the adapter of `loaded`, with its
+        optimizer if it is trained."""
         if self.adapter_bytes is not None:
             return self.adapter_bytes
         if self.trains:

@@ -8,7 +8,7 @@ MOST = 32
 
 def default_workers(score_s: float, waits: bool, cores: int) -> int:
     """The default of score_workers: 1 if scoring is fast or its time is not known; else one for
-    each core, or several if scores are likely to wait for the network.
+    each core, or WAITING for each core if scores are likely to wait for the network; at most MOST.
 
     Args:
         score_s: seconds that one score takes; 0 if that is not known.

@@ -94,7 +94,7 @@ def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> Serve
     row_bytes = max(1.0, length * loaded.cache_token_bytes)
     weights = server_weights(loaded)
     gpus_per_copy = _gpus_per_copy(gpus, loaded.model.kv_heads)
-    for cut in gpus_per_copy:
+    for cut in gpus_per_copy:  # `cut`: over how many GPUs each copy is cut
         room = granted - AWAKE_BYTES - weights / cut  # of each GPU, for keys and values
         rows = _rows_in(room * cut, row_bytes)
         if rows >= LEAST_ROWS:

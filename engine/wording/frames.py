@@ -61,6 +61,7 @@ def reframed(text: str, rng: random.Random, stock: Stock) -> str:
     One edit that changes the text is drawn and made; each other one is made with probability
     `_SECOND_EDIT`.
     """
+    # An opening always changes the text; the other two edits count only if they do.
     edits: list[Callable[[str], str]] = [lambda prompt: _with_opening(prompt, rng, stock)]
     edits += [edit for edit in (_lower_first, _instruction_first) if edit(text) != text]
     certain_edit = rng.choice(edits)

@@ -53,6 +53,7 @@ def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> Share
     tool_texts = {json.dumps(tools_of(row, env_tools), sort_keys=True) for row in rows}
     system_texts = {_system_text(row) for row in rows}
     has_enough_rows = len(rows) >= _FEWEST_ROWS
+    # "[]" are no tools, "" is no system message: neither is a shared text.
     return SharedTexts(
         rows=len(rows),
         tools=has_enough_rows and len(tool_texts) == 1 and tool_texts != {"[]"},

@@ -98,7 +98,7 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     Returns for each microbatch the indices of its rows.
     """
     result: list[list[int]] = []
-    padded_length = 0  # of the rows in the last microbatch: the length of its first row
+    padded_length = 0  # of the last microbatch: its first row is its longest
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if result and padded_length * (len(result[-1]) + 1) <= budget:
             result[-1].append(index)

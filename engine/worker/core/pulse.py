@@ -151,6 +151,7 @@ def begin(run: RunDir) -> None:
     descriptor = os.open(run.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def write(heartbeat: Heartbeat) -> None:
+        """Write a heartbeat to the run's file, if the disk takes it."""
         with suppress(OSError):
             write_heartbeat(descriptor, heartbeat)
 

@@ -29,7 +29,7 @@ class RowsOnDemand(Generic[Item]):
 
     def __getitem__(self, index: int) -> Item:
         """Render the row at `index`, or the next one that has something to learn; the first row
-        follows the last. Raises WorkerFailure (kind data) if none of TRIES rows has."""
+        follows the last. Raises WorkerFailure (kind data) if none of the next TRIES rows has."""
         for next_index in range(index, index + min(TRIES, len(self))):
             row = self._render(self._tasks[next_index % len(self)])
             if row is not None:

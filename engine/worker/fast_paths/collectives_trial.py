@@ -55,7 +55,7 @@ def try_collectives(device: torch.device, say: Say) -> PathResult:
 
 def compare(visible: Sequence[str], fast: str, plain: str, say: Say) -> PathResult:
     """Make the sums with the backend `fast`, check them, and compare their time with the backend
-    `plain`.
+    `plain`. Returns "on" if the sums are right and not slower, else "off" with the reason.
 
     Args:
         visible: the CUDA_VISIBLE_DEVICES of each rank; "" for a rank on the CPU.

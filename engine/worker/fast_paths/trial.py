@@ -122,7 +122,7 @@ def difference_of(tensors: Sequence[torch.Tensor], expected: Sequence[torch.Tens
     differences = []
     for tensor, right in zip(tensors, expected, strict=True):
         right64 = right.detach().double().cpu()
-        scale = right64.abs().max().clamp_min(1e-12)
+        scale = right64.abs().max().clamp_min(1e-12)  # 1e-12: against a division by 0
         distance = (tensor.detach().double().cpu() - right64).abs().max()
         differences.append((distance / scale).item())
     has_nan = any(math.isnan(difference) for difference in differences)

@@ -172,6 +172,7 @@ def packed_attention(device: torch.device) -> Trial:
     qkv = _random((prompt_length + sum(lengths), channels), device).to(dtype).requires_grad_()
 
     def work() -> list[torch.Tensor]:
+        """Compute the attention's output and the gradient of its mean square."""
         attention = Attention(layout, widths.heads, widths.kv_heads, device, dtype)
         out = attention(qkv)
         (gradient,) = torch.autograd.grad(out.float().square().mean(), qkv)
@@ -189,6 +190,7 @@ def flash_attention(device: torch.device) -> Trial:
     q, k, v = (part.requires_grad_() for part in _random(shape, device).to(dtype))
 
     def work() -> list[torch.Tensor]:
+        """Compute the attention's output and the gradients of its mean square."""
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         gradients = torch.autograd.grad(out.float().square().mean(), (q, k, v))
         return [out, *gradients]
@@ -212,6 +214,7 @@ def flash_attention_3(device: torch.device) -> Trial:
     packed = packed_attention(device)
 
     def work() -> Sequence[torch.Tensor]:
+        """Compute the attention by FlashAttention 3, or by 2 if the path is switched off."""
         with flash3.in_use(wanted=not switched_off.is_off("flash_attention_3")):
             return packed.work()
 
@@ -260,6 +263,7 @@ def decode_graph(device: torch.device) -> Trial:
     params = SamplingParams(max_tokens=32, temperature=0.0)
 
     def work() -> list[torch.Tensor]:
+        """Sample the completions; the sampler looks whether CUDA graphs are switched off."""
         sampler = network.sampler(needs)
         sampler.load(adapter)
         completions = [group[0] for group in sampler.generate(prompts, 1, params)]
@@ -286,6 +290,7 @@ def onednn_products(device: torch.device) -> Trial:
     x, weight = _random((512, 1024), device), _random((2048, 1024), device)
 
     def work() -> list[torch.Tensor]:
+        """Multiply by a fixed weight and by a passing one; both look whether oneDNN is off."""
         return [matmul.Fixed(weight, pack=False)(x), matmul.linear(x, weight)]
 
     return Trial(work, ROUNDING[torch.float32])

@@ -46,6 +46,7 @@ class LoraSpec:
 
     @property
     def scale(self) -> float:
+        """The factor of the adapter's output."""
         return self.alpha / self.rank
 
     @classmethod
@@ -160,7 +161,9 @@ class Adapter(Protocol):
         """The tensors that the optimizer moves; float32, in a fixed order."""
         ...
 
-    def clear_gradients(self) -> None: ...
+    def clear_gradients(self) -> None:
+        """Drop the gradients that backward passes have added up."""
+        ...
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """The gradients that backward passes have added up, under the names of `state`; not
@@ -326,13 +329,16 @@ class FlatAdapter:
         return self.flat._version
 
     def parameters(self) -> list[torch.nn.Parameter]:
+        """The buffer with all weights, the one tensor that the optimizer moves."""
         return [self.flat]
 
     def clear_gradients(self) -> None:
+        """Set the gradients to zero in place, because the factors' gradients are views of them."""
         assert self.flat.grad is not None
         self.flat.grad.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
+        """Copies of the factors on the CPU, under PEFT's names."""
         return {name: view.detach().cpu().clone() for name, view in self._named_views()}
 
     def gradients(self) -> dict[str, torch.Tensor]:

@@ -40,7 +40,8 @@ def recall(
     file: Path | None, model: Path, dtype: torch.dtype, kernels: str, device: torch.device = CPU
 ) -> Rope | None:
     """Return the rotary positions that an earlier comparison of our forward with transformers'
-    stored for this model. Only comparisons whose logits agreed are stored. Returns None if none is.
+    stored for this model. Only comparisons whose logits agreed are stored. Returns None if there is
+    none.
 
     Args:
         file: where results are kept; None if nowhere.

@@ -190,6 +190,7 @@ class Decoder:
 
     @property
     def slots(self) -> list[Slot]:
+        """The places where an adapter can join, one for each fused matrix, in order."""
         return [linear.slot for layer in self.layers for linear in layer.linears]
 
     @property
@@ -204,6 +205,7 @@ class Decoder:
     @property
     def packs_weights(self) -> bool:
         """Whether the machine's memory allows a second copy of the weights, in a faster layout."""
+        # Two copies of the weights then take less than half of the memory.
         return 4 * self.weight_bytes < detect().ram_total
 
     def output_layer(self, vocab: int) -> OutputLayer:
@@ -219,6 +221,7 @@ class Decoder:
         return grain(count, weights) if self.device.type == "cpu" else 1
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
+        """Make a new adapter of the shape `spec` for this decoder; the seed decides its weights."""
         return FlatAdapter(self.slots, spec, seed, self.device)
 
     def weights(self, adapter: FlatAdapter | None) -> Weights:

@@ -71,6 +71,7 @@ class HubAdapter:
     """An adapter inside a PEFT model, which stores it under `name`."""
 
     def __init__(self, network: "HubNetwork", name: str, spec: LoraSpec) -> None:
+        """Refer to the adapter that the PEFT model of `network` stores under `name`."""
         self.network = network
         self.name = name
         self.spec = spec
@@ -81,9 +82,11 @@ class HubAdapter:
         return sum(p._version for p in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
+        """The adapter's tensors, which the optimizer moves."""
         return [parameter for _, parameter in self._named_parameters()]
 
     def clear_gradients(self) -> None:
+        """Drop the gradients that backward passes have added up."""
         for parameter in self.parameters():
             parameter.grad = None
 
@@ -151,15 +154,17 @@ class HubNetwork:
         disable_dropout(model)
         self._head = self._plain_head()
         self._sampling_checked = False
-        self._recomputes = False  # activations, in the backward pass
+        self._recomputes = False  # whether backward passes recompute activations
         self._peft: PeftModel | None = None
         self._adapters_made = 0  # the next adapter's number, part of its name
         self._first_adapter: HubAdapter | None = None
-        # Where its layers are sharded: called before each pass, with whether a backward follows.
+        # Called before each pass, with whether a backward pass follows. It waits for other ranks if
+        # the model's layers are sharded over them.
         self.take_turn: Callable[[bool], None] = _alone
 
     @property
     def peft(self) -> PeftModel:
+        """The model as PEFT has wrapped it; there must be an adapter."""
         assert self._peft is not None, "no adapter has been made"
         return self._peft
 
@@ -169,6 +174,8 @@ class HubNetwork:
 
     @property
     def dtype(self) -> torch.dtype:
+        """The number format that the model computes in: its output layer's, since the other
+        weights may be in 4 bits."""
         head = self.model.get_output_embeddings()
         return head.weight.dtype if isinstance(head, torch.nn.Linear) else self.model.dtype
 
@@ -202,9 +209,9 @@ class HubNetwork:
         return adapter
 
     def empty_pass(self, *, trains: bool) -> None:
-        """Run one token through the layers, and if `trains` also back. Results and gradients do not
-        change. Ranks (processes of one run) that hold parts of the layers must do all passes
-        together; a rank without work does empty ones.
+        """Run one token through the layers, and if `trains` also back. No result is used and no
+        gradient changes. Ranks (processes of one run) that hold parts of the layers must do all
+        passes together; a rank without work does empty ones.
 
         With `trains` there must be an adapter, whose gradients get zeros added.
         """
@@ -240,7 +247,8 @@ class HubNetwork:
                 self._peft = None
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        return collate(rows, pad=0)  # any id: it stands on the right, where no token sees it
+        """Make one padded batch of `rows`."""
+        return collate(rows, pad=0)  # any id will do, because no token sees what is on its right
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Divide `rows` into microbatches of at most `budget` tokens, padding included. Returns

@@ -269,7 +269,7 @@ class HubSampler:
             cache,
             mask=mask[prompt_of_row],
             positions=positions[prompt_of_row, -1:],
-            tokens=ids[prompt_of_row, -1],
+            tokens=ids[prompt_of_row, -1],  # the prompt's last, until the row has drawn one
             keys=torch.tensor([row.key for row in rows], device=device),
         )
         return batch, logits[prompt_of_row]

@@ -100,7 +100,9 @@ class Network(Protocol):
         """The logits of one sequence, [length, vocab] float32, without gradient."""
         ...
 
-    def sampler(self, needs: SamplerNeeds) -> Sampler: ...
+    def sampler(self, needs: SamplerNeeds) -> Sampler:
+        """Make a sampler that samples from this network."""
+        ...
 
 
 class DecoderNetwork:
@@ -134,6 +136,7 @@ class DecoderNetwork:
         return self.decoder.dtype
 
     def new_adapter(self, spec: LoraSpec, seed: int) -> FlatAdapter:
+        """Make a new adapter of the shape `spec`; the seed decides its weights."""
         return self.decoder.new_adapter(spec, seed)
 
     def drop_adapter(self, adapter: Adapter) -> None:
@@ -198,6 +201,7 @@ class DecoderNetwork:
         return self.decoder.logits(torch.tensor(ids, device=self.device), self._weights(adapter))
 
     def sampler(self, needs: SamplerNeeds) -> Sampler:
+        """Make our own sampler on this decoder."""
         return DecoderSampler(self.decoder, needs, self.vocab)
 
     def _weights(self, adapter: Adapter | None) -> Weights:

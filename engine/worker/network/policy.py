@@ -387,6 +387,7 @@ def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.T
     half = len(probe) // 2
     ids = list(probe)
     whole_row = Row(ids, [0] * half + [1] * (len(ids) - half), prefix_len=half)
+    # The second row is shorter, so that rows of different lengths are compared too.
     shorter = Row(ids[:-2], whole_row.loss_mask[:-2], prefix_len=half)
     batch = pack([whole_row, shorter], decoder.grain).to(decoder.device)
     our_logprobs, _ = decoder.logprobs(batch, decoder.weights(None), vocab=expected.shape[-1])
@@ -468,6 +469,7 @@ class Policy:
         return self.adapter.parameters()
 
     def collate(self, rows: Sequence[Row]) -> Micro:
+        """Make one microbatch of `rows`, in the form that `logprobs` reads."""
         return self.base.network.collate(rows)
 
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:

@@ -68,7 +68,7 @@ def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
             return env_facts(home, env, Path(config.base.path), thinking=config.settings.thinking)
         case GRPOConfig() | DistillConfig():
             return env_facts(home, env, Path(config.base.path), thinking=config.settings.thinking)
-        case DPOConfig():
+        case DPOConfig():  # pairs are trained as they are written, reasoning included
             return env_facts(home, env, Path(config.base.path), thinking="keep")
         case EvaluateConfig() | ProbeConfig():
             return env_facts(home, env, Path(config.models[0].base_path))

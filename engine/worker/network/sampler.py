@@ -126,7 +126,9 @@ class Sampler(Protocol):
         """Release memory that is not needed until the next call."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release everything; the sampler is not used afterwards."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ class Row:
 
     @property
     def completion(self) -> Completion:
+        """What has been sampled so far, as a completion."""
         return Completion(self.ids, self.logprobs, self.finished)
 
 
@@ -346,7 +349,7 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
         random_numbers: [rows] float64 in [0, 1 - 2^-52], so that such a number times a sum is less
             than the sum.
     """
-    if probabilities.shape[1] > 4 * BLOCK:  # too many to sum in one go
+    if probabilities.shape[1] > 4 * BLOCK:  # one sum over so many terms would be less exact
         return _pick_by_blocks(probabilities, random_numbers)
     sums = probabilities.cumsum(-1, dtype=torch.float64)
     target = random_numbers[:, None] * sums[:, -1:]

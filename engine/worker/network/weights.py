@@ -65,6 +65,7 @@ class Layer:
 
     @property
     def linears(self) -> tuple[Linear, Linear, Linear, Linear]:
+        """The four matrices of the layer, in the order in which they are applied."""
         return self.qkv, self.o, self.gate_up, self.down
 
 
@@ -103,6 +104,7 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
     norms = _norms(take, name)
     q_norm, k_norm, whole_norms = _head_norms(take, attention, head_dim)
     return Layer(
+        # `_whole` returns None unless the model's files have the projections fused already.
         qkv=_whole(take, f"{attention}.qkv_proj")
         or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
         o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),

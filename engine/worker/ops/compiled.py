@@ -222,6 +222,7 @@ def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled = torch.compile(function, backend=BACKEND)
 
     def call(*arguments: Any) -> Any:
+        """Call the compiled function with tensors that require no gradient."""
         # The autograd nodes in kernels.py handle gradients; for tensors that require one
         # torch.compile would only compile a second graph.
         return compiled(*map(_without_gradients, arguments))

@@ -67,7 +67,7 @@ def parts_of(spans: Sequence[tuple[int, int]], rank: int) -> list[Part]:
     activations the parts follow each other without gaps: for the spans (0, 4) and (8, 10) and rank
     2, the rows of B are 0 to 4 and 4 to 6, the columns 0 to 2 and 2 to 4."""
     parts = []
-    row = 0  # of B, the first of the next part
+    row = 0  # the first row of the next part in B
     for number, (start, stop) in enumerate(spans):
         end_row = row + stop - start
         columns = slice(number * rank, (number + 1) * rank)

@@ -54,6 +54,7 @@ class Bucket:
 
 
 def _on_device(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
+    """Move an index to the device; None stays None."""
     return None if index is None else index.to(device)
 
 
@@ -218,6 +219,7 @@ class _PackedOrder:
         """Put these rows into packed order; `prefixes` are their prefixes, already in order."""
         prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
         suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
+        # The suffixes of one prefix stand together, with similar lengths side by side.
         suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
         layout = Layout(
             prefix_lengths=tuple(len(prefix.ids) for prefix in prefixes),

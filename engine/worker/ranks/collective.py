@@ -139,6 +139,7 @@ def leave(*, broken: bool = False) -> None:
     if not distributed.is_initialized():
         return
     abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)
+    # nccl's usual end would wait for the rank that is gone.
     if broken and abort is not None and distributed.get_backend() == "nccl":
         abort()
     else:

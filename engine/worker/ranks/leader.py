@@ -102,6 +102,8 @@ class _Helper:
     """
 
     def __init__(self, rank: int, process: "subprocess.Popen[bytes]", socket: Connection) -> None:
+        """Represent the rank with this number, whose process has just been started. `socket` is
+        our end of the pair of sockets to it."""
         self.rank = rank
         self.process = process
         self.socket = socket
@@ -293,7 +295,7 @@ class Ranks:
         for helper in self._helpers.values():
             if failed and self.lockstep is not None:
                 helper.process.kill()
-        if not failed:
+        if not failed:  # after a failure the ranks may be anywhere in a pass
             self._end_company()
         for helper in self._helpers.values():
             with contextlib.suppress(OSError):
@@ -329,7 +331,7 @@ class Ranks:
 
     def come_so_far(self, rank: int, kind: type[Message]) -> list[Message]:
         """Return the answers of type `kind` that a rank has sent so far, without waiting. Answers
-        of other types stay queued for `answer`."""
+        of other types stay queued for `answer`; signs of life are dropped."""
         helper = self._helpers[rank]
         taken: list[Message] = []
         others: list[Any] = []

@@ -91,6 +91,7 @@ def shard(model: Any, device: torch.device) -> None:
         _hand_on_module(layer, device)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     in_layers = {id(parameter) for parameter in layers.parameters()}
+    # Embeddings, head and last norm stay whole on every rank.
     _hand_on_module(model, device, leave_out=in_layers)
     outside = {p for p in decoder.parameters() if id(p) not in in_layers}
     # FSDP needs a root module that gathers the next layer while one is computed. The root itself
@@ -153,5 +154,6 @@ def _tensors(
         held = {**part._parameters, **part._buffers, **vars(part)}
         for name, tensor in held.items():
             if isinstance(tensor, torch.Tensor) and id(tensor) not in leave_out:
-                owners.setdefault(id(tensor), (tensor, []))[1].append((part, name))
+                _, places = owners.setdefault(id(tensor), (tensor, []))
+                places.append((part, name))
     return list(owners.values())

@@ -43,6 +43,7 @@ class SharedSampler:
         version = (adapter, adapter.version) if adapter is not None else None
         if adapter is None:
             self.ranks.carry_out(Load("base"), self.ranks.samplers)
+        # Ranks that train as well have the policy's present weights after each step.
         elif self.sampler is not None and self.ranks.have(adapter):
             self.ranks.carry_out(Load("policy"), self.ranks.samplers)
         elif self.sampler is not None or version != self._loaded:
@@ -86,7 +87,8 @@ class SharedSampler:
 def _part_of_each_rank(ranks: Ranks, count: int) -> dict[int, range]:
     """Divide the numbers 0 to `count` - 1 of the completions among the ranks that sample. Returns
     the range of each rank, by its number. Ranks that sample none are left out."""
-    members = [*([] if ranks.samples_beside else [0]), *ranks.samplers]
+    rank_0 = [] if ranks.samples_beside else [0]  # rank 0 does not sample if others only sample
+    members = [*rank_0, *ranks.samplers]
     parts = cut([1.0] * count, len(members))
     return {rank: part for rank, part in zip(members, parts, strict=True) if part}
 
@@ -120,6 +122,7 @@ class _Call:
         completions of each prompt, in the order of the prompts."""
         for rank in self.helpers:
             self.ranks.tell(rank, self._order(self.parts[rank]))
+        # With a sharded base, ranks without a part must do empty passes along with the others.
         self.ranks.accompany(self.helpers)
         if sampler is not None and 0 in self.parts:
             order = self._order(self.parts[0])

@@ -70,6 +70,7 @@ class Meter:
         evenly."""
         before = self._operations
         self.count_microbatch(rows)
+        # The call has added the whole batch's operations; only this rank's share of them counts.
         self._operations = before + (self._operations - before) / self.ranks
 
     def step(self, train_s: float) -> dict[str, float]:
@@ -179,6 +180,7 @@ def totals(run: RunDir) -> Result:
     totals_of_run: Result = {
         "seconds": _phase_seconds(steps),
         "tokens_per_s": statistics.median(step["tokens_per_s"] for step in steps),
+        # Each step counts by its seconds. 1e-9: against a division by 0.
         "mfu": sum(step["mfu"] * step["train_s"] for step in steps) / max(train_seconds, 1e-9),
         "peak_memory": max(step["peak_memory"] for step in steps),
     }

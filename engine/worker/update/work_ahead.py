@@ -70,6 +70,7 @@ def earliest_end(
     any case."""
     if settings.stop_early != "heldout":
         return None
+    # So many evaluations in a row without progress end the run.
     evaluations_to_come = max(1, STOP_EARLY_PATIENCE - evaluations_without_progress)
     evaluations_so_far = steps_done // settings.eval_every
     step = (evaluations_so_far + evaluations_to_come) * settings.eval_every
