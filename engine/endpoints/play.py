@@ -111,6 +111,7 @@ class Player:
         processes = self.table.process.team(self.table.settings.score_workers)
         failure: Exception | None = None
         with ThreadPoolExecutor(self.endpoint.max_concurrency, "endpoint") as threads:
+            # The env processes get the jobs in turn.
             pending: set[Future[EvaluationRow | None]] = {
                 threads.submit(self._row, task, attempt, processes[number % len(processes)])
                 for number, (task, attempt) in enumerate(jobs)
@@ -122,6 +123,7 @@ class Player:
                         row = future.result()
                     except Exception as error:  # noqa: BLE001 - raised below, once all have ended
                         failure = self._first(failure, error)
+                        # Drop the jobs that have not begun; those under way are awaited.
                         for other in pending:
                             other.cancel()
                         pending = {other for other in pending if not other.cancelled()}
@@ -277,7 +279,9 @@ class Player:
         return options
 
     def _row_of(self, rollout: _Rollout, score: ScoreReply, reason: StopReason) -> EvaluationRow:
-        """Make the row of a rollout that has ended for this reason."""
+        """Make the row of a rollout that has ended for this reason. `score` comes from the
+        environment, or from `_failed` if there is none. Optional fields that are empty are left
+        out."""
         failed = score["error"] is not None
         optional = {
             "invalid_calls": rollout.invalid_calls,

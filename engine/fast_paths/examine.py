@@ -59,7 +59,7 @@ def examine_device(
     known_names = {result.name for result in known}
     path_names = [name for name in list(names) or paths_of(kind) if name not in known_names]
     attempt = _Attempt(device, path_names, report)
-    while attempt.remaining:
+    while attempt.remaining:  # once for each process: one may die before it has tried all paths
         attempt.interrupted_at = ""
         for line in _lines_of_process(home, device, attempt.remaining, path_s, all_gpus):
             attempt.read(line)

@@ -174,8 +174,8 @@ def fit(
     page_of: Callable[[list[T]], object],
     shorten: Callable[[T, int], T],
 ) -> Fitted[T]:
-    """Keep as many of the first items as fit into a reply. If not even one fits, it is shortened. A
-    warning says so if the page has fewer items than it could show, or a shortened one.
+    """Keep as many of the first items as fit into a reply. If not even the first fits, that item is
+    shortened. A warning says so if the page has fewer items than it could show, or a shortened one.
 
     Args:
         total: number of all matching items, on all pages.

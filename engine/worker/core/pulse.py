@@ -68,7 +68,7 @@ class _Pulse:
         self.counted_until = self.last_beat = self.clock()
 
     def tally(self, phase: Phase) -> _Tally:
-        """Return the tally of a phase; make a new one at the first call for it."""
+        """Return the tally of a phase, which is made at the first call."""
         return self.tallies.setdefault(phase, _Tally())
 
     def beat(self) -> None:

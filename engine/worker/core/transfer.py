@@ -6,9 +6,9 @@ import torch
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return the tensor on the device. A copy to a GPU is queued like any other work there, so the
-    host goes on at once, and computations on the copy wait for it. That needs pinned memory, which
-    the driver does not move."""
+    """Return the tensor on the device. A copy to a GPU is queued like any other work there: the
+    host goes on at once, and later computations on the GPU wait until the copy is done. Such a copy
+    needs pinned memory, which the driver does not move."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -307,6 +307,8 @@ class Cache:
         # Rows that join see only the columns from now on.
         starts += [columns_left] * (len(fresh_blocks) * width)
         old_blocks = [block.old_block for block in staying]
+        # After this only `self.prompts` holds the old prompts, whose memory `_joined` releases
+        # layer by layer.
         self._drop_views()
         self.prompt_keys, self.prompt_values = [], []
         prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)

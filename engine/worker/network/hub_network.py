@@ -276,6 +276,7 @@ class HubNetwork:
         batch = batch.to(self.device)
         if checkpointing:
             self.enable_checkpointing()
+        # If the layers are sharded, this waits until all ranks do such a pass.
         self.take_turn(adapter is not None and torch.is_grad_enabled())
         with self.with_adapter(adapter):
             self.model.train(training)

@@ -1,9 +1,10 @@
 """Batched sampling with a key-value cache, on any model that transformers can load.
 
-Prompts are padded on the left and read once each, however many completions are asked of them. Rows
-that have ended leave the batch, and waiting prompts take their places, so that a long answer holds
-up nobody. For that the cache of prompts that were just read is joined to that of the rows under
-way: both end in the same column, and the shorter one is padded on the left.
+Prompts are padded on the left and read once each, even if several completions of them are asked
+for. Rows that have ended leave the batch, and waiting prompts take their places, so that a long
+answer delays no other. For that the cache of prompts that were just read is joined to the cache of
+the rows under way: both end in the same column (token position), and the shorter one is padded on
+the left.
 """
 
 from collections import deque

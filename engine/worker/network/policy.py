@@ -180,7 +180,8 @@ def _load_decoder_network(
         comparisons.remember(comparisons_file, path, dtype, name, rope, difference, device)
         return DecoderNetwork(decoder, vocab, used), "", None
     why_not = f"logits differ from transformers' by {difference:.1e}"
-    return None, why_not, model if decoder.give_back(model) else None
+    whole_model = model if decoder.give_back(model) else None
+    return None, why_not, whole_model
 
 
 def _compared_decoder(
@@ -437,7 +438,7 @@ class Policy:
 
     Attributes:
         base: its weights are never changed.
-        reference: a frozen copy of the start adapter; None where the base alone is the reference.
+        reference: a frozen copy of the start adapter; None if the base alone is the reference.
     """
 
     def __init__(

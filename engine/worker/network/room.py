@@ -89,6 +89,7 @@ def _training_size(
     settings = config.settings
     teacher, shares_base = None, False
     if isinstance(config, DistillConfig) and isinstance(config.teacher, LocalTeacher):
+        # A teacher on the same base needs no second copy of the weights.
         shares_base = Path(config.teacher.base_path) == base.path
         teacher = read_facts(Path(config.teacher.base_path))
     return run_size.training_job(

@@ -37,7 +37,8 @@ class Shape:
         heads = config.num_attention_heads
 
         def value(name: str) -> Any:
-            """The configuration's field `name`, as `active_width` and `head_width` ask for it."""
+            """The configuration's field `name`; None if it has none. `active_width` and
+            `head_width` read fields through this function."""
             return getattr(config, name, None)
 
         # Each default is the usual one where a configuration leaves the field out.

@@ -136,8 +136,8 @@ def _norms(take: Take, layer: str) -> _Norms:
     """Read the norms of the layer whose weights' names begin with `layer`, such as
     "model.layers.0". Raises KeyError if a weight is missing."""
     before_attention = take(f"{layer}.input_layernorm.weight")
-    # A norm of this name stands before the MLP where the layer begins with a norm, and follows the
-    # attention where it begins with none (OLMo 2).
+    # In a layer that begins with a norm, the norm of this name stands before the MLP. In a layer
+    # that begins with none (OLMo 2), it follows the attention.
     post_attention = required(take, f"{layer}.post_attention_layernorm.weight")
     if before_attention is not None:
         return _Norms(

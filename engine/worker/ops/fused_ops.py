@@ -67,16 +67,16 @@ class Pointwise:
         add_norm: (x, delta, weight, eps) to (x + delta, its norm, saved).
         add_norm_gradient: (saved, weight, dtotal, dy) to the gradient of both summands.
         apply_rope: (qkv [N, (heads + 2 kv_heads) dim], q_weight, k_weight, cos, sin, heads,
-            kv_heads, eps) to saved. Queries and keys are normalised (RMS norm with `eps`), where
-            there are weights, and rotated, in place. cos, sin: [N, 1, dim / 2].
+            kv_heads, eps) to saved. Queries and keys are normalised (RMS norm with `eps`), if there
+            are weights, and rotated, in place. cos, sin: [N, 1, dim / 2].
         apply_rope_gradient: (saved, cos, sin, d, heads, kv_heads) to the gradient of qkv.
         gate: gate_up [N, 2 width] to silu(gate) * up.
         gate_again: gate_up to (silu(gate) * up, saved), for a backward pass that needs both.
         gate_gradient: (gate_up, saved, dy) to the gradient of gate_up; `saved` may be None.
-        plain_norm: (x [..., n], weight, Eps) to its norm, where no gradient is needed.
+        plain_norm: (x [..., n], weight, Eps) to its norm, if no gradient is needed.
         plain_apply_rope: (heads [N, heads + 2 kv_heads, dim], weight [heads + kv_heads, dim] or
-            None, heads, kv_heads, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, where
-            no gradient is needed.
+            None, heads, kv_heads, cos [N, 1, dim], sin [N, 1, dim / 2], Eps): `apply_rope`, if no
+            gradient is needed.
     """
 
     name: str

@@ -67,7 +67,7 @@ class SuffixBucket:
         prefix_rows: [prefix tokens] int64, the packed rows of the bucket's prefixes.
         prefix_count, prefix_length: how many prefixes there are, and the length of the longest.
         prefix_scatter_index: where each prefix token goes among the prefix_count * prefix_length
-            places of the padded prefixes; None where all are equally long.
+            places of the padded prefixes; None if all are equally long.
         owner: [suffixes] int64, the number of each suffix's prefix among those of the bucket.
         mask: [suffixes, 1, length, prefix_length + length] bool, True where a token attends to a
             key.

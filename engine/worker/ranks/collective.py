@@ -100,6 +100,7 @@ def join(
     """
     global _groups
     on_gpu = device.type == "cuda"
+    # Both libraries then listen on the loopback interface alone.
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
     distributed.init_process_group(
         backend or backend_of(device),

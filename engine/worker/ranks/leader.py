@@ -428,8 +428,8 @@ class Ranks:
             raise self._failure(str(error)) from error
 
     def _failure(self, evidence: str) -> WorkerFailure:
-        """Make the failure of the run: that of the rank which ended first, because the others end
-        as a consequence. If no rank has ended by itself, it says which ranks did not come.
+        """Make the failure of the run. It is that of the rank that ended first, because the others
+        end as a consequence. If no rank has ended by itself, it says which ranks did not come.
         `evidence` is what this process noticed."""
         helpers = self._helpers.values()
         with self._news:  # a rank that is gone closes its socket at once
