@@ -161,6 +161,7 @@ def _kept_skill_answers(reading: Reading) -> Source:
     return Source(
         rows=answers.records,
         description=f"answers on kept skills {'after' if is_after else 'before'} training",
+        # 1 at least, so that the cursor of these answers does not mean those at step 0.
         step=max(1, last_step) if is_after else 0,
         skipped=answers.skipped,
     )
@@ -282,7 +283,8 @@ def model_answers(reading: Reading) -> Source:
     """Read the answers of one model of an evaluation or probe. The `step` of the query is the index
     of the model; -1 is the last model that has answers.
 
-    Raises UserError NO_EVALUATION if no model has answers yet, BAD_ARGUMENT if the model has none.
+    Raises UserError NO_EVALUATION if no model has answers yet, BAD_ARGUMENT if the requested model
+    has none.
     """
     run, models = reading.run, reading.models
     with_answers = _answered_models(reading)

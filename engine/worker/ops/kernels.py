@@ -65,7 +65,7 @@ class LoraLinear(torch.autograd.Function):
         for the backward pass."""
         ctx.placement = placement
         ctx.has_dropout = dropped is not x
-        a, b = placement.joint or (a, b)
+        a, b = placement.joint or (a, b)  # the same factors, laid out for one product
         ctx.save_for_backward(dropped, a, b, weight)
         return adapted(x, dropped, a, b, weight, bias, placement)
 
@@ -114,7 +114,7 @@ class GatedLoraLinear(torch.autograd.Function):
         """
         x = functions.gate(gate_up)
         ctx.placement, ctx.functions = placement, functions
-        a, b = placement.joint or (a, b)
+        a, b = placement.joint or (a, b)  # the same factors, laid out for one product
         ctx.save_for_backward(gate_up, a, b, weight)
         return adapted(x, x, a, b, weight, bias, placement)  # x twice: there is no dropout
 

@@ -217,7 +217,7 @@ class Ranks:
         """Start the process of a rank, and two threads: one reads its messages, one copies what it
         prints."""
         ours, theirs = Pipe()
-        with theirs:
+        with theirs:  # closed here at the end; the process then has the only copy of its end
             process = subprocess.Popen(
                 [sys.executable, "-P", *programs.command("rank"), str(self._job.run.path)],
                 cwd=self._job.run.path,

@@ -114,9 +114,9 @@ def _hand_on_module(
     shapes_and_types = _of_rank_0(module, [tensor for tensor, _ in places])
     for (tensor, owners), (shape, dtype) in zip(places, shapes_and_types, strict=True):
         values = torch.empty(shape, dtype=dtype, device=device)
-        if not tensor.is_meta:
+        if not tensor.is_meta:  # on rank 0; another rank's tensors may have no memory yet
             values.copy_(tensor)
-        distributed.broadcast(values, src=0)
+        distributed.broadcast(values, src=0)  # overwrites the values of every rank but 0
         if isinstance(tensor, torch.nn.Parameter):
             values = torch.nn.Parameter(values, requires_grad=False)
         for owner, name in owners:
