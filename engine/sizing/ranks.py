@@ -40,7 +40,7 @@ def seconds_on(
         return dict(seconds)
     factors = _shared_factors(gpus, beside=beside, sharded=sharded)
     result = {
-        # Further processes only make the start longer.
+        # Further processes make the start longer, and no other phase.
         phase: each * factors.get(phase, 1.0) + START_S * (phase == "startup")
         for phase, each in seconds.items()
     }
