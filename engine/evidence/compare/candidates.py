@@ -466,11 +466,10 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
     Raises UserError NOT_COMPARABLE if there is none.
     """
     env_ids_of_first = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
-    common_env_ids = [
-        env_id
-        for env_id in env_ids_of_first
-        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
-    ]
+    shared_env_ids = set(env_ids_of_first)
+    for ref in ids:
+        shared_env_ids &= {offer.env_id for offer in offers[ref]}
+    common_env_ids = [env_id for env_id in env_ids_of_first if env_id in shared_env_ids]
     if common_env_ids:
         return common_env_ids
     evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
@@ -576,10 +575,9 @@ def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     same label and source, only the last is returned.
     """
     uses_of_label = Counter(candidate.label for candidate in candidates)
-    relabelled_candidates = [
-        replace(candidate, label=f"{candidate.label} in {candidate.source}")
-        if uses_of_label[candidate.label] > 1
-        else candidate
-        for candidate in candidates
-    ]
-    return list({candidate.label: candidate for candidate in relabelled_candidates}.values())
+    by_label: dict[str, Candidate] = {}
+    for candidate in candidates:
+        if uses_of_label[candidate.label] > 1:
+            candidate = replace(candidate, label=f"{candidate.label} in {candidate.source}")
+        by_label[candidate.label] = candidate
+    return list(by_label.values())

@@ -322,9 +322,8 @@ def _without_contaminated(
 
     A task is left out for all candidates if the training rows of any of their runs contain it.
     """
-    sources = [
-        home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
-    ]
+    source_ids = dict.fromkeys(candidate.source for candidate in candidates)  # each once
+    sources = [home.run(source) for source in source_ids]
     warnings = _warnings_about_sources(sources)
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [

@@ -224,11 +224,12 @@ class _SeedMeans:
     def differences(self, tasks: set[str]) -> dict[str, float]:
         """The difference between the two candidates on each of `tasks`, by task id: the mean over
         the seeds `after` minus the mean over the seeds `before`."""
-        return {
-            task: _mean([means[task] for means in self.after])
-            - _mean([means[task] for means in self.before])
-            for task in tasks
-        }
+        mean_differences = {}
+        for task in tasks:
+            mean_before = _mean([means[task] for means in self.before])
+            mean_after = _mean([means[task] for means in self.after])
+            mean_differences[task] = mean_after - mean_before
+        return mean_differences
 
 
 def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:

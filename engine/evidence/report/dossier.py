@@ -183,7 +183,10 @@ class Dossier:
         other_settings: list[tuple[str, object, str]] = []
         for name, value in sorted(self.redact.value(config_json["settings"]).items()):
             source = str(sources.get(name, ""))
-            (chosen_settings if source == "user" else other_settings).append((name, value, source))
+            if source == "user":
+                chosen_settings.append((name, value, source))
+            else:
+                other_settings.append((name, value, source))
         return chosen_settings + other_settings
 
     @property

@@ -152,7 +152,11 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | bloc
     page.
     """
     cells = [[_cell_text(cell) for cell in row] for row in rows]
-    columns = [i for i, head in enumerate(heads) if head or any(row[i] for row in cells)]
+    columns: list[int] = []  # the indices of those that are shown
+    for index, head in enumerate(heads):
+        has_text = any(row[index] for row in cells)
+        if head or has_text:
+            columns.append(index)
 
     def line_of(row: Sequence[str]) -> str:
         """A row of the table as "| a | b |"."""

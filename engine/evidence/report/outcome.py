@@ -212,7 +212,7 @@ def _end_notes(dossier: Dossier) -> list[Note]:
 
 def _hint_notes(dossier: Dossier) -> list[Note]:
     """A note on what to do next, and from which checkpoint. Returns [] if there is no hint."""
-    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" where there is no hint
+    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" if there is no hint
     if not hint_text:
         return []
     latest = dossier.run.latest_checkpoint()
@@ -384,7 +384,8 @@ def answers(dossier: Dossier) -> Section | None:
     compared by their loss, which involves no answers.
     """
     sides, flips = dossier.sides, dossier.flips
-    if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
+    measure = dossier.comparison.measure if dossier.comparison else None
+    if sides is None or measure == "loss":
         return None
     names = (sides.before_name, sides.after_name)
     answer_blocks = [

@@ -27,11 +27,14 @@ def shares_by_step(lines: Sequence[Line]) -> list[_Shares]:
 
     A kind that a step lacks is 0: earlier versions counted flat_partial as too_hard.
     """
-    return [
-        (line["step"], {kind: number(line.get(f"groups_{kind}")) or 0.0 for kind in _MEANINGS})
-        for line in lines
-        if number(line.get("groups_effective")) is not None
-    ]
+    shares_of_steps: list[_Shares] = []
+    for line in lines:
+        if number(line.get("groups_effective")) is not None:
+            shares: dict[Kind, float] = {
+                kind: number(line.get(f"groups_{kind}")) or 0.0 for kind in _MEANINGS
+            }
+            shares_of_steps.append((line["step"], shares))
+    return shares_of_steps
 
 
 def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
