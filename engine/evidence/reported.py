@@ -101,7 +101,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     measure = measure_of(sides.before, sides.after) if sides else None
     if sides is None or measure is None or not sides.after:
         return None
-    # The run's own comes first, so that it counts where a later one has as many tasks.
+    # The run's own evaluation comes first, so that `max` keeps it if a later one has as many tasks.
     levels = [(level(sides.after, measure), run.id)]
     for evaluation_id, rows in _evaluations(home, store, run, config):
         if measure_of(rows) == measure:

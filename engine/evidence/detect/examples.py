@@ -15,7 +15,7 @@ from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajec
 from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 _EXAMPLES = 2  # per finding
-_EXAMPLE_CHARS = 220  # shown of an answer; half as many of a prompt
+_EXAMPLE_CHARS = 220  # most characters shown of an answer; of a prompt half of that
 _TASK_CHARS = 80  # shown of a task's id
 # The most answers that are compared with their references, and the most characters of each.
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400

@@ -37,7 +37,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
         return _same_text_finding(facts, shares)
     if plateau(facts) is not None:
         return None
-    # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
+    # Equal rewards are no fault if all answers are right; unsolved tasks are left to `too_hard`.
     if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
         return None
     return _equal_rewards_finding(facts, shares)
@@ -60,7 +60,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
     unsolved = recent_mean(unsolved_shares(facts.lines))
     if zero_advantage is None or effective is None or unsolved is None:
         return None
-    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 where it was not logged
+    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 if it was not logged
     return _GroupShares(effective, unsolved, solved, zero_advantage)
 
 

@@ -151,13 +151,16 @@ class Robustness:
 
 def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
     """For each model that is significantly worse on reworded tasks, a warning with the remedy."""
-    return [
-        f"{result.model} depends on the words it was trained with "
-        f"({', '.join(kind.label for kind in result.fragile)}): train with vary_wording = 0.5, or "
-        "give the rows texts of their own (tools of a task, a system message)."
-        for result in probed
-        if result.fragile
-    ]
+    warnings = []
+    for result in probed:
+        if result.fragile:
+            kinds = ", ".join(kind.label for kind in result.fragile)
+            warnings.append(
+                f"{result.model} depends on the words it was trained with ({kinds}): train with "
+                "vary_wording = 0.5, or give the rows texts of their own (tools of a task, a "
+                "system message)."
+            )
+    return warnings
 
 
 def robustness_of(
@@ -253,13 +256,15 @@ def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
         for kind in model.kinds:
             if kind.outcome is not None and kind.outcome.p is not None:
                 outcome = replace(kind.outcome, p=next(corrected_p_values))
-                kind = replace(kind, word=_word_at(kind.word, outcome), outcome=outcome)
+                kind = replace(
+                    kind, word=_word_after_correction(kind.word, outcome), outcome=outcome
+                )
             kinds.append(kind)
         corrected_results.append(replace(model, kinds=kinds))
     return corrected_results
 
 
-def _word_at(word: Word, outcome: PairedVerdict) -> Word:
+def _word_after_correction(word: Word, outcome: PairedVerdict) -> Word:
     """The word for a corrected outcome: `word`, or "inconclusive" if `word` claims a change
     ("fragile", "improved") that the corrected p value no longer supports."""
     is_significant = outcome.p is not None and outcome.p < ALPHA

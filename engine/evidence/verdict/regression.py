@@ -526,7 +526,7 @@ def _most_lost_skills(battery: Battery) -> str:
     lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
     if not lost_skills:
         return ""
-    # `after` is None where nothing was scored, which counts as 0.
+    # `after` is None if nothing was scored, which counts as 0.
     changes = [
         f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
     ]
