@@ -76,7 +76,9 @@ class Calibration(Record):
             faults.append(f"only {self.answers} gold answers were judged, at least {FEWEST} needed")
         if self.kappa.value < KAPPA or self.kappa.low < KAPPA_LOW:
             kappa_text = _with_interval_text(self.kappa)
-            faults.append(f"kappa {kappa_text} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})")
+            faults.append(
+                f"kappa {kappa_text} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
+            )
         leans = {"longer answers": self.length, "what its own model wrote": self.own}
         for favoured, lean in leans.items():
             if lean is not None and lean.beyond(LEAN):
