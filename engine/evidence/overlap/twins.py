@@ -123,8 +123,8 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
     """Return the part of a text that must be equal in a twin of this kind.
 
     That is: for a paraphrase its numbers, operators and telling words (with its answer if they are
-    few), for `numbers` all but its numbers, for `template` its words of grammar. Returns () if that part is too short to tell one
-    text from another.
+    few), for `numbers` all but its numbers, for `template` its words of grammar. Returns () if that
+    part is too short to tell one text from another.
     """
     if kind == "paraphrase":
         payload = weights.payload(text)
