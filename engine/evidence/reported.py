@@ -119,8 +119,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
 def _evaluations(
     home: Home, store: Store, run: RunDir, config: TrainConfig
 ) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
-    """The later evaluations of a training run's result that its own can be compared with: (run id,
-    rows).
+    """Yield (run id, rows) of the later evaluations that can be compared with a training run's own.
 
     Each asked the run's best checkpoint greedily (one attempt) on the held-out tasks of the run's
     environment, with the same limits on an answer as the run's own evaluations.

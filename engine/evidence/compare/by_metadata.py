@@ -217,8 +217,8 @@ def _level_or_none(rows: Sequence[EvaluationRow], measure: Measure | None) -> Le
 
 
 def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
-    """For each task id, the value of the task's metadata under `key`, as text. Tasks without it are
-    left out.
+    """The value of each task's metadata under `key` as text, by task id. Tasks without it are left
+    out.
 
     Raises UserError BAD_ARGUMENT if no task has the key; its hint names the keys that exist.
     """

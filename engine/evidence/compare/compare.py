@@ -377,8 +377,8 @@ def _cautions(
 
 
 def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> list[str]:
-    """For each evaluation that the candidates come from: a sentence if it asked tasks by which a
-    checkpoint of its models was chosen."""
+    """A sentence for each evaluation, of those that the candidates come from, that asked tasks by
+    which a checkpoint of its models was chosen."""
     notes = []
     for source in dict.fromkeys(candidate.source for candidate in candidates):  # each once
         run = home.run(source)

@@ -25,8 +25,8 @@ def notes(home: Home, first: Candidate, other: Candidate, comparison: Comparison
 
 
 def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
-    """For each result of a training run whose number to report comes from another evaluation than
-    this comparison: a sentence with that number. (A comparison uses only tasks that all models
+    """Sentences with the numbers to report of trained models, if those were measured in another
+    evaluation than the one compared here. (A comparison uses only tasks that all models
     answered.)"""
     sentences = []
     with Store(home) as store:

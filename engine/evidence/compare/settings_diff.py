@@ -197,7 +197,8 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
 
 
 def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """For each setting that is not the same under all labels: its value under each label.
+    """The value of each setting under each label, for settings that are not the same under all
+    labels.
 
     `settings_of` maps label -> setting -> value, and holds at least two labels.
     """

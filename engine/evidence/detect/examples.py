@@ -169,8 +169,8 @@ class Examples:
 
 
 def _on_plateau(finding: Finding) -> Callable[[Answer], bool] | None:
-    """For the finding of a plateau (many answers earn one reward): a function that tells whether an
-    answer earns that reward. Returns None for any other finding."""
+    """A function that tells whether an answer earns the reward of a plateau (many answers earn the
+    same), for the finding "plateau". Returns None for any other finding."""
     if finding.id != "plateau":
         return None
     level = finding.evidence["plateau_reward"]  # None if each group has its own

@@ -159,7 +159,7 @@ def solved(facts: Facts) -> Finding | None:
 
 
 def _steps_at_end(shares: Sequence[float], enough: float) -> int:
-    """For how many steps up to the last the mean of five is at least `enough`."""
+    """The number of last steps at which the mean of five shares is at least `enough`."""
     count = 0
     for index in range(len(shares), limits.LEAST - 1, -1):
         if mean(shares[index - limits.LEAST : index]) < enough:
@@ -463,7 +463,7 @@ def _early_fall_text(entropy: _Entropies, against_start: StartComparison) -> str
 def _early_fall_evidence(
     facts: Facts, entropy: _Entropies, against_start: StartComparison
 ) -> dict[str, object]:
-    """The numbers, by name, of an entropy that fell at once without a gain over step 0."""
+    """The numbers, by name, on an entropy that fell at once without a gain over step 0."""
     effective_shares = facts.series("groups_effective")
     return {
         "entropy_start": entropy.start,
@@ -572,7 +572,7 @@ def _same_text_from_start(facts: Facts) -> bool:
 
 
 def _nearly_all_solved(solved_share: float) -> bool:
-    """Whether so much is solved that exploration has hardly anything left to gain."""
+    """Whether nearly all tasks are solved, so that exploration can hardly gain anything."""
     # The rest may be answers that the scorer cannot parse: up to UNPARSED is no finding.
     return solved_share >= 1 - limits.UNPARSED
 

@@ -172,7 +172,7 @@ class HeldOut:
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """For each held-out task that a training row holds, whole or in part, its strongest match.
+        """The strongest match of each held-out task that a training row holds, whole or in part.
 
         `row` is a stored task row of the training split.
         """

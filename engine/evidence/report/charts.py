@@ -129,7 +129,7 @@ def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
 
     def x_of(number: float) -> float:
-        """Pixels from the left."""
+        """Where `number` is drawn, in pixels from the left."""
         axis_part = (number - axis_start + axis_span * 0.03) / (axis_span * 1.06)
         return _STRIP_MARGIN + axis_part * axis_width
 
@@ -234,7 +234,7 @@ def _x_in_range(axis_end: float, width: int) -> _XOf:
     """The function from a value to pixels from the left, on an axis from 0 to `axis_end`."""
 
     def x_of(number: float) -> float:
-        """Pixels from the left."""
+        """Where `number` is drawn, in pixels from the left."""
         return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
 
     return x_of
@@ -314,7 +314,7 @@ def level_bar(
     axis_span = max(axis_end - axis_start, 1e-9)  # never 0: it is a divisor
 
     def x_of(number: float) -> float:
-        """Pixels from the left; the dot needs 6 pixels at each end."""
+        """Where `number` is drawn, in pixels from the left; the dot needs 6 pixels at each end."""
         return 6 + (number - axis_start) / axis_span * (width - 12)
 
     svg_parts = [

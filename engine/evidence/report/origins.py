@@ -110,7 +110,7 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
 
 
 def _scored_text(audit_result: Audit) -> str:
-    """How many rows the audit scored; "" if it did not write that."""
+    """How many rows the audit scored; "" if an older audit did not record that."""
     # Only fields that the audit wrote are in `model_fields_set`; others have a default.
     if "share" not in audit_result.model_fields_set:
         return ""

@@ -44,11 +44,11 @@ _EXAMPLES, _CHARS = 2, 240  # flips that are shown of each kind, and characters 
 
 @dataclass(frozen=True)
 class Flip:
-    """A task that the model did worse in other words; the texts are shortened and have no secrets.
+    """A task that the model did worse in other words. The texts are shortened, without secrets.
 
     Attributes:
         task: its id.
-        asked: the prompt in other words, with the tools where those were reworded.
+        asked: the prompt in other words, with the tools if those were reworded.
         before: the answer to the task as it is.
         after: the answer to the task in other words.
     """
@@ -150,7 +150,7 @@ class Robustness:
 
 
 def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
-    """For each model that is significantly worse on reworded tasks, a warning with the remedy."""
+    """A warning with the remedy for each model that is significantly worse on reworded tasks."""
     warnings = []
     for result in probed:
         if result.fragile:
@@ -191,7 +191,7 @@ def robustness_of(
 def _kind_result(
     run: RunDir, model_index: int, reworded: RewordedKind, redact: Redactor, left_out: set[str]
 ) -> KindResult:
-    """The result of one model in one kind of rewording, its p value not yet corrected.
+    """The result of one model in one kind of rewording; its p value is not yet corrected.
 
     The answers to the reworded tasks are compared with the model's answers to the same tasks as
     they are.

@@ -119,8 +119,7 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
 
 
 def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:
-    """For each group size (as text), the expected share of groups whose members earn different
-    rewards.
+    """The expected share of groups whose members earn different rewards, by group size (as text).
 
     `scored_groups` holds for each task the samples whose scoring did not fail.
     """

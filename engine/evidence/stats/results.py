@@ -126,7 +126,7 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
 
 
 def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
-    """For each task id, the smallest id of all tasks with the same prompt.
+    """The smallest id of all tasks with the same prompt, for each task id.
 
     Returns {} if every task has its own prompt. Tasks whose rows record no prompt are left out.
     """

@@ -134,7 +134,7 @@ def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> 
 
 
 def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:
-    """For each word, the share of the rows whose prompt has it."""
+    """The share of the rows whose prompt has a word, for each word."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(set(_WORD.findall(_text(row["prompt"]).lower())))

@@ -519,8 +519,8 @@ def _verdict_on_levels(
 def _counts_of_evaluations(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
-    """For each model but the first of `refs`, by reference: how many evaluations tested it against
-    the first one."""
+    """How many evaluations tested each further model against the first of `refs`, by the further
+    model's reference."""
     home, run_ids = run_dir.home, (run_dir.id,)
     return {
         ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)
