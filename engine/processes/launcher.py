@@ -82,10 +82,11 @@ def worker_python(home: Home) -> str:
 
 
 def require_quantizer(home: Home, quantization: str) -> None:
-    """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
+    """Check that workers have bitsandbytes if `quantization` is "nf4" (4-bit weights).
 
-    Any other `quantization` passes, and so do workers that train without torch. Raises UserError
-    SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for workers.
+    Nothing is checked for any other `quantization`, or if a test has replaced the workers. Raises
+    UserError SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for
+    workers.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
@@ -448,8 +449,8 @@ def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     """Bring a run whose processes are gone to its next state; the caller holds its lock.
 
-    1. If the end of this attempt was recorded, the run gets that state.
-    2. If it was told to stop, it gets the state that the stop leads to.
+    1. If the end of this attempt was recorded, the run gets that end.
+    2. If the run was told to stop, it gets the end that follows from the stop.
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     if row.state == "interrupted":

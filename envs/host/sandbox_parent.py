@@ -254,6 +254,7 @@ def _child_runner(
     proc = _open_proc()
 
     def run_child() -> None:
+        """Run the child in the forked process."""
         # In "own" namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
         # Inside bubblewrap even `proc` shows other pids than those that the client sees.

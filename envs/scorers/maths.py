@@ -23,7 +23,8 @@ LONGEST = 300  # characters; a longer answer is wrong
 POINTS = 8  # at how many values of the letters expressions are compared
 TOLERANCE = 1e-9  # relative
 MOST_FACTORIAL = 20  # the largest n of n!, so that no answer takes long to compute
-_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")  # \frac12
+_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")  # e.g. \frac12
+# Formatting that does not change the meaning.
 _DROPPED = re.compile(
     r"\\left|\\right|\\[,;!: ]|\\mathrm|\\text|\\displaystyle|\$|\\quad|°|\^\\circ"
 )
@@ -82,7 +83,7 @@ def maths(completion: str, expected: str) -> float:
         pairs = [[_same(one, other) for other in targets] for one in answers]
     except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return 0.0
-    if _brackets(target) == "{}":
+    if _brackets(target) == "{}":  # sets: each item of one must equal some item of the other
         return float(all(any(row) for row in pairs) and all(map(any, zip(*pairs, strict=True))))
     return float(all(row[place] for place, row in enumerate(pairs)))
 
@@ -95,7 +96,8 @@ def _clean(text: str) -> str:
     """
     text = _DROPPED.sub(" ", text.strip().rstrip(".").strip()).strip()
     text = text.replace("\\{", "{").replace("\\}", "}").replace("−", "-").replace("\\%", "%")
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 1,200
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 1,200 becomes 1200
+    # Remove "x =" or "f(x) =" at the beginning.
     text = re.sub(r"^\s*(?:[a-zA-Z]|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?!=)", "", text)
     text = _FRACTION.sub(r"\\frac{\1}{\2}", text)
     return text.rstrip("%").strip()
@@ -123,7 +125,7 @@ def _split(text: str) -> list[str]:
     """Split the text at its commas that are outside of brackets."""
     parts, depth = [""], 0
     for character in text:
-        depth += (character in "([{") - (character in ")]}")
+        depth += (character in "([{") - (character in ")]}")  # brackets that are open here
         if character == "," and depth == 0:
             parts.append("")
         else:
@@ -165,6 +167,7 @@ class _Parser:
     use."""
 
     def __init__(self, text: str) -> None:
+        """Split the text into tokens. Raises _Unreadable at a character that begins no token."""
         self.tokens: list[str] = []
         position = 0
         text = text.strip()
