@@ -268,7 +268,7 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     memory is free now, will take it back. On a CPU it is the free memory.
 
     Args:
-        home: the home.
+        home: the data folder of Honesmith.
         device: the device.
         besides: the id of a run whose own grant is ignored, because the memory is for that run.
     """

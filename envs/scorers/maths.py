@@ -228,7 +228,7 @@ class _Parser:
         """Parse a power with any number of signs before it."""
         if self._take("-"):
             inner = self._signed()
-            return _Expression(lambda p: -inner.value(p), inner.letters, inner.operations)
+            return _Expression(lambda point: -inner.value(point), inner.letters, inner.operations)
         self._take("+")
         return self._power()
 
@@ -265,9 +265,9 @@ class _Parser:
         self.place += 1
         if token[:1].isdigit() or token[:1] == ".":
             number = complex(float(token))
-            return _Expression(lambda p: number)
+            return _Expression(lambda point: number)
         if token == "pi":
-            return _Expression(lambda p: complex(math.pi))
+            return _Expression(lambda point: complex(math.pi))
         if token == "sqrt":
             return self._root()
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
@@ -275,7 +275,7 @@ class _Parser:
         if (name := token.lstrip("\\")) in _FUNCTIONS:
             return _applied(_FUNCTIONS[name], self._power())
         if len(token) == 1 and token.isalpha():
-            return _Expression(lambda p: p[token], frozenset(token))
+            return _Expression(lambda point: point[token], frozenset(token))
         raise _Unreadable(token or "the end")
 
     def _root(self) -> _Expression:
@@ -285,15 +285,17 @@ class _Parser:
             degree = self._sum()
             self._expect("]")
         inner = self._atom()
-        degree_value = degree.value if degree else lambda p: complex(2)
+        degree_value = degree.value if degree else lambda point: complex(2)
         return _Expression(
-            lambda p: inner.value(p) ** (1 / degree_value(p)), inner.letters, inner.operations
+            lambda point: inner.value(point) ** (1 / degree_value(point)),
+            inner.letters,
+            inner.operations,
         )
 
 
 def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Expression:
     """Return the expression function(inner)."""
-    return _Expression(lambda p: function(inner.value(p)), inner.letters, inner.operations)
+    return _Expression(lambda point: function(inner.value(point)), inner.letters, inner.operations)
 
 
 def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) -> _Expression:
@@ -310,7 +312,7 @@ def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) ->
     }
     operation = operations[sign]
     return _Expression(
-        lambda p: operation(one.value(p), other.value(p)),
+        lambda point: operation(one.value(point), other.value(point)),
         one.letters | other.letters,
         one.operations + other.operations + counts,
     )
