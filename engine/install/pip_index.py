@@ -163,7 +163,7 @@ def _is_url(address: str) -> bool:
 
 
 def _is_on(text: str) -> bool:
-    """Whether pip reads an option's value as true."""
+    """Whether pip reads this value of an option as true."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 

@@ -66,7 +66,7 @@ def setup(
     """Build the training environment unless a working one exists; return `summary` and `python`.
 
     Args:
-        home: the home.
+        home: the data folder of Honesmith.
         again: whether to build it anew in any case.
         say: called with each line that reports progress.
         run: runs a command; by default with its output on this process's stderr.

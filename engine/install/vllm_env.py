@@ -89,7 +89,7 @@ def setup_vllm(
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
     Args:
-        home: the home.
+        home: the data folder of Honesmith.
         again: whether to build it anew in any case.
         say: called with each line that reports progress.
         run: runs a command; by default with its output on this process's stderr.

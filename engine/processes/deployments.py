@@ -97,9 +97,9 @@ def config_of(folder: DeployDir) -> Json:
 
 
 def check_quota(home: Home, asker: Asker) -> None:
-    """Raise UserError QUOTA if `asker` has as many living deployments as it may have.
+    """Raise UserError QUOTA if `asker` already has as many living deployments as it may have.
 
-    The caller must hold the lock for starting deployments, so that none starts meanwhile.
+    The caller must hold the lock for starting deployments, so that none is started meanwhile.
     """
     if not asker.max_living:  # 0: no limit
         return
@@ -268,7 +268,7 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     memory is free now, will take it back. On a CPU it is the free memory.
 
     Args:
-        home: the home.
+        home: the data folder of Honesmith.
         device: the device.
         besides: the id of a run whose own grant is ignored, because the memory is for that run.
     """

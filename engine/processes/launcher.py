@@ -82,10 +82,11 @@ def worker_python(home: Home) -> str:
 
 
 def require_quantizer(home: Home, quantization: str) -> None:
-    """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
+    """Check that workers have bitsandbytes if `quantization` is "nf4" (4-bit weights).
 
-    Any other `quantization` passes, and so do workers that train without torch. Raises UserError
-    SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for workers.
+    Nothing is checked for any other `quantization`, or if a test has replaced the workers. Raises
+    UserError SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for
+    workers.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
@@ -248,7 +249,8 @@ def _may_start_on(run: RunDir, machine: "Hardware", gpus: Sequence["Device"]) ->
         return True
     fitting = [gpu for gpu in machine.devices if gpu.memory_total >= config.least_memory]
     has_room = all(gpu.memory_free >= config.least_memory for gpu in gpus)
-    return has_room or len(fitting) < len(gpus) or bool(deployments.living(run.home))
+    waiting_helps = len(fitting) >= len(gpus)  # enough GPUs are large enough
+    return has_room or not waiting_helps or bool(deployments.living(run.home))
 
 
 def awaited_memory(run: RunDir) -> str:
@@ -264,8 +266,8 @@ def awaited_memory(run: RunDir) -> str:
         gpus = next((row.gpus for row in store.queue() if row.run_id == run.id), 1)
         promised = device_shares.promised_bytes(run.home, store, machine)
     holders = Counter(device for row in rows for device in row.devices)
-    most = device_shares.runs_per_device(run.home, machine)
-    free = [device for device in machine.devices if holders[device.id] < most]
+    most_runs = device_shares.runs_per_device(run.home, machine)
+    free = [device for device in machine.devices if holders[device.id] < most_runs]
     wanted = min(gpus, len(machine.devices))
     if wanted > 1 and len(free) < wanted:
         return f"it waits for {wanted} devices: {len(free)} are free, and kept for it"
@@ -275,6 +277,7 @@ def awaited_memory(run: RunDir) -> str:
     free_bytes = max(
         min(device.memory_free, device.memory_total - promised[device.id]) for device in free
     )
+    # Beside other runs it gets only what it was planned with; alone its minimum is enough.
     needed = config.planned_memory if any(promised.values()) else config.least_memory
     return (
         f"it waits for memory: it needs {needed / 1e9:.1f} GB at least, and other "
@@ -448,8 +451,8 @@ def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     """Bring a run whose processes are gone to its next state; the caller holds its lock.
 
-    1. If the end of this attempt was recorded, the run gets that state.
-    2. If it was told to stop, it gets the state that the stop leads to.
+    1. If the end of this attempt was recorded, the run gets that end.
+    2. If the run was told to stop, it gets the end that follows from the stop.
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     if row.state == "interrupted":
