@@ -1,4 +1,4 @@
-"""What is wrong with this machine, each finding with its remedy.
+"""Checks what is wrong with this machine. Each finding has its remedy.
 
 Checks only look: nothing is repaired, installed or left running.
 """
@@ -36,14 +36,15 @@ from envs.isolation.sandbox import LIMITS
 
 Status = Literal["pass", "warn", "fail"]
 GB = 1_000_000_000
-_ENOUGH_DISK = 5 * GB  # for the checkpoints of a few runs
-_LEAST_DISK = GB  # below it a run would soon fail
+_ENOUGH_DISK = 5 * GB  # free space for the checkpoints of a few runs
+_LEAST_DISK = GB  # with less free space a run would soon fail
 _TORCH_S = 120.0  # loading torch from a cold disk may take a minute
 _MOST_FAULTS = 5  # damaged config.json files that one finding lists
 KERNELS = "HONESMITH_KERNELS"  # engine/worker/ops/fused_ops.py reads it
 # flock and a write-ahead log are unsafe or unknown on these.
 NETWORK_FILESYSTEMS = ("nfs", "cifs", "smb", "lustre", "glusterfs", "ceph", "9p", "fuse.sshfs")
-# torch is loaded, for what it is built on may be missing; the others are Python and take seconds.
+# Imports torch, because a library that it needs may be missing. Of the others only the version is
+# read: they are plain Python, and importing them would take seconds.
 VERSIONS = """
 import torch
 from importlib.metadata import PackageNotFoundError, version
@@ -61,9 +62,9 @@ class Finding:
     """One result of a check.
 
     Attributes:
-        name: of what was checked.
+        name: what was checked.
         detail: what was seen.
-        fix: what to do about it; "" where nothing is to be done.
+        fix: what to do about it; "" if nothing is to be done.
     """
 
     name: str
@@ -77,13 +78,14 @@ def examine(
     mounts: Path = Path("/proc/mounts"),
     report_check: Callable[[Reply], None] = lambda _: None,
 ) -> Reply:
-    """Make every check on the home and this machine. Returns a `summary`, how many findings
-    `failed`, and the findings in `checks`.
+    """Make every check on the home and this machine.
+
+    Returns a `summary`, the number of findings that `failed`, and all findings in `checks`.
 
     Args:
         mounts: the file that lists the mounted file systems.
-        report_check: called with each finding, in the form that it has in `checks`, as soon as it
-            is there.
+        report_check: called with each finding as soon as it is known, in the form that it has in
+            `checks`.
     """
     findings: list[Finding] = []
     checks: list[Reply] = []
@@ -98,22 +100,24 @@ def examine(
 
 
 def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambda _: None) -> Reply:
-    """Try every faster way to compute on each device of this machine, and store what works; runs
-    leave out the rest. Takes about a minute for a device, and some more where vLLM is set up.
+    """Try every fast path (faster way to compute) on each device of this machine, and store which
+    work; runs leave out the others. Takes about a minute per device, and more if vLLM is installed.
 
-    `report_check` is called with each finding as soon as it is there. Returns what `examine`
-    returns. Raises UserError: DEVICE_BUSY while runs hold devices, NO_TORCH, DEVICE_UNUSABLE.
+    `report_check` is called with each finding as soon as it is known. Returns what `examine`
+    returns. Raises UserError: DEVICE_BUSY while a run holds a device, NO_TORCH if no interpreter
+    has torch, DEVICE_UNUSABLE if a device cannot be used.
     """
     _refuse_while_held(home)
     findings: list[Finding] = []
 
     def keep(finding: Finding) -> None:
+        """Store a finding and report it."""
         findings.append(finding)
         report_check(_as_reply(finding))
 
     devices = hardware.detect(home.root).devices
     gpus = [device for device in devices if device.kind == "cuda"]
-    known: dict[str, list[PathResult]] = {}  # name of a device -> what holds for all of that name
+    known: dict[str, list[PathResult]] = {}  # device name -> results valid for all of that name
     for device in devices:
         if device.kind == "cpu":
             keep(Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried."))
@@ -133,7 +137,7 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
 
 
 def _refuse_while_held(home: Home) -> None:
-    """Raise UserError DEVICE_BUSY while a run holds a device: it would spoil what is timed."""
+    """Raise UserError DEVICE_BUSY while a run holds a device: it would falsify measured times."""
     with Store(home) as store:
         holding = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if holding:
@@ -146,8 +150,8 @@ def _refuse_while_held(home: Home) -> None:
 
 
 def _finding_of_path(result: PathResult) -> Finding:
-    """How a fast path did, as a finding. One that is switched off is a warning: runs do without
-    it."""
+    """The result of trying a fast path, as a finding. A path that is switched off is only a
+    warning: runs work without it."""
     if result.state == "on":
         numbers = []
         if result.speedup is not None:
@@ -167,12 +171,12 @@ def _finding_of_path(result: PathResult) -> Finding:
 
 
 def _title(result: PathResult) -> str:
-    """What the path is, in a few words."""
+    """The name of the fast path in a few words."""
     return FAST_PATHS[result.name].title
 
 
 def _summary_of_paths(findings: Sequence[Finding]) -> str:
-    """Say in one sentence how many of the fast paths are switched off."""
+    """One sentence on how many of the fast paths are switched off."""
     paths = [finding for finding in findings if finding.name in FAST_PATHS]
     off_count = sum(finding.status == "warn" for finding in paths)
     if off_count:
@@ -181,7 +185,7 @@ def _summary_of_paths(findings: Sequence[Finding]) -> str:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    """Say in one sentence how many findings failed, or else how many are warnings."""
+    """One sentence on how many findings failed; if none did, how many are warnings."""
     failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
         return f"{failed_count} of {counted(len(findings), 'check')} failed."
@@ -202,12 +206,12 @@ def _as_reply(finding: Finding) -> Reply:
     return {name: value for name, value in fields.items() if value}
 
 
-# Each check below is a function of the home that yields its findings. A check that cannot be made
+# Each check below is a function that takes the home and yields findings. If it raises, the failure
 # is reported under the function's name.
 
 
 def python(home: Home) -> Iterator[Finding]:
-    """Whether this Python is new enough."""
+    """Check that this Python is new enough."""
     version = ".".join(map(str, sys.version_info[:3]))
     status: Status = "pass" if sys.version_info >= (3, 11) else "fail"
     yield Finding("python", status, f"{version} at {sys.executable}", "Use Python 3.11 or newer.")
@@ -222,7 +226,7 @@ def sdk(home: Home) -> Iterator[Finding]:
 
 
 def storage(home: Home) -> Iterator[Finding]:
-    """Whether the disk of the home has room, and whether other users may read the home."""
+    """Check that the disk of the home has room, and that other users cannot read the home."""
     free = shutil.disk_usage(home.root).free
     status: Status = "fail"
     if free > _ENOUGH_DISK:
@@ -239,8 +243,8 @@ def storage(home: Home) -> Iterator[Finding]:
 
 
 def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
-    """Whether the home lies on a local file system, because locks and the database cannot be
-    trusted on a network one. Yields nothing where the list of mounts cannot be read.
+    """Check that the home lies on a local file system: locks and the database cannot be trusted on
+    a network file system. Yields nothing if the list of mounts cannot be read.
 
     Args:
         mounts: a file with a line for each mount: device, mount point, kind of file system.
@@ -262,7 +266,8 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
-    """The kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount does.
+    """The kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount holds
+    it.
 
     Args:
         mounts: a line for each mount: device, mount point, kind of file system.
@@ -270,12 +275,12 @@ def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
     longest_point, kind = "", "unknown"
     for line in mounts:
         fields = line.split()
-        if len(fields) < 3:  # no mount
+        if len(fields) < 3:  # not a line about a mount
             continue
         point, point_kind = fields[1], fields[2]
         prefix = point if point == "/" else f"{point}/"
         holds_folder = folder == point or folder.startswith(prefix)
-        # A folder is on the mount with the longest path above it.
+        # Mounts are nested: the one with the longest path above the folder holds it.
         if holds_folder and len(point) > len(longest_point):
             longest_point, kind = point, point_kind
     return kind
@@ -284,12 +289,12 @@ def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
 def database(home: Home) -> Iterator[Finding]:
     """Check that the database is intact.
 
-    Warns where it was damaged once and was made again from the run folders. Raises UserError where
-    it is damaged and cannot be mended now.
+    Warns if it was damaged once and was made again from the run folders. Raises UserError if it is
+    damaged and cannot be mended now.
     """
     with Store(home) as store:
         store.check()
-        count = len(store.list_runs(limit=1000))  # not more: only to show that rows can be read
+        count = len(store.list_runs(limit=1000))  # enough to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
     damaged_names = [path.name for path in home.damaged_databases()]
     if damaged_names:
@@ -305,16 +310,15 @@ def database(home: Home) -> Iterator[Finding]:
 
 
 def configuration(home: Home) -> Iterator[Finding]:
-    """Whether config.toml is valid; it may also be missing. Raises UserError where it is
-    invalid."""
+    """Check that config.toml is valid, or missing. Raises UserError if it is invalid."""
     home.user_config()
     detail = "valid" if home.config_file.exists() else "not written"
     yield Finding("config.toml", "pass", detail)
 
 
 def isolation(home: Home) -> Iterator[Finding]:
-    """How user code is confined on this machine, and what cannot be prevented here. To see that, a
-    confined process is run."""
+    """Check how user code is confined on this machine, and what cannot be prevented here. A
+    confined process is run to find out."""
     try:
         confinement = isolation_here(registry.sandbox_of(home))
     except EnvProblem as problem:
@@ -323,8 +327,8 @@ def isolation(home: Home) -> Iterator[Finding]:
     detail = f"{confinement.level}: {', '.join(confinement.holds)}"
     if confinement.gaps:
         detail += f"; not prevented: {'; '.join(confinement.gaps)}"
-    # The levels from the weakest to the strongest: limits, no-namespaces, full. A finding that
-    # passes is shown without the advice.
+    # The levels from the weakest to the strongest: limits, no-namespaces, full. `_findings_of`
+    # removes the advice from a finding that passes.
     advice = (
         "Landlock, seccomp and user namespaces (Linux 6.12 or newer) hold more; "
         'sandbox = "required" in config.toml refuses to run below no-namespaces.'
@@ -334,7 +338,7 @@ def isolation(home: Home) -> Iterator[Finding]:
 
 
 def devices(home: Home) -> Iterator[Finding]:
-    """List the devices of this machine; a machine without GPU gets a warning."""
+    """List the devices of this machine; warn if there is no GPU."""
     machine = hardware.detect(home.root)
     names = ", ".join(f"{device.id} {device.name}" for device in machine.devices)
     if machine.device.kind == "cpu":
@@ -349,8 +353,11 @@ def devices(home: Home) -> Iterator[Finding]:
 
 
 def training(home: Home) -> Iterator[Finding]:
-    """Whether there is an interpreter that can load torch, and which kernels it would train with.
-    torch is loaded in a process of its own, because this one must stay without it."""
+    """Check that there is an interpreter that can load torch, and tell which kernels it would train
+    with.
+
+    torch is loaded in a process of its own, because this process must stay without it.
+    """
     interpreter = launcher.worker_python(home)
     process = subprocess.run(
         [interpreter, "-P", "-c", VERSIONS],
@@ -365,7 +372,7 @@ def training(home: Home) -> Iterator[Finding]:
         # The last line of a traceback is the error itself; it may be very long.
         yield Finding("training", "fail", lines[-1][:300], "honesmith setup --again")
         return
-    # As VERSIONS prints them; the third is missing where Liger is not installed.
+    # VERSIONS prints these; the third is missing if Liger is not installed.
     torch, transformers, *optional = process.stdout.split()
     liger = optional[0] if optional else ""
     yield Finding("training", "pass", f"torch {torch}, transformers {transformers}")
@@ -377,8 +384,11 @@ def training(home: Home) -> Iterator[Finding]:
 
 
 def _compiler_finding(liger: str) -> Iterator[Finding]:
-    """A warning where Triton, which compiles Liger's kernels when they are first used, finds no C
-    compiler. `liger` is the version of Liger; "" where it is not installed."""
+    """A warning if Triton, which compiles Liger's kernels when they are first used, finds no C
+    compiler.
+
+    `liger` is the version of Liger; "" if it is not installed.
+    """
     compiler = os.environ.get("CC") or next(
         filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
     )
@@ -392,7 +402,7 @@ def _compiler_finding(liger: str) -> Iterator[Finding]:
 
 
 def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
-    """Check that torch computes on the GPU, by a product of two numbers there.
+    """Check that torch computes on the GPU, by multiplying two numbers there.
 
     `interpreter` is the Python that has torch.
     """
@@ -409,12 +419,12 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
     """Which kernels would compute the operations between matrix products in our own forward pass,
     in words.
 
-    Whether a model gets Liger's is decided by a trial: they must give the same numbers as torch.
+    A trial decides whether a model gets Liger's kernels: they must give the same numbers as torch.
 
     Args:
         liger: the version of the Liger kernels, which the extra `gpu` installs; "" for none.
     """
-    chosen = os.environ.get(KERNELS, "")  # what the user demands; "" leaves it to us
+    chosen = os.environ.get(KERNELS, "")  # the user's choice; "" leaves it to us
     if machine.device.kind == "cpu" or chosen == "torch":
         return "torch"
     if chosen == "compiled":
@@ -425,12 +435,13 @@ def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
 
 
 def fast_paths(home: Home) -> Iterator[Finding]:
-    """Yield what was switched off on the devices of this home, because it does not work there.
+    """List the fast paths (faster ways to compute) that were switched off on the devices of this
+    home, because they do not work there.
 
-    Nothing where no device was tried. Of each device the newest results count.
+    Only the newest results of each device count. Yields nothing if no device was tried.
     """
     seen_devices = set()
-    for results in all_results(home):
+    for results in all_results(home):  # the newest first
         device = results.identity["device"]
         if device in seen_devices:
             continue
@@ -448,7 +459,7 @@ def fast_paths(home: Home) -> Iterator[Finding]:
 
 
 def tools(home: Home) -> Iterator[Finding]:
-    """Whether npx and uv are on PATH, which only the inspector `mcp dev` needs."""
+    """Check that npx and uv are on PATH. Only the inspector `mcp dev` needs them."""
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(
@@ -464,7 +475,7 @@ def tools(home: Home) -> Iterator[Finding]:
 def runs(home: Home) -> Iterator[Finding]:
     """Check that every run that holds a device has a living process.
 
-    Also yields a warning for each of the last three failures, with its remedy.
+    Also yields a warning for each of the last three failed runs, with its remedy.
     """
     with Store(home) as store:
         open_runs = store.list_runs(limit=50, states=OPEN)
@@ -491,7 +502,7 @@ def runs(home: Home) -> Iterator[Finding]:
 def run_files(home: Home) -> Iterator[Finding]:
     """Check that the config.json of every run can be read.
 
-    If the database were lost, a run whose config.json is damaged could not be listed again.
+    If the database were lost, a run with a damaged config.json could not be listed again.
     """
     faults = recovery.damaged_configs(home)
     if not faults:
@@ -527,12 +538,12 @@ CHECKS: tuple[Check, ...] = (
 
 
 def _findings_of(check: Check, home: Home) -> list[Finding]:
-    """Make a check and return its findings. Findings that passed get no fix.
+    """Make a check and return its findings. The fix is removed from findings that passed.
 
     A check that raises becomes one failed finding, named after the check's function.
     """
-    # The only check without a name is `filesystem`, a `partial` with its file of mounts. In tests a
-    # check may be a lambda, whose name is "<lambda>".
+    # `filesystem` is a `partial` and the only check without a name. In tests a check may be a
+    # lambda, whose name is "<lambda>".
     name = getattr(check, "__name__", "filesystem").strip("<>")
     try:
         findings = list(check(home))

@@ -1,4 +1,5 @@
-"""What the checks of a dry run come to: their form, and the judgement of data and of a probe."""
+"""The checks of a dry run: the list of their results, and the judgement of training data and of a
+probe (sampled answers of the start model)."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -29,15 +30,16 @@ from engine.wording.shared import shared_texts
 from envs.audit.audit_summary import best_degenerate
 from envs.json_types import TaskRow
 
-# Below these many held-out rows a verdict can show only large gains.
+# With fewer held-out rows than this a verdict can show only large gains.
 FEW_HELDOUT = 100
-# Shares from which data or a probe gets a warning.
+# Above these shares data or a probe gets a warning: answers cut, prompts repeated, samples cut.
 _MANY_TRUNCATED = 0.02
 _MANY_DUPLICATES = 0.2
 _MANY_CUT_SAMPLES = 0.1
-# With fewer groups of differing rewards than this share GRPO has next to nothing to learn from.
+# If a smaller share of the groups than this have differing rewards, GRPO has next to nothing to
+# learn from.
 _FEW_EFFECTIVE = 0.2
-# What a report shows of a version's reward audit.
+# The keys of a version's reward audit that a report shows.
 _AUDIT_KEYS = (
     "verdict",
     "headline",
@@ -54,7 +56,8 @@ _AUDIT_KEYS = (
 _USUAL_VARY = (
     0.5  # the share of rows in other words to begin with; measured in benchmarks/RESULTS.md
 )
-# Of the first so many answers, from so few on, this share has one form, or is different ones.
+# Answers have a narrow form if, of the first 400 (at least 20), a share of 0.9 begins or ends with
+# the same mark, or at most a share of 0.1 is different.
 _FORM_ROWS, _FEWEST_FORM, _SAME_FORM, _FEW_ANSWERS = 400, 20, 0.9, 0.1
 Status = Literal["pass", "warn", "fail", "skip"]
 Fact = TypeVar("Fact")
@@ -65,10 +68,10 @@ class Outcome:
     """The result of one check.
 
     Attributes:
-        status: skip where the check could not be made.
+        status: "skip" if the check could not be made.
         detail: what was seen, with numbers.
-        fix: what to do about it; "" where nothing is to be done.
-        code: of the error that a submit would raise for it; "" for none.
+        fix: what to do about it; "" if nothing is to be done.
+        code: the code of the error that a submit would raise for it; "" if it would raise none.
     """
 
     status: Status
@@ -79,7 +82,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """A check as the report shows it; its `fix` names the whole call to make."""
+    """A check as the report shows it. Its `fix` holds the whole call to make, if there is one."""
 
     name: str
     status: Status
@@ -88,8 +91,8 @@ class Check:
     code: str
 
     def to_json(self) -> dict[str, object]:
-        """The check as a JSON object: name, status, detail and fix; also the fix's call and the
-        code, where there are any."""
+        """The check as a JSON object: name, status, detail and fix; also the call of the fix and
+        the code, if there are any."""
         fields: dict[str, object] = {
             "name": self.name,
             "status": self.status,
@@ -101,7 +104,7 @@ class Check:
         return fields
 
 
-# The section of the playbook that helps where a check fails.
+# Name of a check -> the section of the playbook (the guide) that helps if the check fails.
 _SECTIONS = {
     "env": "environments",
     "data": "sft",
@@ -116,10 +119,11 @@ class CheckList:
 
     Attributes:
         dry_run_call: returns the call of this dry run; a fix may change its arguments.
-        checks: those made so far.
+        checks: the checks made so far.
     """
 
     def __init__(self, dry_run_call: Callable[[], Call]) -> None:
+        """Start an empty list; `dry_run_call` returns the call of this dry run."""
         self.dry_run_call = dry_run_call
         self.checks: list[Check] = []
 
@@ -129,9 +133,9 @@ class CheckList:
         Args:
             needs: names of earlier checks. If one of them failed or was skipped, this check is
                 skipped; a warning counts as passed.
-            check: makes the check. A UserError that it raises makes the check fail.
+            check: makes the check. If it raises a UserError, the check has failed.
         """
-        # The status of a need that was never made is "skip" too.
+        # The status of a check that was never made is "skip" too.
         not_passed = [need for need in needs if self.status(need) not in ("pass", "warn")]
         if not_passed:
             outcome = Outcome("skip", f"needs {not_passed[0]}")
@@ -140,12 +144,12 @@ class CheckList:
                 outcome = check()
             except UserError as error:
                 outcome = Outcome("fail", error.message, error.advice, error.code)
-        # A fix that only says what to change becomes the whole changed call.
+        # Turn a fix that only says which arguments to change into the whole changed call.
         fix = hint_of(outcome.fix).for_call(self.dry_run_call())
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 
     def status(self, name: str) -> str:
-        """The status of the check `name`; "skip" where none of that name was made."""
+        """The status of the check `name`; "skip" if no check of that name was made."""
         return next((check.status for check in self.checks if check.name == name), "skip")
 
     @property
@@ -155,26 +159,27 @@ class CheckList:
 
     @property
     def remedies(self) -> list[Call]:
-        """The calls that the fixes of the failed checks name, and the section of the playbook that
-        helps with the first of them."""
+        """The calls of the fixes of the failed checks, then the call that reads the section of the
+        playbook about the first of them."""
         calls = [check.fix.call for check in self.failed if check.fix.call]
         sections = [_SECTIONS[check.name] for check in self.failed if check.name in _SECTIONS]
         return [*calls, *(Call("read_playbook", {"section": name}) for name in sections[:1])]
 
 
 def required(fact: Fact | None) -> Fact:
-    """Return a fact that an earlier check has stored. It cannot be None: the calling check names
-    the earlier one among its needs."""
-    assert fact is not None  # otherwise the calling check would have been skipped
+    """A fact that an earlier check has stored. It cannot be None, because the calling check names
+    the earlier check among its needs."""
+    assert fact is not None  # if it were, the calling check would have been skipped
     return fact
 
 
 def judge_data(
     statistics: Reply, rows: EnvFacts, settings: TrainSettings, record: EnvRecord
 ) -> Outcome:
-    """Judge whether the training rows fit the settings: a failure where a run could not use them, a
-    warning where some are cut, repeated or left out, few are held out, or SFT on them would cost
-    other skills.
+    """Judge whether the training rows fit the settings.
+
+    It fails if a run could not use the rows. It warns if some are cut, repeated or left out, if few
+    rows are held out, or if SFT on them would cost other skills.
 
     Args:
         statistics: of the training rows under these settings, from engine.environments.env_facts.
@@ -185,7 +190,7 @@ def judge_data(
 
 
 def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
-    """Judge the training rows by their lengths and numbers; the arguments are those of
+    """Judge the training rows by their lengths and numbers. The arguments are those of
     `judge_data`."""
     failure = _data_failure(statistics, rows, settings)
     if failure is not None:
@@ -200,14 +205,15 @@ def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> O
 
 
 def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
-    """How many training rows there are, and how long. The arguments are those of `judge_data`."""
+    """How many training rows there are and how long they are, in words. The arguments are those of
+    `judge_data`."""
     prompt, target = statistics["prompt"], statistics["target"]
     text = (
         f"{statistics['rows']} train rows, "
         f"prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
         f"answers of {target['p50']} (95 %: {target['p95']})"
     )
-    if statistics["split"] and isinstance(settings, SFTSettings):  # conversations in several rows
+    if statistics["split"] and isinstance(settings, SFTSettings):
         text += (
             f"; the chat template writes earlier turns differently, so {statistics['split']} "
             "conversations are trained as several rows, each turn after the prompt it has in use"
@@ -216,8 +222,8 @@ def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
 
 
 def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome | None:
-    """The failure where the chat template refuses rows, no row can be trained on, or the model
-    could not write the reference answers; None otherwise.
+    """The failure if the chat template refuses rows, no row can be trained on, or the model could
+    not write the reference answers. Returns None otherwise.
 
     `statistics` are of the training rows under these settings, `rows` are facts of all rows.
     """
@@ -245,10 +251,10 @@ def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) ->
 
 
 def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcome:
-    """The failure of a run that samples and whose max_tokens cuts the reference answers.
+    """The failure of a run that samples and whose max_tokens cuts reference answers.
 
-    Its fix is a max_tokens into which all of them fit, and where needed a max_length into which the
-    longest prompt fits beside that. `rows` are facts of all rows of the environment.
+    The fix is a max_tokens into which all of them fit and, if necessary, a max_length into which
+    the longest prompt fits as well. `rows` are facts of all rows of the environment.
     """
     needed_tokens = rows.longest_turn
     advice = f"Set max_tokens = {needed_tokens}, which all of them fit into"
@@ -267,17 +273,17 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
 
 @dataclass(frozen=True)
 class _Weakness:
-    """What is weak about rows that can be used, in words, and the remedy; "" for none."""
+    """A weakness of rows that can be used, in words, and its remedy; "" for none."""
 
     text: str
     remedy: str = ""
 
 
 def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> list[_Weakness]:
-    """What is weak about training rows that can be used.
+    """The weaknesses of training rows that can be used, one for each kind that applies.
 
-    `statistics` count the training rows under these settings, `rows` are facts of all rows of the
-    environment; so also in the functions that are called.
+    `statistics` count the training rows under these settings; `rows` are facts of all rows of the
+    environment.
     """
     weaknesses = (
         _dropped_rows(statistics),
@@ -291,7 +297,7 @@ def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings)
 
 
 def _dropped_rows(statistics: Reply) -> _Weakness | None:
-    """The weakness that max_length leaves out rows, under any algorithm; None if it does not."""
+    """The weakness that max_length leaves out rows. Returns None if it does not."""
     count = statistics["dropped"]
     if not count:
         return None
@@ -299,7 +305,7 @@ def _dropped_rows(statistics: Reply) -> _Weakness | None:
 
 
 def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
-    """The weakness that thinking = require leaves out rows; None if it does not."""
+    """The weakness that thinking = require leaves out rows. Returns None if it does not."""
     count = rows.without_reasoning
     if not count:
         return None
@@ -308,7 +314,7 @@ def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
 
 
 def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a limit on lengths cuts many answers; None if it cuts few."""
+    """The weakness that a limit on lengths cuts many answers. Returns None if it cuts few."""
     share = statistics["truncated_share"]
     if share <= _MANY_TRUNCATED:
         return None
@@ -321,8 +327,8 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
 
 
 def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that rows without a reference answer are left out; None if there are no such
-    rows, or if the run does not train on reference answers."""
+    """The weakness that rows without a reference answer are left out. Returns None if there are no
+    such rows, or if the run does not train on reference answers."""
     count = statistics["without_answer"]
     if not count or not isinstance(settings, RowSettings):
         return None
@@ -331,7 +337,7 @@ def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weaknes
 
 
 def _repeated_prompts(statistics: Reply) -> _Weakness | None:
-    """The weakness that many rows have the prompt of an earlier row; None if few have."""
+    """The weakness that many rows have the prompt of an earlier row. Returns None if few have."""
     share = statistics["duplicate_share"]
     if share <= _MANY_DUPLICATES:
         return None
@@ -339,7 +345,8 @@ def _repeated_prompts(statistics: Reply) -> _Weakness | None:
 
 
 def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a verdict would rest on few held-out rows; None if it rests on many."""
+    """The weakness that a verdict would rest on few held-out rows. Returns None if it rests on
+    enough."""
     count = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
     if count >= FEW_HELDOUT:
         return None
@@ -350,12 +357,12 @@ def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | No
 
 
 def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
-    """The outcome of `_judge_rows`, for SFT with what is at stake: the skills that the model has
-    now, and the setting that keeps them. A warning where all answers have one form of their own,
-    or are few different ones: training on such rows alone loses most.
+    """The outcome of `_judge_rows`; for SFT, with a note on the skills that training may cost, and
+    with the setting `keep` (replayed rows) that keeps them.
 
-    A failure, or the outcome for a run that is too short to lose much, is returned unchanged; for
-    one that replays rows it says so.
+    It becomes a warning if all answers have one narrow form: training on such rows alone loses
+    most. If the run replays rows already, the outcome says so. A failure, and the outcome of a run
+    too short to lose much, are returned unchanged.
     """
     if not isinstance(settings, SFTSettings) or outcome.status == "fail":
         return outcome
@@ -379,7 +386,7 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
 
 
 def _replay_text(settings: SFTSettings) -> str:
-    """What a run replays and why, as a clause."""
+    """Which rows a run replays and why, as a clause of a sentence."""
     rows = f"rows of {settings.keep_env}" if settings.keep_env else "its own right answers"
     return (
         f"keep = {settings.keep:g} replays {rows} beside the task's, for "
@@ -388,10 +395,11 @@ def _replay_text(settings: SFTSettings) -> str:
 
 
 def narrow_form(tasks: Sequence[TaskRow]) -> str:
-    """What all answers of training rows share, as a clause: a sign that nearly all begin or end
-    with, or that there are few different ones; "" where they share nothing.
+    """What the answers of training rows have in common, as a clause: a mark with which nearly all
+    begin or end, or that there are few different ones.
 
-    The first `_FORM_ROWS` rows are read; "" where fewer than `_FEWEST_FORM` have an answer.
+    Only the first `_FORM_ROWS` rows are read. Returns "" if the answers have nothing in common, or
+    if fewer than `_FEWEST_FORM` rows have an answer.
     """
     texts = _first_answers(tasks)
     if len(texts) < _FEWEST_FORM:
@@ -400,7 +408,7 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
     last_signs = Counter(text[-1:] for text in texts)
     for place, signs in (("begin", first_signs), ("end", last_signs)):
         ((sign, count),) = signs.most_common(1)
-        # Letters, digits and the end of a sentence are in any text.
+        # Letters, digits and the end of a sentence are no narrow form: any text has them.
         is_mark = not sign.isalnum() and sign not in ("", ".", "!", "?")
         if is_mark and count >= _SAME_FORM * len(texts):
             return f"nearly all answers {place} with {sign!r}"
@@ -411,7 +419,8 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
 
 
 def _first_answers(tasks: Sequence[TaskRow]) -> list[str]:
-    """The last answer of each of the first `_FORM_ROWS` rows, as far as they have one."""
+    """The text of the last answer in each of the first `_FORM_ROWS` rows; rows without one are
+    skipped."""
     texts = []
     for index in range(min(len(tasks), _FORM_ROWS)):
         conversation = tasks[index].get("gold") or []
@@ -421,8 +430,8 @@ def _first_answers(tasks: Sequence[TaskRow]) -> list[str]:
 
 
 def cannot_start(result: ProbeResult) -> str:
-    """Why GRPO cannot start from here, in words: no sampled answer was right, and no group has a
-    difference of rewards to learn from; "" where that is not so, or not known."""
+    """Why GRPO cannot start from here, in words: no sampled answer was right, and in no group (the
+    answers to one task) do rewards differ. Returns "" if that is not so, or not known."""
     answers = result.tasks * result.samples_per_task
     if not answers or result.effective > 0 or not result.solved_counts or any(result.solved_counts):
         return ""
@@ -436,7 +445,7 @@ def cannot_start(result: ProbeResult) -> str:
 
 def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
     """Judge whether all training rows share a tool text or a system message: a model may come to
-    depend on its very words. A warning where nothing varies them."""
+    depend on its very words. The outcome is a warning if nothing varies them."""
     shared = shared_texts(read_tasks(record, "train"), record.tools)
     if not shared.kinds:
         return Outcome("pass", "the rows share neither tool texts nor a system message")
@@ -457,8 +466,8 @@ def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
 def too_hard(result: ProbeResult) -> bool:
     """Whether GRPO would learn next to nothing because hardly any answer is right.
 
-    That is so if too few groups have differing rewards, and among the others the groups of wrong
-    answers are at least as many as the groups of right ones.
+    That is so if too few groups have differing rewards, and groups that are all wrong are at least
+    as many as groups that are all right.
     """
     if result.effective >= _FEW_EFFECTIVE:
         return False
@@ -475,13 +484,13 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
     Args:
         outcome: what `judge_probe` returned.
         result: what the probe measured of the model.
-        audit: the environment's reward audit; {} without one.
+        audit: the environment's reward audit; {} if there is none.
     """
-    best = best_degenerate(audit.get("probes") or [])  # the answers that the audit tried
+    best = best_degenerate(audit.get("probes") or [])  # "probes": wrong answers that it tried
     model_mean = result.reward_mean
     if best is None or model_mean is None or outcome.status == "fail":
         return outcome
-    if best["mean"] <= max(0.0, model_mean):  # what earns nothing is not worth learning
+    if best["mean"] <= max(0.0, model_mean):  # an answer that earns nothing is not learnt
         return outcome
     answer_name = best["probe"]
     text = (
@@ -494,10 +503,10 @@ def warn_of_degenerate(outcome: Outcome, result: ProbeResult, audit: Reply) -> O
 
 
 def judge_probe(result: ProbeResult) -> Outcome:
-    """Judge a finished probe.
+    """Judge a finished probe (sampled answers of the start model).
 
     The outcome has the probe's numbers in words and the change that they suggest. It is a failure
-    where so many scores failed that the rest says nothing.
+    if so many scores failed that the other numbers mean nothing.
     """
     detail = _probe_in_words(result)
     groups_outcome = _judge_groups(result, detail)
@@ -507,13 +516,14 @@ def judge_probe(result: ProbeResult) -> Outcome:
     fix = "Mend score() and push again."
     if result.error_share > BROKEN:
         return Outcome("fail", detail, fix, "ENV_INVALID")
-    # Some scores failed: always a warning, with the advice on the groups after its own.
+    # Some scores failed: always a warning; its own advice comes first, then that on the groups.
     return Outcome("warn", detail, f"{fix} {groups_outcome.fix}".strip())
 
 
 def _probe_in_words(result: ProbeResult) -> str:
-    """The numbers of a probe: how many groups (the answers to one task) have differing rewards, for
-    only these teach anything; and how many of the others are too hard or too easy."""
+    """The numbers of a probe in words: how many groups (the answers to one task) have differing
+    rewards, because only these teach anything, and how many of the others are too hard or too
+    easy."""
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     text = (
         f"{whole_percent(result.effective)} of {result.tasks} groups have variance "
@@ -529,8 +539,10 @@ def _probe_in_words(result: ProbeResult) -> str:
 
 
 def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
-    """Judge whether GRPO could learn from the sampled groups. `detail` becomes the detail of the
-    outcome."""
+    """Judge whether GRPO could learn from the sampled groups (the answers to one task each).
+
+    `detail` becomes the detail of the outcome.
+    """
     if result.truncated_share > _MANY_CUT_SAMPLES:
         fix = "Raise max_tokens, or ask for shorter answers."
         if too_hard(result):
@@ -544,7 +556,7 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
             "GRPO has little to select: train by SFT first, take easier tasks, give partial "
             "credit or raise group_size.",
         )
-    # Few groups teach, but not because they are too hard. If some are too easy, that is why.
+    # Few groups teach, but not because they are too hard. If some are too easy, that is the reason.
     if result.effective < _FEW_EFFECTIVE and result.too_easy > 0:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
     advice = "; ".join(item.say for item in result.advice)
@@ -554,8 +566,8 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
 
 
 def short_audit(audit: Reply) -> Reply:
-    """The part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and of each probe
-    the most important keys."""
+    """The part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and the most
+    important keys of each probe (a wrong answer that was tried)."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
         probe_keys = ("probe", "mean", "success", "errors", "verdict", "example")
@@ -566,7 +578,7 @@ def short_audit(audit: Reply) -> Reply:
 
 
 def failed_probe(run_id: str, status: Reply) -> Outcome:
-    """The outcome where the probe failed or was cancelled; `status` is what `lifecycle.wait`
+    """The outcome of a probe that failed or was cancelled. `status` is what `lifecycle.wait`
     returned."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"

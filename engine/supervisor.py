@@ -1,9 +1,10 @@
-"""One per run: `python -P -m engine.supervisor RUN_FOLDER`, detached, without torch.
+"""The supervisor, one process per run: `python -P -m engine.supervisor RUN_FOLDER`, detached,
+without torch.
 
-Holds the run's lock and its device lease, runs the trainer as its child, obeys the row (a cancel
-is a state it polls), enforces the caps when no server lives, ends every descendant, writes
-`exit.json` and the final row, and starts what waits. The trainer dies with it: it reads a pipe
-whose other end is here and, on Linux, gets SIGKILL when this process ends.
+It holds the run's lock, runs the trainer as its child, stops the trainer when the run's row says so
+(a cancel only changes the row), enforces the caps even if no server lives, kills every descendant
+at the end, writes `exit.json` and the final row, and starts queued runs. The trainer dies with it:
+it reads a pipe whose other end is here and, on Linux, gets SIGKILL when this process ends.
 """
 
 import contextlib
@@ -31,31 +32,34 @@ from engine.processes.trainer_variables import trainer_variables
 from engine.processes.vigil import Vigil
 from envs.isolation import kernel
 
-POLL_S = 0.5  # how soon a cancel is seen
-_STATUS_S = 15.0  # how often STATUS.md is renewed
-_KILL_PATIENCE_S = 10.0  # how long to wait for killed descendants to be gone
+POLL_S = 0.5  # seconds between two looks at the run's row, and so how soon a cancel is noticed
+_STATUS_S = 15.0  # seconds between two updates of STATUS.md
+_KILL_PATIENCE_S = 10.0  # seconds to wait until killed descendants are gone
 
 
 @dataclass
 class Watch:
-    """One attempt of a run under supervision. Times are monotonic, so that a changed clock ends no
-    run."""
+    """The state of one supervised attempt of a run.
+
+    Times are monotonic, so that a changed clock ends no run.
+    """
 
     run: RunDir
     store: Store
     row: RunRow
     lock: int  # descriptor that holds the run's lock
-    # How long this attempt may go on without writing an answer; a training run has no such limit.
+    # How long this attempt may go on without writing an answer; None for no limit.
     wall_limit_s: float | None = None
-    answer_bytes: int = 0  # written so far
-    answered_s: float = 0.0  # of `elapsed`, when the last of them were written
+    answer_bytes: int = 0  # bytes of answers written so far
+    answered_s: float = 0.0  # the value of `elapsed` when the last answers were written
     began: float = field(default_factory=time.monotonic)
-    trainer_pid: int = 0  # 0: not started
-    status: int | None = None  # exit status of the trainer, or minus its signal
-    sigterm_sent_at: float | None = None  # to the trainer
+    trainer_pid: int = 0  # 0 before the trainer is started
+    status: int | None = None  # exit status of the trainer, or minus its signal; None until it ends
+    sigterm_sent_at: float | None = None  # when the trainer got SIGTERM
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
-    vigil: Vigil | None = None  # watches the trainer's signs of life; None before it is started
-    was_told_to_end: bool = False  # this process, by SIGTERM: the run is to be continued later
+    vigil: Vigil | None = None  # watches the trainer's heartbeats; None before it is started
+    # Whether this process got SIGTERM: another supervisor will then continue the run.
+    was_told_to_end: bool = False
 
     @property
     def elapsed(self) -> float:
@@ -64,14 +68,13 @@ class Watch:
 
 
 def supervise(path: Path) -> int:
-    """Supervise the current attempt of the run in the folder `path` until it has ended.
+    """Supervise the current attempt of the run in the folder `path` until it has ended, then start
+    queued runs.
 
     Returns the exit status of this process:
     - 0: the attempt was carried out, or was left for another supervisor to continue;
     - 1: there is nothing to supervise: another process holds the run's lock, or the run's state is
       neither preparing nor stopping.
-
-    Afterwards the runs that wait for a device are started.
     """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
@@ -79,13 +82,14 @@ def supervise(path: Path) -> int:
         return 1  # another process holds it
     with Store(run.home) as store:
         row = store.get_run(run.id)
-        if row.state not in ("preparing", "stopping"):  # stopping: cancelled since it was started
+        # The run is "stopping" if it was cancelled after this process was started.
+        if row.state not in ("preparing", "stopping"):
             return 1
         watch = Watch(run, store, row, lock)
         result = _run_attempt(watch)
         if result is None:  # another process will continue the run
             return 0
-        with contextlib.suppress(OSError):  # on a full disk the row alone says how it ended
+        with contextlib.suppress(OSError):  # on a full disk only the row says how the run ended
             outcome.record(run, result)
         outcome.apply(store, run, store.get_run(run.id), result)
         _write_aftermath(watch, result)
@@ -96,13 +100,13 @@ def supervise(path: Path) -> int:
 def _run_attempt(watch: Watch) -> outcome.Outcome | None:
     """Start the trainer, watch it until it ends, and kill every process that it left behind.
 
-    Returns what became of the attempt. None means that this process was told to end before the
-    trainer had a result; another process will then continue the run.
+    Returns the outcome of the attempt, or None if this process was told to end before the trainer
+    had a result; another process will then continue the run.
     """
     try:
         wakeup = _prepare_attempt(watch)
         kills_before = _memory_kills()
-        # A run whose limit is reached, or that was cancelled meanwhile, is not started any more.
+        # The trainer is not started if a limit is reached already or the run was cancelled.
         if not _stop_at_limit(watch) and watch.row.state == "preparing":
             _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
@@ -114,7 +118,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
         _end_descendants(watch)
         return _not_supervised(watch, error)
     _end_descendants(watch)
-    # With any other status, or none yet, the trainer was cut short.
+    # With any other status, or none, the trainer was interrupted.
     has_result = watch.status in (outcome.EXIT_DONE, outcome.EXIT_FAILED)
     if watch.was_told_to_end and not has_result:
         outcome.note_event(watch.run, "supervisor_left", "the supervisor was told to end")
@@ -123,7 +127,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
 
 
 def _prepare_attempt(watch: Watch) -> int:
-    """Make this process and the run's folder ready for the trainer, and free memory for it.
+    """Prepare this process and the run's folder for the trainer, and free memory for it.
 
     Returns the read end of the pipe that wakes this process. Raises OSError if the run's folder was
     deleted.
@@ -132,7 +136,8 @@ def _prepare_attempt(watch: Watch) -> int:
     wakeup = _wake_on_signals(watch)
     run = watch.run
     run.config.stat()  # raises OSError where the run's folder was deleted
-    for stale in (run.exit_record, run.result, run.failure, run.heartbeat):  # of an earlier attempt
+    # Delete what an earlier attempt has left.
+    for stale in (run.exit_record, run.result, run.failure, run.heartbeat):
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
     on_device = watch.row.gpus > 0
@@ -144,7 +149,7 @@ def _prepare_attempt(watch: Watch) -> int:
 
 
 def _not_supervised(watch: Watch, error: Exception) -> outcome.Outcome:
-    """The outcome of an attempt that could not be supervised, because of `error`."""
+    """Return the outcome of an attempt that could not be supervised because of `error`."""
     return outcome.abandon(
         watch.run,
         watch.row,
@@ -155,10 +160,10 @@ def _not_supervised(watch: Watch, error: Exception) -> outcome.Outcome:
 
 
 def _outcome_of_trainer(watch: Watch, kills_before: int) -> outcome.Outcome:
-    """The outcome of an attempt whose trainer has ended, or was not started.
+    """Return the outcome of an attempt whose trainer has ended, or was not started.
 
-    `kills_before` is `_memory_kills` from before the trainer was started: if the kernel has killed
-    more processes since, memory ran out during the attempt.
+    `kills_before` is the result of `_memory_kills` before the trainer was started: if the kernel
+    has killed more processes since, memory ran out during the attempt.
     """
     status = watch.status
     if status is None:  # no trainer was started, because the run was to stop already
@@ -173,7 +178,7 @@ def _outcome_of_trainer(watch: Watch, kills_before: int) -> outcome.Outcome:
 
 
 def _start_trainer(watch: Watch) -> None:
-    """Start the trainer, note its process id in `watch` and in started.json, and renew STATUS.md.
+    """Start the trainer, record its process id in `watch` and started.json, and update STATUS.md.
 
     The trainer inherits the run's lock, and the read end of a pipe that closes when this process
     ends.
@@ -192,8 +197,10 @@ def _start_trainer(watch: Watch) -> None:
 
 
 def _spawn_trainer(watch: Watch, command: list[str], lifeline: int) -> int:
-    """Start the trainer as a child in its own process group; returns its process id. It inherits
-    the descriptor `lifeline`, which is closed in this process."""
+    """Start the trainer as a child in its own process group; return its process id.
+
+    The trainer inherits the descriptor `lifeline`, which is then closed in this process.
+    """
     run = watch.run
     with open(run.log(watch.row.attempt), "ab") as log:
         process = subprocess.Popen(
@@ -209,7 +216,7 @@ def _spawn_trainer(watch: Watch, command: list[str], lifeline: int) -> int:
             preexec_fn=kernel.die_with_parent if kernel.LINUX else None,
         )
     os.close(lifeline)
-    process.returncode = 0  # makes Popen believe that it ended: `_reap_children` waits for it
+    process.returncode = 0  # keeps Popen from waiting for the child: `_reap_children` does that
     return process.pid
 
 
@@ -229,11 +236,11 @@ def _write_started_record(watch: Watch) -> None:
 
 
 def _watch_until_end(watch: Watch, wakeup: int) -> None:
-    """Wait until the trainer has ended. Meanwhile record the seconds spent, stop the trainer when
-    the row or a limit says so or this process was told to end, and renew STATUS.md.
+    """Wait until the trainer has ended.
 
-    Args:
-        wakeup: the read end of the pipe that `_wake_on_signals` made.
+    Meanwhile, record the seconds spent, update STATUS.md, and stop the trainer if the row or a
+    limit says so or this process was told to end. `wakeup` is the read end of the pipe that
+    `_wake_on_signals` made.
     """
     next_status_at = time.monotonic() + _STATUS_S
     while watch.status is None:
@@ -254,20 +261,22 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
 
 
 def _look_at_heartbeat(watch: Watch) -> None:
-    """Read the trainer's last sign of life, and note where the run's end is now expected."""
+    """Read the trainer's heartbeat; if it is new, update the alerts about the forecast of the run's
+    end."""
     vigil = watch.vigil
     if vigil is not None and vigil.look() and watch.row.state == "running":
-        with contextlib.suppress(OSError):  # no room for an event
+        with contextlib.suppress(OSError):  # there is no room for an event
             vigil.note_forecast(nearest_cap(watch.store, watch.run, watch.row), watch.elapsed)
 
 
 def _stop_trainer(watch: Watch) -> None:
-    """Stop the trainer. It is called at every poll: the first call sends SIGTERM, a later one kills
-    the trainer's process group once the grace period is over."""
+    """Stop the trainer. Called at every poll once it is to stop: the first call sends SIGTERM, a
+    later one kills the trainer's process group when the grace period is over."""
     if watch.sigterm_sent_at is None:
         watch.sigterm_sent_at = time.monotonic()
         if watch.row.reason_kind == "stalled" and watch.vigil and watch.vigil.heartbeat:
-            # It has installed its handler by then, which writes where it hangs into its log.
+            # A trainer that has sent a heartbeat has a handler for SIGUSR1, which writes into its
+            # log where it hangs.
             _signal(watch.trainer_pid, signal.SIGUSR1)
         _signal(watch.trainer_pid, signal.SIGTERM)
     elif time.monotonic() - watch.sigterm_sent_at > _stop_grace_s(watch):
@@ -275,7 +284,7 @@ def _stop_trainer(watch: Watch) -> None:
 
 
 def _limits(watch: Watch) -> list[Limit]:
-    """Every limit of this attempt, the earliest first; [] where there is none."""
+    """Return every limit of this attempt, the earliest first; [] if it has none."""
     limits = (
         limit_of_run(watch.store, watch.run.home, watch.row),
         limit_of_home(watch.store, watch.run),
@@ -286,8 +295,8 @@ def _limits(watch: Watch) -> list[Limit]:
 
 
 def _limit_without_answers(watch: Watch) -> Limit | None:
-    """The limit at which the run has gone on for too long without writing an answer; None if it has
-    no such limit."""
+    """Return the limit at which the run has written no answer for too long; None if it has no such
+    limit."""
     wall_s = watch.wall_limit_s
     if not wall_s:
         return None
@@ -297,28 +306,32 @@ def _limit_without_answers(watch: Watch) -> Limit | None:
 
 
 def _note_answers(watch: Watch) -> None:
-    """Note the time if the files with the run's answers have changed in size since the last poll. A
-    slow model is not stopped as long as new answers keep coming."""
+    """Note the time if the files with the run's answers have changed in size since the last poll.
+
+    So a slow model is not stopped as long as new answers keep coming.
+    """
     answer_bytes = 0
     for file in watch.run.evals_dir.glob("model_*.jsonl"):
-        with contextlib.suppress(FileNotFoundError):  # a later attempt begins its files anew
+        with contextlib.suppress(FileNotFoundError):  # the attempt may delete old answers meanwhile
             answer_bytes += file.stat().st_size
     if answer_bytes != watch.answer_bytes:
         watch.answer_bytes, watch.answered_s = answer_bytes, watch.elapsed
 
 
 def _wall_limit(watch: Watch) -> float | None:
-    """The seconds that the attempt may go on without an answer; None where the run's config sets no
-    such limit. A training run never has one."""
-    if watch.row.kind == "train":  # so its config need not be read
+    """Return the seconds that the attempt may go on without an answer; None if the run's config
+    sets no such limit. A training run never has one."""
+    if watch.row.kind == "train":  # its config need not be read
         return None
     hours = watch.run.read_config().wall_limit_hours
     return 3600 * hours if hours else None
 
 
 def _stop_at_limit(watch: Watch) -> bool:
-    """Set the run to "stopping" if its earliest limit is reached. Returns whether a limit is
-    reached, also where the run was stopping already."""
+    """Set the run to "stopping" if its earliest limit is reached.
+
+    Returns whether a limit is reached, even if the run was stopping already.
+    """
     limits = _limits(watch)
     if not limits:
         return False
@@ -342,14 +355,14 @@ def _stop_at_limit(watch: Watch) -> bool:
 
 
 def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
-    """Write what is left to write for an ended run: its last event, STATUS.md, the report, and its
-    hours for later estimates. Whatever cannot be written is left out."""
+    """Write the last things about an ended run: its last event, STATUS.md, the report, and its
+    hours, from which later estimates learn. Whatever cannot be written is left out."""
     row = watch.store.get_run(watch.run.id)
     _note_end(watch.run, row, result)
     write_status(watch.run, row)
     _write_report(watch.run)
-    # A run that was resumed repeats work, so its hours would spoil the calibration.
-    # The estimate of an evaluation says what it takes at most, so it teaches nothing either.
+    # Estimates learn only from training runs that were not resumed. A resumed run repeats work, and
+    # the estimate of an evaluation is an upper bound, so their hours would distort the estimates.
     is_plain = row.kind == "train" and row.attempt == 1
     if row.state == "done" and is_plain and row.estimated_hours > 0:
         features = {"run_id": row.run_id, "device": row.device, "model": row.model}
@@ -360,7 +373,7 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
 
 
 def _note_end(run: RunDir, row: RunRow, result: outcome.Outcome) -> None:
-    """Append the event that the trainer has exited to the run's events, if that can be written."""
+    """Append an event that the trainer has exited to the run's events, if that can be written."""
     message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(
@@ -383,22 +396,22 @@ def _write_report(run: RunDir) -> None:
 
 
 def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
-    """The environment variables of the trainer. `lifeline` is the descriptor of the pipe by which
-    the trainer learns that this process has ended."""
+    """Return the environment variables of the trainer. `lifeline` is the descriptor of the pipe by
+    which the trainer learns that this process has ended."""
     row, run = watch.row, watch.run
     variables = trainer_variables(run.home.root, row.device, lifeline)
     return variables | {"HONESMITH_ATTEMPT": str(row.attempt)}
 
 
 def _inherited_lock() -> int | None:
-    """The descriptor of the run's lock, which the launcher passes to this process; None where none
-    was passed, or where the descriptor is not open."""
+    """Return the descriptor of the run's lock that the launcher has passed to this process; None if
+    none was passed or the descriptor is not open."""
     text = os.environ.pop(launcher.LOCK_FD, "")
     if not text.isdigit():
         return None
     lock = int(text)
     try:
-        # No child inherits it by accident; `_start_trainer` passes it on explicitly.
+        # So that no child inherits it by accident; `_spawn_trainer` passes it on explicitly.
         os.set_inheritable(lock, False)
     except OSError:
         return None
@@ -415,20 +428,21 @@ def _record_elapsed(watch: Watch) -> None:
 
 
 def _wake_on_signals(watch: Watch) -> int:
-    """Install the signal handlers of this process. Returns the read end of a pipe that becomes
-    readable when a child has ended or a signal has come.
+    """Install the signal handlers of this process; return the read end of a pipe that becomes
+    readable with every signal, e.g. when a child has ended.
 
     SIGTERM also sets `watch.was_told_to_end`. SIGINT and SIGHUP have no other effect.
     """
 
     def leave(*_: object) -> None:
+        """Note that this process got SIGTERM."""
         watch.was_told_to_end = True
 
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler writes no byte
     signal.signal(signal.SIGTERM, leave)
     # Handlers that do nothing: unlike SIG_IGN they are not inherited by the trainer.
     signal.signal(signal.SIGINT, lambda *_: None)
@@ -445,9 +459,8 @@ def _sleep_until_signal(wakeup: int, seconds: float) -> None:
 
 
 def _reap_children(watch: Watch) -> bool:
-    """Collect the exit status of every child that has ended, also of processes that this one has
-    adopted, and store the trainer's in `watch.status`. Returns whether any child is still
-    running."""
+    """Collect the exit status of every child that has ended, including adopted processes, and store
+    the trainer's in `watch.status`. Return whether any child still runs."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -460,9 +473,11 @@ def _reap_children(watch: Watch) -> bool:
 
 
 def _end_descendants(watch: Watch) -> None:
-    """Kill the trainer, if it still runs, and every process that it left behind. On Linux this
-    process has adopted them, so all of them are its children."""
-    # On other systems nothing is adopted, and the process group is the only way to reach them.
+    """Kill the trainer, if it still runs, and every process that it left behind.
+
+    On Linux this process has adopted them, so all of them are its children.
+    """
+    # Other systems do not let a process adopt others; there only the process group reaches them.
     if watch.trainer_pid and (watch.status is None or not kernel.LINUX):
         _signal_group(watch.trainer_pid, signal.SIGKILL)
     deadline = time.monotonic() + _KILL_PATIENCE_S
@@ -473,10 +488,10 @@ def _end_descendants(watch: Watch) -> None:
 
 
 def _children() -> list[int]:
-    """The process ids of the direct children; [] where the system does not list them.
+    """Return the process ids of the direct children; [] if the system does not list them.
 
-    When one is killed, its own children become direct children of this process. So killing all of
-    them again and again ends the whole tree.
+    When a child is killed, its own children become direct children of this process. So killing the
+    direct children again and again ends the whole tree.
     """
     pid = os.getpid()
     try:
@@ -487,22 +502,23 @@ def _children() -> list[int]:
 
 
 def _signal(pid: int, signal_number: int) -> None:
-    """Send a signal to a process. Does nothing where the process has ended or belongs to another
-    user."""
+    """Send a signal to a process; do nothing if it has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal_number)
 
 
 def _signal_group(group_id: int, signal_number: int) -> None:
-    """Send a signal to a process group. Does nothing where the group has ended or belongs to
-    another user."""
+    """Send a signal to a process group; do nothing if it has ended or belongs to another user."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group_id, signal_number)
 
 
 def _stop_grace_s(watch: Watch) -> float:
-    """The seconds that the trainer may take to stop after SIGTERM: longer where its steps are slow.
-    HONESMITH_STOP_GRACE_S overrides that."""
+    """Return the seconds that the trainer may take to stop after SIGTERM: more if its steps are
+    slow.
+
+    The environment variable HONESMITH_STOP_GRACE_S overrides that.
+    """
     given = os.environ.get("HONESMITH_STOP_GRACE_S")
     if given:
         return float(given)
@@ -510,8 +526,8 @@ def _stop_grace_s(watch: Watch) -> float:
 
 
 def _memory_kills() -> int:
-    """How often the kernel has killed a process for lack of memory since the machine started; 0
-    where it does not say."""
+    """Return how often the kernel has killed a process for lack of memory since the machine
+    started; 0 if it does not say."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -520,9 +536,9 @@ def _memory_kills() -> int:
 
 
 def _boot_id() -> str:
-    """The id that the kernel gave this start of the machine; "" where there is none.
+    """Return the id that the kernel gave to this start of the machine; "" if there is none.
 
-    It is stored beside process ids, which mean nothing after the next start.
+    It is stored with process ids, because these mean nothing after the next start.
     """
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -52,9 +52,9 @@ class ToolCall:
 
     Args:
         name: the function's name.
-        arguments: its arguments by name; empty when they could not be read.
-        id: the call's id, to be repeated as `tool_call_id` of the reply.
-        invalid: the raw arguments when they are not a JSON object, else "".
+        arguments: its arguments by name; {} if they could not be parsed.
+        id: the call's id; the tool message that answers the call repeats it as `tool_call_id`.
+        invalid: the raw arguments if they are not a JSON object, else "".
     """
 
     name: str
@@ -101,12 +101,12 @@ class Message:
 
     Args:
         role: system, user, assistant or tool.
-        content: its text; "" where there is none.
-        tool_calls: the calls an assistant message makes, parsed; dicts are accepted and parsed.
-        tool_call_id: on a tool message, the id of the call it answers.
-        name: on a tool message, the tool's name.
+        content: the text; "" if there is none.
+        tool_calls: the calls that an assistant message makes; dicts are parsed into `ToolCall`.
+        tool_call_id: in a tool message, the id of the call that it answers.
+        name: in a tool message, the tool's name.
 
-    Raises ValueError for another role or for content that is not text.
+    Raises ValueError for another role, for content that is not text, and for a malformed tool call.
     """
 
     role: str
@@ -328,7 +328,8 @@ class Score:
 
 
 class Env:
-    """What both kinds of environment share. Derive from `SingleTurnEnv` or `MultiTurnEnv`."""
+    """The base of both kinds of environment. Derive from `SingleTurnEnv` or `MultiTurnEnv`
+    instead."""
 
     tools: Sequence[ToolSchema] = ()
     """Functions the model may call, in OpenAI's function schema; a task may have its own."""
@@ -416,7 +417,7 @@ def compares_groups(env: Env) -> bool:
 
 
 def is_async(env: Env) -> bool:
-    """Whether `score` of a single-turn environment is a coroutine function."""
+    """Whether `env` is a single-turn environment whose `score` is an `async def`."""
     score = getattr(type(env), "score", None)
     return isinstance(env, SingleTurnEnv) and inspect.iscoroutinefunction(score)
 

@@ -116,7 +116,8 @@ def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -
 
 
 def extract(completion: str) -> str:
-    """The content of the last fenced Python block; the whole completion if it has no such block."""
+    """Return the content of the last fenced Python block; the whole completion if it has no such
+    block."""
     blocks = FENCE.findall(completion)
     return blocks[-1] if blocks else completion
 

@@ -148,13 +148,13 @@ def _read_rows_or_problem(path: Path) -> tuple[DataFile, EnvProblem | None]:
 def _tasks_of_file(
     data: DataFile, split: str | None, place_of_id: dict[str, str], require_answer: bool
 ) -> list[Task]:
-    """The rows of a file as tasks; a row that is no task is added to `data.bad`.
+    """Return the rows of a file as tasks. A row that makes no valid task is added to `data.bad`.
 
     Args:
         data: the file that was read.
-        split: the split of rows that name none; None to leave it open.
-        place_of_id: id -> the place of its row, such as "train.jsonl:12", for the files before; the
-            ids of this file are added.
+        split: the split of rows that name none; None leaves it undecided.
+        place_of_id: id -> the place of its row in the files before, e.g. "train.jsonl:12"; the ids
+            of this file are added.
         require_answer: whether each row must have an answer.
     """
     tasks: list[Task] = []
@@ -183,7 +183,7 @@ def check_answer(task: Task, required: bool) -> None:
 
 
 def read_rows(path: Path) -> DataFile:
-    """Read a data file: its rows, and the line and the reason of each row that cannot be read.
+    """Read a data file: its rows, and the line and the fault of each row that cannot be read.
 
     Raises EnvProblem DATASET_INVALID if the whole file is unusable: unknown format, too large, or
     not readable.
@@ -359,6 +359,7 @@ class _Place:
     top."""
 
     def __init__(self, text: str) -> None:
+        """Begin at the first character, on line 1."""
         self._text = text
         self.position = 0
         self.line = 1

@@ -191,8 +191,9 @@ class Judge:
     def _ask(self, messages: list[dict[str, str]]) -> str:
         """Send `messages` to the model and return the text of its reply.
 
-        A request that fails is sent again, up to `retries` times. Raises JudgeError after the last
-        attempt, or at once for an HTTP status that will not go away, such as 401.
+        A request that fails is repeated up to `retries` times. Raises JudgeError after the last
+        attempt; at once for an HTTP status that no retry can cure, such as 401, and if the run
+        allows no more judge calls.
         """
         request = self._request(messages)
         for attempt in range(self.retries + 1):
@@ -214,7 +215,7 @@ class Judge:
     def _reply_to(self, request: urllib.request.Request) -> str:
         """Send a request once, count its tokens, and return the text of the model's reply.
 
-        Raises what urllib and json raise, and LookupError or TypeError for a reply without a text.
+        Raises the errors of urllib and json, and LookupError or TypeError if the reply has no text.
         """
         began = time.monotonic()
         with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
@@ -223,7 +224,7 @@ class Judge:
         return str(data["choices"][0]["message"]["content"])
 
     def _request(self, messages: list[dict[str, str]]) -> urllib.request.Request:
-        """The request that asks the model to answer `messages`."""
+        """Return the HTTP request that asks the model to answer `messages`."""
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 500}
         headers = {"Content-Type": "application/json"}
         if self.key:

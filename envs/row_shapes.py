@@ -406,8 +406,8 @@ def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
 def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     """Split a chat into (prompt, answer) before its first assistant message.
 
-    `items` are messages of OpenAI ("role", "content") or ShareGPT ("from", "value"). The answer is
-    None if there is no message of the assistant.
+    `items` are messages in OpenAI's format ("role", "content") or ShareGPT's ("from", "value"). The
+    answer is None if the chat has no assistant message.
 
     Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
     end with the assistant, or holds a message that cannot be read.

@@ -77,9 +77,9 @@ class Criterion:
 class Grader(Protocol):
     """The method of a judge that a rubric calls."""
 
-    def grade(
-        self, criteria: Sequence[Criterion], task: Task, completion: str
-    ) -> dict[str, float]: ...
+    def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
+        """Return criterion id -> a value from 0 to 1. Raises JudgeError if there is no verdict."""
+        ...
 
 
 class Rubric:

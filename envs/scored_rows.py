@@ -47,6 +47,7 @@ def contains(completion: str, answer: str) -> float:
     words, target = completion.split(), answer.split()
     if len(words) > _MOST_WORDS * len(target) + _SPARE_WORDS:
         return 0.0
+    # The answer's words with any white space between them, not inside of longer words.
     pattern = r"(?<!\w)" + r"\s+".join(map(re.escape, target)) + r"(?!\w)"
     return float(re.search(pattern, completion, re.IGNORECASE) is not None)
 

@@ -1,9 +1,8 @@
-"""TRAINING.md in sections: judgement for an agent that has only the tools.
+"""The playbook: a guide to training in sections, written for an agent that has only the tools.
 
-Its contents begin with a core that is enough for most jobs.
-Each file of `sections/` is one section: `NN-slug.md`, its first line `# Title`, under 9 kB so that
-reading one costs an agent little. Every name in backticks is checked against the code by
-`tests/playbook/test_playbook.py`.
+Its table of contents begins with a core that is enough for most jobs. Each file of `sections/` is
+one section: `NN-slug.md`, its first line `# Title`, under 9 kB so that reading one costs an agent
+little. `tests/playbook/test_playbook.py` checks every name in backticks against the code.
 """
 
 import difflib
@@ -14,7 +13,7 @@ from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
 
 _FOLDER = Path(__file__).parent / "sections"
-# What most jobs need, so that no section has to be read before the first run.
+# Enough for most jobs, so that no section has to be read before the first run.
 _CORE = """## Most jobs in six calls
 
 Nothing else has to be read before the first run; the sections are for what is unusual or goes wrong.
@@ -32,7 +31,8 @@ SFT first where the model solves nothing; alone where it reaches the target. GRP
 
 @cache
 def _files() -> dict[str, tuple[str, Path]]:
-    """slug -> (title, file), in the order of the numbers that the files' names begin with."""
+    """Return slug -> (title, file), in the order of the numbers at the beginning of the file
+    names."""
     entry_of_slug: dict[str, tuple[str, Path]] = {}
     for path in sorted(_FOLDER.glob("*.md")):
         slug = path.stem.split("-", 1)[1]
@@ -43,18 +43,18 @@ def _files() -> dict[str, tuple[str, Path]]:
 
 
 def sections() -> list[tuple[str, str]]:
-    """Every section as (slug, title), in reading order."""
+    """Return every section as (slug, title), in reading order."""
     return [(slug, title) for slug, (title, _) in _files().items()]
 
 
 def read(slug: str = "") -> str:
-    """One section as Markdown, or the table of contents for the empty slug.
+    """Return one section as Markdown, or the table of contents for the empty slug.
 
     Args:
-        slug: a slug from `sections()`; its title and any letter case are accepted too.
+        slug: a slug from `sections()`, or a title; upper and lower case do not matter.
 
     Raises:
-        UserError: SECTION_NOT_FOUND, naming the nearest sections.
+        UserError: SECTION_NOT_FOUND if there is no such section; it suggests a similar one.
     """
     wanted = slug.strip().lower()
     if not wanted:
@@ -76,7 +76,7 @@ def read(slug: str = "") -> str:
 
 
 def _contents() -> str:
-    """What the playbook says first, in Markdown: its core, then a line for each section."""
+    """Return the table of contents as Markdown: the core, then a line for each section."""
     one_section = 'Read one with `read_playbook(section="...")`.'
     lines = ["# TRAINING.md", "", _CORE, "## Sections", "", one_section, ""]
     lines += [f"- `{slug}`: {title}" for slug, title in sections()]

@@ -21,12 +21,12 @@ FILES = frozenset((".mcp.json", "mcp.json", ".envrc", *_INSTRUCTIONS, *_RULES))
 def is_agent_file(path: str) -> bool:
     """Return whether coding agents obey or run the file or folder at the relative `path`.
 
-    That is so too if it lies inside such a folder. Upper and lower case make no difference. True
-    for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
+    Everything inside a folder of `FOLDERS` counts too. Upper and lower case make no difference. For
+    example True for "CLAUDE.md", "docs/CLAUDE.md" and ".git/hooks/pre-commit".
     """
     parts = [part.lower() for part in Path(path).parts]
-    # A checkout that an agent works in is a project like others: only what follows
-    # `.claude/worktrees/<name>` counts.
+    # `.claude/worktrees/<name>` is a checkout in which an agent works, so a project like others:
+    # only the part of the path below it counts.
     for index, (parent, part) in enumerate(itertools.pairwise(parts[:-1])):
         if part == "worktrees" and parent in (".claude", ".cursor"):
             parts = parts[index + 3 :]
@@ -37,10 +37,11 @@ def is_agent_file(path: str) -> bool:
 def refuse_folder_of_agent_files(target: Path, field: str) -> None:
     """Refuse to write to `target` if it is a link or lies in a folder of agent files.
 
-    A folder of agent files holds what coding agents obey or run, such as `.claude` or `.git`. Both
-    the path as given and the path with every link in it resolved are checked.
+    A folder of agent files holds files that coding agents obey or run, such as `.claude` or `.git`.
+    Both the given path and the path with all links resolved are checked.
 
     Args:
+        target: the file or folder to write.
         field: the argument that named the target, for the error.
 
     Raises UserError BAD_ARGUMENT.
@@ -66,8 +67,8 @@ def refuse_folder_of_agent_files(target: Path, field: str) -> None:
 def refuse_links(project: Path, file: str) -> None:
     """Raise UserError BAD_ARGUMENT if a file, or a folder on the way to it, is a link.
 
-    What is written to it could then land outside the project. `file` is its path relative to the
-    folder `project`.
+    Text that is written to such a file could land outside the project. `file` is the path relative
+    to the folder `project`.
     """
     path = project
     for name in Path(file).parts:

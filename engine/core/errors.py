@@ -99,8 +99,10 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
-        """The docstring of the class describes the arguments. Raises ValueError for a `code` that
-        is not in `CODES`."""
+        """Make the error; the docstring of the class describes the arguments.
+
+        Raises ValueError if `code` is not in `CODES`.
+        """
         if code not in CODES:
             raise ValueError(f"unknown error code {code!r}; add it to engine.core.errors.CODES")
         super().__init__(message)  # str(error) is the message alone
@@ -126,15 +128,15 @@ class UserError(Exception):
         return self
 
     def payload(self) -> dict[str, object]:
-        """The error as a JSON object, the same for every front end: `code`, `message`, `field`,
-        `hint`, `call`, `retryable`, `playbook`.
+        """Return the error as a JSON object, which is the same for every front end.
 
-        `field`, `call` and `playbook` are left out where the error has none.
+        Its keys are `code`, `message`, `field`, `hint`, `call`, `retryable` and `playbook`. The
+        keys `field`, `call` and `playbook` are left out if the error has no such value.
         """
         fields: dict[str, object] = {"code": self.code, "message": self.message}
         if self.field:
             fields["field"] = self.field
-        fields |= self.advice.as_fields()  # the hint, and the call where it is known
+        fields |= self.advice.as_fields()  # `hint`, and `call` if the hint has a call
         fields["retryable"] = self.retryable
         if self.playbook:
             fields["playbook"] = self.playbook

@@ -23,29 +23,31 @@ from typing import Any, BinaryIO
 JsonObject = dict[str, Any]
 
 _BLOCK = 65_536  # bytes that are read at once when a file is searched from its end
-# NaN and infinity are no JSON; nothing here writes them, and a reader takes them for null.
+# NaN and infinity are not valid JSON. Nothing here writes them, and they are read as null.
 _LINE_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
 def write_json(path: Path, obj: Any, fsync: bool = True) -> None:
-    """Replace the file at `path` by the JSON text of `obj`. A reader sees either the old file or
-    the new one, never a part; on a full disk the old file stays.
+    """Replace the file at `path` by the JSON text of `obj`.
 
-    With `fsync` the new file survives a power cut once this returns. Raises ValueError where `obj`
-    holds NaN or infinity, and OSError naming the path.
+    A reader sees either the old file or the new one, never a part. With `fsync` the new file
+    survives a power cut once this function returns. Raises ValueError if `obj` holds NaN or
+    infinity, OSError, which names the path, if the file cannot be written: the old file then stays.
     """
     text = json.dumps(obj, allow_nan=False, ensure_ascii=False, indent=1)
     write_text(path, text + "\n", fsync=fsync)
 
 
 def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> None:
-    """Replace the file at `path` by `text`. A reader sees either the old file or the new one, never
-    a part.
+    """Replace the file at `path` by `text`.
 
-    With `fsync` the new file survives a power cut once this returns. Raises OSError naming the
-    path; the old file then stays as it was.
+    A reader sees either the old file or the new one, never a part. Raises OSError, which names the
+    path, if the file cannot be written; the old file then stays.
 
     Args:
+        path: the file.
+        text: its new content.
+        fsync: whether to sync, so that the new file survives a power cut once this returns.
         mode: the permissions of the new file; by default only its owner may read and write it.
     """
     new_file = path.with_name(f".{path.name}.{secrets.token_hex(6)}.aside")
@@ -56,7 +58,7 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
     except OSError as error:
         with contextlib.suppress(OSError):
             new_file.unlink(missing_ok=True)
-        if error.filename is None:  # an error about a descriptor names no file
+        if error.filename is None:  # an error of a write to a file descriptor names no file
             error.filename = str(path)
         raise
     if fsync:
@@ -64,8 +66,10 @@ def write_text(path: Path, text: str, fsync: bool = True, mode: int = 0o600) -> 
 
 
 def _create_file(path: Path, data: bytes, mode: int, *, fsync: bool) -> None:
-    """Write a new file with the permissions `mode`. Raises FileExistsError for a file or link that
-    somebody else put there."""
+    """Write a new file with the permissions `mode`.
+
+    Raises FileExistsError if a file or link exists at `path`.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -75,7 +79,7 @@ def _create_file(path: Path, data: bytes, mode: int, *, fsync: bool) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that files created, renamed or deleted in `folder` stay so after a power cut."""
+    """Sync a folder, so that creations, renamings and deletions in it survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -86,11 +90,11 @@ def sync_folder(folder: Path) -> None:
 def open_file(path: Path) -> BinaryIO:
     """Open the regular file at `path` for reading bytes.
 
-    Raises OSError naming the path, also when it is a folder, a pipe or a device. Pipes are refused
-    because opening one waits until somebody writes to it, and a thread that waits there cannot be
-    ended.
+    Raises OSError, which names the path, if there is no such file, or if it is a folder, a pipe or
+    a device. Pipes are refused because opening a pipe waits until somebody writes to it, and a
+    thread that waits there cannot be ended.
     """
-    # With O_NONBLOCK opening a pipe does not wait, so that it can be refused here.
+    # With O_NONBLOCK, opening a pipe does not wait, so the pipe can be refused below.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
     if stat.S_ISREG(mode):
@@ -102,8 +106,11 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in the file at `path`. Raises OSError, or ValueError naming the path when the
-    file does not hold valid JSON."""
+    """Read the JSON value in the file at `path`.
+
+    Raises OSError if the file cannot be read, ValueError, which names the path, if it does not hold
+    valid JSON.
+    """
     with open_file(path) as file:
         data = file.read()
     try:
@@ -113,8 +120,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> JsonObject:
-    """The JSON object in the file at `path`; {} when the file is missing, cannot be read or does
-    not hold a JSON object."""
+    """Read the JSON object in the file at `path`.
+
+    Returns {} if the file is missing, cannot be read or does not hold a JSON object.
+    """
     try:
         value = read_json(path)
     except (OSError, ValueError):
@@ -125,14 +134,13 @@ def read_object(path: Path) -> JsonObject:
 class Appender:
     """Appends JSON objects to a file, each as one compact line.
 
-    Several processes may append to one file: each line is written under a lock on the file. A last
-    line without a newline, whose writer was killed, is removed when the file is opened; a line that
-    did not fit onto the disk is removed at once. NaN and infinity become null.
+    Several processes may append to one file, because each line is written under a lock on the file.
+    An incomplete last line, whose writer was killed, is removed when the file is opened. A line
+    that did not fit onto the disk is removed at once. NaN and infinity become null.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path` for appending, or create it. An incomplete line at its end, whose
-        writer was killed, is cut off."""
+        """Open the file at `path` for appending, or create it; remove an incomplete last line."""
         self.path = path
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._fd = os.open(path, flags, 0o600)
@@ -140,19 +148,22 @@ class Appender:
             self._cut_torn_tail()
 
     def append(self, obj: JsonObject) -> None:
-        """Append `obj` as one line. Raises OSError naming the file; a line that was written only in
-        part, for example on a full disk, is removed again."""
+        """Append `obj` as one line.
+
+        Raises OSError, which names the file, if the line cannot be written, for example on a full
+        disk. A part of the line that was written is removed again.
+        """
         line = _dump_line(obj)
         with self._locked():
             size = os.fstat(self._fd).st_size
             try:
                 unwritten = memoryview(line)
                 while unwritten:
-                    written_bytes = os.write(self._fd, unwritten)  # perhaps only a part
+                    written_bytes = os.write(self._fd, unwritten)  # may write only a part
                     unwritten = unwritten[written_bytes:]
             except OSError as error:
                 os.ftruncate(self._fd, size)
-                if error.filename is None:  # an error about a descriptor names no file
+                if error.filename is None:  # an error of a write to a descriptor names no file
                     error.filename = str(self.path)
                 raise
 
@@ -170,7 +181,7 @@ class Appender:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the exclusive lock on the file while the `with` block runs."""
+        """Context manager: hold the exclusive lock on the file while the block runs."""
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
             yield
@@ -178,9 +189,9 @@ class Appender:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _cut_torn_tail(self) -> None:
-        """Cut the file after its last newline: what follows it is a line whose writer was killed.
+        """Cut the file after its last newline, to remove a line whose writer was killed.
 
-        The file is read in blocks from its end until one holds a newline.
+        The file is read in blocks from its end until a block holds a newline.
         """
         size = os.fstat(self._fd).st_size
         end_of_lines = size
@@ -196,7 +207,7 @@ class Appender:
 
 
 def append_line(path: Path, obj: JsonObject) -> None:
-    """Append one line to the file at `path`; for files that are rarely written."""
+    """Open the file at `path`, append `obj` as one line, and close it. For rare writes."""
     with Appender(path) as appender:
         appender.append(obj)
 
@@ -206,9 +217,9 @@ class Chunk:
     """A part of a file of JSON lines.
 
     Attributes:
-        rows: the JSON objects of its complete lines, in order.
-        damaged: how many lines held something else.
-        end: the byte after the last of its lines: the cursor for the next read.
+        rows: the JSON objects of the complete lines, in order.
+        damaged: how many of the lines are not JSON objects.
+        end: the byte after the last line, which is the cursor for the next read.
     """
 
     rows: list[JsonObject]
@@ -219,21 +230,21 @@ class Chunk:
 def read_lines(
     path: Path, cursor: int = 0, max_bytes: int = 1_000_000
 ) -> tuple[list[JsonObject], int]:
-    """Read JSON lines like `read_chunk`, for callers that need no number of damaged lines.
+    """Read the complete JSON lines from byte `cursor` on, without counting damaged lines.
 
-    Returns the JSON objects of the complete lines from byte `cursor` on, and the cursor for the
-    next read.
+    Returns the JSON objects of these lines, and the cursor for the next read. About `max_bytes` are
+    read; see `read_chunk`.
     """
     chunk = read_chunk(path, cursor, max_bytes)
     return chunk.rows, chunk.end
 
 
 def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk:
-    """Read the complete lines of a file of JSON lines from byte `cursor` on; a cursor inside a line
-    moves to the next line. A missing file counts as empty.
+    """Read the complete lines of a file of JSON lines from byte `cursor` on.
 
-    About `max_bytes` are read, but at least one line, if a complete one follows. A last line
-    without a newline is still being written; it is left for the next call.
+    If `cursor` is inside a line, reading begins with the next line. About `max_bytes` are read, but
+    at least one line, if a complete one follows. A last line without a newline is still being
+    written and is left for the next call. A missing file counts as empty.
     """
     try:
         file = open_file(path)
@@ -248,9 +259,11 @@ def read_chunk(path: Path, cursor: int = 0, max_bytes: int = 1_000_000) -> Chunk
 
 
 def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, bytes]:
-    """Read the complete lines from byte `cursor` on, or from the next line if it lies inside one:
-    about `max_bytes`, but at least one line. Returns the byte at which they begin, and their bytes;
-    no bytes if no complete line follows."""
+    """Read about `max_bytes` of complete lines, but at least one, from byte `cursor` on.
+
+    If `cursor` is inside a line, reading begins with the next line. Returns (the byte at which the
+    lines begin, their bytes); the bytes are b"" if no complete line follows.
+    """
     size = os.fstat(file.fileno()).st_size
     position = min(max(cursor, 0), size)
     start = _seek_line_start(file, position)
@@ -263,11 +276,12 @@ def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, b
 
 
 def _seek_line_start(file: BinaryIO, position: int) -> int | None:
-    """Move the file to the first line that begins at byte `position` or later; returns its byte.
+    """Move the file to the first line that begins at byte `position` or later; return that byte.
 
-    None if `position` lies inside the last line, which has no newline yet.
+    Returns None if `position` is inside the last line, which has no newline yet.
     """
-    # The byte before the line must be a newline; reading it moves the file to `position`.
+    # A line begins at `position` if the byte before is a newline. Reading this byte also moves the
+    # file to `position`.
     file.seek(max(position - 1, 0))
     if position == 0 or file.read(1) == b"\n":
         return position
@@ -276,11 +290,11 @@ def _seek_line_start(file: BinaryIO, position: int) -> int | None:
 
 
 def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
-    """Rewrite a file of JSON lines, keeping only the complete lines for which `should_keep` returns
-    True.
+    """Rewrite a file of JSON lines with only those lines for which `should_keep` returns True.
 
-    A line that is not valid JSON, or for which `should_keep` raises KeyError, is removed too.
-    Readers see either the old file or the new one. A missing file stays missing.
+    An incomplete line, a line that is not valid JSON, and a line for which `should_keep` raises
+    KeyError are removed too. Readers see either the old file or the new one. A missing file stays
+    missing.
     """
     if not path.exists():
         return
@@ -289,7 +303,7 @@ def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
         try:
             if line.endswith(b"\n") and should_keep(json.loads(line)):
                 kept_lines.append(line)
-        except (ValueError, KeyError):  # no valid JSON; `should_keep` misses a key
+        except (ValueError, KeyError):  # not valid JSON, or `should_keep` misses a key
             continue
     new_file = path.with_name(f".{path.name}.{os.getpid()}")
     with new_file.open("wb") as file:
@@ -300,11 +314,13 @@ def keep_lines(path: Path, should_keep: Callable[[JsonObject], bool]) -> None:
 
 
 def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
-    """The last JSON object in a file of JSON lines; None if it has none, or is missing. A line that
-    is still being written, or holds anything else, is passed over.
+    """Return the last JSON object in a file of JSON lines; None if there is none, or no file.
+
+    A line that is still being written, or is not a JSON object, is skipped.
 
     Args:
-        window: how many bytes of the file's end are read at first; more are read only if they hold
+        path: the file.
+        window: how many bytes of the file's end are read at first; more are read only if these hold
             no object.
     """
     try:
@@ -322,17 +338,19 @@ def last_line(path: Path, window: int = _BLOCK) -> JsonObject | None:
             row = _last_object(lines)
             if row is not None or start == 0:
                 return row
-            window *= 8  # the window holds no whole line with an object: look further back
+            window *= 8  # there is no object in the window, so a larger one is read
 
 
 def _complete_part(data: bytes) -> bytes:
-    """`data` up to its last newline, without a line that is still being written; b"" if it has no
-    newline."""
+    """Return `data` up to its last newline, without a line that is still being written.
+
+    Returns b"" if there is no newline.
+    """
     return data[: data.rfind(b"\n") + 1]
 
 
 def _last_object(lines: Sequence[bytes]) -> JsonObject | None:
-    """The JSON object on the last of the lines that holds one; None if none does."""
+    """Return the JSON object of the last line that holds one; None if no line does."""
     for line in reversed(lines):
         row = _parse_line(line)
         if row is not None:
@@ -341,8 +359,10 @@ def _last_object(lines: Sequence[bytes]) -> JsonObject | None:
 
 
 def read_tail(path: Path, max_bytes: int) -> str:
-    """The last `max_bytes` bytes of a text file as text; "" when the file is missing. Bytes that
-    are not UTF-8 become U+FFFD."""
+    """Return the last `max_bytes` bytes of a text file as text; "" if the file is missing.
+
+    Bytes that are not UTF-8 become U+FFFD.
+    """
     try:
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -353,27 +373,28 @@ def read_tail(path: Path, max_bytes: int) -> str:
 
 
 def take_lock(path: Path, wait_s: float = 0.0) -> int | None:
-    """Lock the file at `path` for this process alone, waiting at most `wait_s` seconds.
+    """Take an exclusive lock on the file at `path`; wait for it at most `wait_s` seconds.
 
-    Returns an open descriptor, or None when another process holds the lock. The lock is held until
+    Returns an open descriptor, or None if another process holds the lock. The lock is held until
     every process that has a copy of the descriptor has closed it or ended, even by a kill.
     """
     return _lock(path, fcntl.LOCK_EX, wait_s)
 
 
 def share_lock(path: Path, wait_s: float) -> int | None:
-    """Take a shared lock on the file at `path`, which several processes may hold at once; wait at
-    most `wait_s` seconds.
+    """Take a shared lock on the file at `path`; wait for it at most `wait_s` seconds.
 
-    Returns an open descriptor, or None when another process holds the exclusive lock of
-    `take_lock(path)`.
+    Several processes may hold the shared lock at once. Returns an open descriptor, or None if
+    another process holds the exclusive lock of `take_lock(path)`.
     """
     return _lock(path, fcntl.LOCK_SH, wait_s)
 
 
 def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
-    """Take a lock of `lock_kind` (fcntl.LOCK_EX or LOCK_SH). Returns its open descriptor; None when
-    the lock does not become free within `wait_s` seconds."""
+    """Take a lock of `lock_kind` (fcntl.LOCK_EX or LOCK_SH), and return its open descriptor.
+
+    Returns None if the lock does not become free within `wait_s` seconds.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + wait_s
     while True:
@@ -388,14 +409,15 @@ def _lock(path: Path, lock_kind: int, wait_s: float) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the exclusive lock of `take_lock(path)`. A missing file is not
-    locked."""
+    """Return whether a process holds the exclusive lock of `take_lock(path)`; False if there is no
+    file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        # A shared lock, so that two processes that only ask do not take each other for a holder.
+        # A shared lock, so that two processes that only test the lock do not see each other as
+        # its holder.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except BlockingIOError:
@@ -407,12 +429,12 @@ def is_locked(path: Path) -> bool:
 def _dump_line(obj: JsonObject) -> bytes:
     """Return `obj` as one line of compact JSON with its newline, encoded as UTF-8.
 
-    NaN and infinity become null; if a text holds a lone surrogate, the whole line is escaped to
+    NaN and infinity become null. If a text holds a lone surrogate, the whole line is escaped to
     plain ASCII.
     """
     try:
         text = json.dumps(obj, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
-    except ValueError:  # NaN or infinity; they are rare, so the object is searched only now
+    except ValueError:  # `obj` holds NaN or infinity; these are rare, so they are searched for here
         text = json.dumps(_finite(obj), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     try:
         return text.encode("utf-8") + b"\n"
@@ -432,9 +454,10 @@ def _finite(value: Any) -> Any:
 
 
 def _parse_line(line: bytes) -> JsonObject | None:
-    """The JSON object in `line`; None when the line is damaged or holds another JSON value."""
+    """Return the JSON object in `line`; None if the line is damaged or holds another JSON value."""
     try:
         row = _LINE_DECODER.decode(line.decode())
-    except (ValueError, RecursionError):  # ValueError: no UTF-8 or no JSON; else nested too deeply
+    # ValueError: the line is not UTF-8 or not JSON. RecursionError: it is nested too deeply.
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

@@ -15,9 +15,11 @@ import simpleeval
 
 from engine.core.errors import UserError
 
-LONGEST = 500  # characters of an expression
-_SHOWN_CHARS = 200  # of it in an error
-_MOST_DIGITS = 15  # a float has no more; a million digits would never be computed
+LONGEST = 500  # the most characters of an expression
+_SHOWN_CHARS = 200  # the most characters of an expression that an error repeats
+# The most digits to which round() rounds. A float has no more, and rounding to a million digits
+# would never end.
+_MOST_DIGITS = 15
 _LOGIC = (ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not)
 _COMPARISONS = (ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _MEMBERSHIP = (ast.In, ast.NotIn, ast.Is, ast.IsNot)
@@ -36,15 +38,15 @@ _NODES = (
 
 
 def _rounded(value: float, digits: int = 0) -> float:
-    """Python's `round` with `digits` kept within 0..15: a float has no more digits."""
+    """Round like Python's `round`, but with `digits` limited to 0..15."""
     return round(value, max(0, min(int(digits), _MOST_DIGITS)))
 
 
 def _numbers_only(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Wrap an arithmetic operation so that it raises TypeError unless both operands are numbers.
 
-    Python's own operators also take text, which could fill the memory: "%999999999d" % 1, or
-    "a" * 10**9.
+    Python's own operators also accept texts, and an expression such as "a" * 10**9 or
+    "%999999999d" % 1 would fill the memory.
     """
 
     def apply(left: Any, right: Any) -> Any:
@@ -72,9 +74,9 @@ _OPERATORS = simpleeval.DEFAULT_OPERATORS | {
     ast.Mod: _numbers_only(operator.mod),
 }
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
-# What evaluating a checked expression can raise. InvalidExpression: a limit of simpleeval.
-# KeyError: metrics["name"] is missing. IndexError: [1, 2][5]. TypeError: 1 < "a". ValueError,
-# ArithmeticError: min() of nothing, a division by zero, a number that is too large.
+# Exceptions of the evaluation of a checked expression. InvalidExpression: a limit of simpleeval was
+# exceeded. KeyError: metrics["name"] is missing. IndexError: [1, 2][5]. TypeError: 1 < "a".
+# ValueError, ArithmeticError: min() of nothing, a division by zero, a number that is too large.
 _EVALUATION_ERRORS = (
     simpleeval.InvalidExpression,
     KeyError,
@@ -86,11 +88,14 @@ _EVALUATION_ERRORS = (
 
 
 def _replace_former_values(tree: ast.expr, former_values: Mapping[str, Mapping[str, str]]) -> None:
-    """Where a value is compared with a text that it had in earlier versions, replace that text, in
-    place, by the one that it has now.
+    """Replace texts of earlier versions in the comparisons of an expression, in place.
+
+    For example `stop_reason == "length"` becomes `stop_reason == "max_tokens"` if the former values
+    are {"stop_reason": {"length": "max_tokens"}}.
 
     Args:
-        former_values: by name of a value, the new text for each old one.
+        tree: the syntax tree of the expression.
+        former_values: name of a value -> {text of an earlier version -> present text}.
     """
     for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
         operands = [comparison.left, *comparison.comparators]
@@ -103,44 +108,49 @@ def _replace_former_values(tree: ast.expr, former_values: Mapping[str, Mapping[s
 
 
 def _replace_texts(operand: ast.expr, new_texts: Mapping[str, str]) -> None:
-    """Replace, in place, the texts of an operand that have a new text in `new_texts`. They may
-    stand in a list, as in `kind in ["a", "b"]`."""
+    """Replace texts in an operand by their values in `new_texts`, in place.
+
+    The operand may be a list of texts, as in `kind in ["a", "b"]`.
+    """
     for node in ast.walk(operand):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             node.value = new_texts.get(node.value, node.value)
 
 
 def _names_in(tree: ast.expr | None) -> set[str]:
-    """The names that an expression uses; none for an empty expression (None)."""
+    """Return the names that an expression uses; an empty set if there is no expression (None)."""
     if tree is None:
         return set()
     return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
 def _is_plain(constant: ast.Constant) -> bool:
-    """Whether a constant is a number, a text, true, false or None: not bytes, a complex number or
-    `...`."""
+    """Return whether a constant is a number, a text, True, False or None.
+
+    Bytes, complex numbers and `...` are not allowed.
+    """
     return isinstance(constant.value, bool | int | float | str | None)
 
 
 def _is_plain_call(call: ast.Call) -> bool:
-    """Whether one of `_FUNCTIONS` is called, without keywords."""
+    """Return whether the call is one of `_FUNCTIONS` without keyword arguments."""
     return isinstance(call.func, ast.Name) and call.func.id in _FUNCTIONS and not call.keywords
 
 
 class Where:
-    """One parsed expression.
+    """One parsed filter expression, such as `reward < 0.5 and length > 20`.
 
     Args:
-        expression: the text; "" matches everything.
-        names: of the values that an expression may use.
+        expression: the text; "" matches every row.
+        names: the names of values that the expression may use.
         field: the argument that held the text, for the error.
-        shown: the text as the caller wrote it, if `expression` is a rewriting of it; "" if not.
+        shown: the text as the caller wrote it, if `expression` is a rewriting of it; otherwise "".
         example: a valid expression, which the error shows.
-        former_values: names of values with texts that they were written with in earlier versions,
-            and what they are written with now; an expression may use either.
+        former_values: name of a value -> {text of an earlier version -> present text}. The
+            expression may use either text.
 
-    Raises UserError BAD_ARGUMENT on a syntax error, an unknown name or anything not allowed.
+    Raises UserError BAD_ARGUMENT if the text is no expression, uses an unknown name, or uses
+    something that is not allowed.
     """
 
     def __init__(
@@ -153,8 +163,10 @@ class Where:
         example: str = "reward < 0.5 and length > 20",
         former_values: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Parse and check the expression. The docstring of the class describes the arguments and
-        the error."""
+        """Parse and check the expression; the docstring of the class describes the arguments.
+
+        Raises UserError BAD_ARGUMENT if the expression is not valid.
+        """
         self.expression = expression.strip()
         self.field = field
         self.shown = shown or self.expression
@@ -170,17 +182,17 @@ class Where:
         )
 
     def matches(self, values: Mapping[str, Any], task: str) -> bool:
-        """Whether a row matches the expression.
+        """Return whether a row matches the expression.
 
-        A row does not match where the expression orders or computes with a value that the row does
-        not have. An empty expression matches every row.
+        A row does not match if the expression orders or computes with a value that the row does not
+        have. An empty expression matches every row.
 
         Args:
             values: the row's values by name.
             task: id of the row's task, for the error.
 
-        Raises UserError BAD_ARGUMENT when the expression divides by zero, cannot be computed or
-        does not come out as true or false.
+        Raises UserError BAD_ARGUMENT if the expression divides by zero, cannot be computed, or has
+        a result that is not true or false.
         """
         if self._tree is None:
             return True
@@ -194,15 +206,17 @@ class Where:
             if isinstance(error, ZeroDivisionError):
                 raise self._error(f"divides by zero on task {task!r}") from None
             raise self._error(f"cannot be worked out on task {task!r}: {error}") from None
-        if result is None:  # the expression is a bare name, of a value that the row does not have
+        if result is None:  # the expression is only a name, and the row has no such value
             return False
         if not isinstance(result, bool):
             raise self._error(f"gives {result!r} on task {task!r}, not true or false")
         return result
 
     def _shows_missing_value(self, error: Exception, row: Mapping[str, Any]) -> bool:
-        """Whether evaluating failed because the row lacks a value: it has no such metric, or None
-        was compared or computed with."""
+        """Return whether the evaluation failed because the row lacks a value.
+
+        That is so if the row has no such metric (KeyError), or if an operand was None (TypeError).
+        """
         if isinstance(error, KeyError):
             return True
         return isinstance(error, TypeError) and any(row[name] is None for name in self._used)
@@ -210,14 +224,15 @@ class Where:
     def _parse(self) -> ast.expr:
         """Parse the expression, check every part of it, and return its syntax tree.
 
-        Raises UserError BAD_ARGUMENT when the expression is too long, cannot be parsed or uses
-        something that the allow-list does not hold.
+        Raises UserError BAD_ARGUMENT if the expression is too long, cannot be parsed, or uses
+        something that is not on the allow-list.
         """
         if len(self.expression) > LONGEST:
             raise self._error(f"is longer than {LONGEST} characters")
         try:
             tree = ast.parse(self.expression, mode="eval")
-        # ValueError: a NUL byte or too many digits. RecursionError, MemoryError: nested too deeply.
+        # ValueError: there is a NUL byte, or a number with too many digits. RecursionError,
+        # MemoryError: it is nested too deeply.
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             reason = getattr(error, "msg", None) or "it cannot be parsed"
             raise self._error(f"is no expression: {reason}") from None
@@ -226,9 +241,12 @@ class Where:
         return tree.body
 
     def _check_node(self, node: ast.AST) -> None:
-        """Check that one node of the syntax tree is on the allow-list: its type is one of `_NODES`;
-        a constant is plain, a call is one of `_FUNCTIONS` without keywords, an index stands after a
-        name, a name is known. Raises UserError BAD_ARGUMENT for anything else."""
+        """Raise UserError BAD_ARGUMENT unless a node of the syntax tree is allowed.
+
+        The type of the node must be one of `_NODES`. In addition a constant must be plain, a call
+        must be one of `_FUNCTIONS` without keywords, an index must follow a name, and a name must
+        be known.
+        """
         if not isinstance(node, _NODES):
             raise self._error(f"uses {type(node).__name__}, which is not available")
         if isinstance(node, ast.Constant) and not _is_plain(node):
@@ -241,7 +259,8 @@ class Where:
             self._check_name(node.id)
 
     def _check_name(self, name: str) -> None:
-        """Raise UserError BAD_ARGUMENT, with the most similar name, unless `name` is known."""
+        """Raise UserError BAD_ARGUMENT, which suggests the most similar name, if `name` is
+        unknown."""
         if name in self._known | {*_WORDS, *_FUNCTIONS}:
             return
         similar = difflib.get_close_matches(name, sorted(self._known), n=1)
@@ -249,8 +268,11 @@ class Where:
         raise self._error(f"uses the unknown name {name!r}{suggestion}")
 
     def _error(self, fault: str) -> UserError:
-        """The error BAD_ARGUMENT about the expression. `fault` is the predicate of its message:
-        "divides by zero" gives `where 'reward / 0' divides by zero`."""
+        """Make the error BAD_ARGUMENT about the expression.
+
+        `fault` is the predicate of the message, such as "divides by zero" in
+        `where 'reward / 0' divides by zero`.
+        """
         return UserError(
             "BAD_ARGUMENT",
             f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {fault}",

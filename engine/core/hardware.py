@@ -16,22 +16,24 @@ import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC_CGROUP = Path("/proc/self/cgroup")
-# Kernels report "no limit" as a page-rounded 2**63; anything above this is no real limit.
+# Kernels report "no limit" as about 2**63, so a number above this is no real limit.
 _UNLIMITED = 1 << 60
-_MOST_LOAD = 4.0  # processes per core; more would tell no more of the next hours
+# The highest load, in processes per core, that is reported. A load above it says no more about the
+# next hours.
+_MOST_LOAD = 4.0
 
 
 @dataclass(frozen=True)
 class Device:
-    """One thing a run takes whole.
+    """A GPU, or the machine's CPU as a whole.
 
     Attributes:
-        id: "cpu", or "cuda:0" counted in the order of the PCI bus.
-        name: the product name ("NVIDIA H200"), or the processor's.
+        id: "cpu", or "cuda:0" and so on in the order of the PCI bus.
+        name: the product name, such as "NVIDIA H200", or the name of the processor.
         kind: "cuda" or "cpu".
-        memory_total, memory_free: bytes; of a CPU the memory this process may use.
-        visible: the value of CUDA_VISIBLE_DEVICES that shows exactly this device: its UUID, which
-            unlike an index means the same whatever order CUDA counts in. "" for a CPU.
+        memory_total, memory_free: bytes; for a CPU, of the memory that this process may use.
+        visible: the value of CUDA_VISIBLE_DEVICES that shows exactly this device; "" for a CPU. It
+            is the UUID, because the meaning of an index depends on the order in which CUDA counts.
         bf16: whether bfloat16 arithmetic is native.
     """
 
@@ -46,8 +48,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The machine. All sizes in bytes; `disk_free` is of the volume that holds the home, `load` as
-    `_load` measures it."""
+    """The machine. Sizes are in bytes.
+
+    Attributes:
+        disk_free: free bytes on the disk that holds the home.
+        load: processes that wanted each core over the last minute, see `_load`.
+    """
 
     devices: tuple[Device, ...]
     cores: int
@@ -58,13 +64,15 @@ class Hardware:
 
     @property
     def device(self) -> Device:
-        """The device with the most memory: a single run is planned for it."""
+        """The device with the most memory, for which a run is planned."""
         return max(self.devices, key=lambda device: device.memory_total)
 
 
 def detect(disk: Path | None = None) -> Hardware:
-    """Measure the machine as it is now. Its devices are the GPUs that this process may use; without
-    any, the CPU is the only device.
+    """Measure the machine as it is now.
+
+    Its devices are the GPUs that this process may use. If there are none, the CPU is the only
+    device.
 
     Args:
         disk: a folder on the disk whose free space is measured; None means the current folder.
@@ -92,8 +100,11 @@ def detect(disk: Path | None = None) -> Hardware:
 
 
 def _load() -> float:
-    """How many processes wanted each core over the last minute, in halves, from 0 to `_MOST_LOAD`;
-    0 where that is not known."""
+    """Return how many processes wanted each core over the last minute, on average.
+
+    The number is rounded down to a multiple of 0.5 and is at most `_MOST_LOAD`. Returns 0 if it is
+    not known.
+    """
     try:
         wanting = os.getloadavg()[0]
     except OSError:
@@ -102,21 +113,21 @@ def _load() -> float:
 
 
 def devices() -> list[str]:
-    """The ids of the devices that runs may lease; at least one."""
+    """Return the ids of the devices that runs may use; there is at least one."""
     return [device.id for device in detect().devices]
 
 
 def _gpus() -> tuple[Device, ...]:
     """Return the GPUs that this process may use.
 
-    () where there is no NVIDIA driver, or where it does not answer.
+    Returns () if there is no NVIDIA driver, or if it does not answer.
     """
     nvml = _load_nvml()
     if nvml is None:
         return ()
     try:
         gpus = [_gpu(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
-    except nvml.NVMLError:  # nobody can train on a GPU whose driver does not answer
+    except nvml.NVMLError:  # the driver does not answer, so nothing can train on its GPUs
         return ()
     finally:
         nvml.nvmlShutdown()
@@ -124,10 +135,12 @@ def _gpus() -> tuple[Device, ...]:
 
 
 def _load_nvml() -> Any | None:
-    """The initialised module `pynvml`, the binding of NVIDIA's management library. None where the
-    package or the driver is missing."""
+    """Load and initialise `pynvml`, the binding of NVIDIA's management library.
+
+    Returns the module, or None if the package or the driver is missing.
+    """
     try:
-        import pynvml  # noqa: PLC0415  opens the driver library: only where devices are asked for
+        import pynvml  # noqa: PLC0415  late, because it opens the driver library
     except ImportError:
         return None
     try:
@@ -138,14 +151,17 @@ def _load_nvml() -> Any | None:
 
 
 def driver() -> str:
-    """The version of the NVIDIA driver and of the newest CUDA that it serves, such as "driver
-    570.86, CUDA 12.8"; "no NVIDIA driver" where none answers."""
+    """Name the NVIDIA driver and the newest CUDA that it supports: "driver 570.86, CUDA 12.8".
+
+    The text is "no NVIDIA driver" if there is none, "an NVIDIA driver that does not answer" if it
+    fails.
+    """
     nvml = _load_nvml()
     if nvml is None:
         return "no NVIDIA driver"
     try:
         version = _text(nvml.nvmlSystemGetDriverVersion())
-        cuda = int(nvml.nvmlSystemGetCudaDriverVersion())  # 12080 for 12.8
+        cuda = int(nvml.nvmlSystemGetCudaDriverVersion())  # e.g. 12080 for 12.8
     except nvml.NVMLError:
         return "an NVIDIA driver that does not answer"
     finally:
@@ -154,8 +170,10 @@ def driver() -> str:
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver, such as "580.65.06"; "" where there is none, or where it
-    does not answer."""
+    """Return the version of the NVIDIA driver, such as "580.65.06".
+
+    Returns "" if there is no driver, or if it does not answer.
+    """
     nvml = _load_nvml()
     if nvml is None:
         return ""
@@ -169,7 +187,7 @@ def driver_version() -> str:
 
 @dataclass(frozen=True)
 class Gauges:
-    """What a GPU's own sensors say now; None for one that it does not have.
+    """The present values of a GPU's sensors; None for a sensor that the GPU does not have.
 
     Attributes:
         utilization: share of the last moment in which a kernel ran, in 0..1.
@@ -183,8 +201,10 @@ class Gauges:
 
 
 def read_gauges(visible: str) -> Gauges | None:
-    """Read the sensors of a GPU, named by its UUID as `Device.visible` has it. None where it is not
-    there, or the driver does not answer."""
+    """Read the sensors of the GPU whose UUID is `visible` (see `Device.visible`).
+
+    Returns None if there is no such GPU, or if the driver does not answer.
+    """
     nvml = _load_nvml()
     if nvml is None:
         return None
@@ -195,9 +215,10 @@ def read_gauges(visible: str) -> Gauges | None:
         return None
 
     def sensor(read: Callable[[], float]) -> float | None:
+        """Call `read`; return None if the GPU does not have this sensor."""
         try:
             return read()
-        except nvml.NVMLError:  # many cards lack one
+        except nvml.NVMLError:
             return None
 
     try:
@@ -211,12 +232,13 @@ def read_gauges(visible: str) -> Gauges | None:
 
 
 def _gpu(nvml: Any, index: int) -> Device | None:
-    """The GPU with this NVML index; None where it does not answer, for example after a fault."""
+    """Describe the GPU with this NVML index; None if it does not answer, for example after a
+    fault."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         major, _ = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    except nvml.NVMLError:  # lost or reset while we look
+    except nvml.NVMLError:  # the GPU was lost or reset meanwhile
         return None
     return Device(
         id=f"cuda:{index}",
@@ -225,14 +247,14 @@ def _gpu(nvml: Any, index: int) -> Device | None:
         memory_total=int(memory.total),
         memory_free=int(memory.free),
         visible=_text(nvml.nvmlDeviceGetUUID(handle)),
-        bf16=major >= 8,  # compute capability 8: Ampere, the first with bfloat16
+        bf16=major >= 8,  # compute capability 8 is Ampere, the first generation with bfloat16
     )
 
 
 def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
-    """Return the GPUs that this process's CUDA_VISIBLE_DEVICES names, in the order it names them.
+    """Return the GPUs that the variable CUDA_VISIBLE_DEVICES names, in its order.
 
-    All GPUs when the variable is not set.
+    Returns all GPUs if the variable is not set.
     """
     visible_names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible_names is None:
@@ -240,30 +262,33 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
     chosen: list[Device] = []
     for gpu_name in visible_names.split(","):
         matches = [gpu for gpu in gpus if _names_gpu(gpu_name.strip(), gpu)]
-        if not matches:  # CUDA itself ignores everything from the first unknown entry on
+        if not matches:  # CUDA too ignores everything from the first unknown entry on
             break
-        first_match = matches[0]  # a name that fits several GPUs means the first of them
+        first_match = matches[0]  # an entry that fits several GPUs means the first of them
         if first_match not in chosen:  # a GPU that is named twice counts once
             chosen.append(first_match)
     return tuple(chosen)
 
 
 def _names_gpu(name: str, gpu: Device) -> bool:
-    """Whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU: by its index or by the
-    beginning of its UUID."""
-    if name.isdigit():  # an index, which `id` ends with
+    """Return whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU.
+
+    `name` is the GPU's index or the beginning of its UUID.
+    """
+    if name.isdigit():
         return gpu.id == f"cuda:{int(name)}"
-    # Like CUDA, take any beginning of a UUID; but "GPU-" alone begins every UUID and names none.
+    # Like CUDA, accept any beginning of a UUID. Every UUID begins with the four characters "GPU-",
+    # so these alone name no GPU.
     return len(name) > 4 and gpu.visible.startswith(name)
 
 
 def _text(value: str | bytes) -> str:
-    """`value` as text: some versions of the binding give bytes."""
+    """Convert `value` to text, because some versions of the binding return bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _processor_name() -> str:
-    """The name of the processor; "CPU" where the system does not say."""
+    """Return the name of the processor; "CPU" if the system does not tell it."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -275,9 +300,11 @@ def _processor_name() -> str:
 
 
 def _cores() -> int:
-    """How many cores this process may keep busy: those of its affinity mask, or fewer where a
-    cgroup sets a quota; at least 1."""
-    if hasattr(os, "sched_getaffinity"):  # macOS has none
+    """Return how many cores this process may keep busy; at least 1.
+
+    These are the cores of its affinity mask, or fewer if a cgroup sets a quota.
+    """
+    if hasattr(os, "sched_getaffinity"):  # macOS does not have this function
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
@@ -288,15 +315,17 @@ def _cores() -> int:
 
 
 def _cpu_quota() -> float | None:
-    """How many cores the smallest CPU quota of this process's cgroups allows, such as 1.5; None
-    where none of them has a quota."""
+    """Return how many cores the smallest CPU quota of this process's cgroups allows, such as 1.5.
+
+    Returns None if no cgroup has a quota.
+    """
     quotas = [_cpu_quota_of_version_2(folder) for folder in _cgroup_folders(controller="")]
     quotas += [_cpu_quota_of_version_1(folder) for folder in _cgroup_folders(controller="cpu")]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _cpu_quota_of_version_2(folder: Path) -> float | None:
-    """How many cores a cgroup of version 2 allows; None if it sets no quota."""
+    """Return how many cores a cgroup of version 2 allows; None if it sets no quota."""
     parts = _read_text(folder / "cpu.max").split()  # "QUOTA PERIOD", or "max PERIOD" for no quota
     if len(parts) != 2:
         return None
@@ -307,8 +336,8 @@ def _cpu_quota_of_version_2(folder: Path) -> float | None:
 
 
 def _cpu_quota_of_version_1(folder: Path) -> float | None:
-    """How many cores a cgroup of version 1 allows; None if it sets no quota."""
-    quota = _read_number(folder / "cpu.cfs_quota_us")  # -1: no quota
+    """Return how many cores a cgroup of version 1 allows; None if it sets no quota."""
+    quota = _read_number(folder / "cpu.cfs_quota_us")  # -1 means no quota
     period = _read_number(folder / "cpu.cfs_period_us")
     if quota is None or quota <= 0 or not period:
         return None
@@ -316,8 +345,10 @@ def _cpu_quota_of_version_1(folder: Path) -> float | None:
 
 
 def _memory() -> tuple[int, int]:
-    """The memory that this process may use, as (total bytes, free bytes): that of the machine, or
-    less where a cgroup sets a limit."""
+    """Return the memory that this process may use, as (total bytes, free bytes).
+
+    It is the memory of the machine, or less if a cgroup sets a limit.
+    """
     machine = psutil.virtual_memory()
     total, free = int(machine.total), int(machine.available)
     for limit, used in _memory_limits():
@@ -327,16 +358,19 @@ def _memory() -> tuple[int, int]:
 
 
 def _memory_limits() -> list[tuple[int, int]]:
-    """The memory limits of this process's cgroups: (limit, used) in bytes, for each group that has
-    a limit. File cache does not count as used where the kernel can drop it at any time."""
+    """Return (limit, used) in bytes for each cgroup of this process that limits the memory.
+
+    File cache that the kernel can drop at any time does not count as used.
+    """
     limits = []
-    # Of each version of cgroups: controller, files with the limit and the use, key of the cache.
+    # For each version of cgroups: controller, file with the limit, file with the use, and the key
+    # of the file cache in memory.stat.
     version_2 = ("", "memory.max", "memory.current", "inactive_file")
     version_1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
     for controller, limit_name, used_name, cache_key in (version_2, version_1):
         for folder in _cgroup_folders(controller):
             limit = _read_number(folder / limit_name)
-            # "max" in version 2 is no number; version 1 has a huge one for "no limit".
+            # "No limit" is the word "max" in version 2, and a huge number in version 1.
             if limit is None or limit > _UNLIMITED:
                 continue
             used = _read_number(folder / used_name) or 0
@@ -371,20 +405,21 @@ def _cgroup_path(controller: str) -> str:
     """
     group_path = ""
     for line in _read_text(_PROC_CGROUP).splitlines():
-        # A line is `hierarchy:controllers:path`; of a damaged line the missing parts are "".
+        # A line is `hierarchy:controllers:path`, e.g. `4:cpu,cpuacct:/docker/1f0a`. Parts that a
+        # damaged line lacks are "".
         hierarchy, _, after_hierarchy = line.partition(":")
         controllers, _, path = after_hierarchy.partition(":")
         if controller:
             is_in_hierarchy = controller in controllers.split(",")
         else:
-            is_in_hierarchy = hierarchy == "0"  # that of version 2, which names no controllers
+            is_in_hierarchy = hierarchy == "0"  # version 2 has number 0 and names no controllers
         if is_in_hierarchy:
             group_path = path.strip("/")
     return group_path
 
 
 def _read_text(path: Path) -> str:
-    """The text of a file; "" when it cannot be read."""
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -392,14 +427,16 @@ def _read_text(path: Path) -> str:
 
 
 def _read_number(path: Path) -> int | None:
-    """The whole number that a file holds; None when it holds anything else."""
+    """Return the whole number that a file holds; None if it holds anything else."""
     text = _read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _stat_value(path: Path, key: str) -> int:
-    """The number after `key` in a file with a `key value` pair on each line, such as memory.stat; 0
-    where the file or the key is missing."""
+    """Return the number after `key` in a file of lines `key value`, such as memory.stat.
+
+    Returns 0 if the file or the key is missing.
+    """
     for line in _read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key and value.strip().isdigit():
@@ -408,8 +445,10 @@ def _stat_value(path: Path, key: str) -> int:
 
 
 def _disk_free(folder: Path) -> int:
-    """Free bytes on the disk that holds `folder`. If the folder does not exist yet, the nearest
-    folder above it counts. 0 where nothing can be measured."""
+    """Return the free bytes on the disk that holds `folder`, or the nearest existing folder above.
+
+    Returns 0 if nothing can be measured.
+    """
     for candidate in (folder, *folder.absolute().parents):
         try:
             return shutil.disk_usage(candidate).free

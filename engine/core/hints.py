@@ -15,10 +15,10 @@ class Call:
     """A call of a tool.
 
     Attributes:
-        tool: its name.
-        arguments: by name, as JSON values.
-        needs: names of further arguments that only the caller can give; without them the call can
-            be made as it stands.
+        tool: the name of the tool.
+        arguments: argument -> JSON value.
+        needs: names of further arguments that only the caller can give; if it is empty, the call
+            can be made as it is.
     """
 
     tool: str
@@ -26,7 +26,7 @@ class Call:
     needs: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The call as text, its values as JSON: `push_env(path="x", install=true)`."""
+        """Write the call as text, with its values as JSON: `push_env(path="x", install=true)`."""
         arguments = (
             f"{name}={json.dumps(value, ensure_ascii=False)}"
             for name, value in self.arguments.items()
@@ -34,13 +34,17 @@ class Call:
         return f"{self.tool}({', '.join(arguments)})"
 
     def to_json(self) -> dict[str, object]:
-        """The call as a JSON object: {"tool", "arguments"}, and "needs" where it needs more."""
+        """Return the call as a JSON object: {"tool", "arguments"}, and "needs" unless it is
+        empty."""
         needs = {"needs": list(self.needs)} if self.needs else {}
         return {"tool": self.tool, "arguments": dict(self.arguments), **needs}
 
     @staticmethod
     def from_json(value: object) -> "Call | None":
-        """The call that `to_json` turned into `value`; None for a value of another form."""
+        """Read the call from what `to_json` returned; None if `value` has another form.
+
+        `needs` is not read.
+        """
         if not isinstance(value, Mapping):
             return None
         fields = cast(Mapping[str, object], value)
@@ -52,7 +56,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Change:
-    """What to change in a call that was refused, where only the caller knows the whole call.
+    """What to change in a call that was refused.
+
+    It is used where the code that refuses the call knows only a part of its arguments.
 
     Attributes:
         arguments: arguments to set: name -> new value.
@@ -67,10 +73,8 @@ class Change:
     without_arguments: tuple[str, ...] = ()
 
     def applied_to(self, refused: Call) -> Call:
-        """Return the call to make instead of `refused`.
-
-        It is the same call with this change made to its arguments and settings.
-        """
+        """Return the call to make instead of `refused`: the same call with this change made to its
+        arguments and settings."""
         arguments = {
             name: value
             for name, value in refused.arguments.items()
@@ -95,9 +99,9 @@ class Hint:
     """What to do next.
 
     Attributes:
-        text: a sentence that is right for agents and for people at a terminal alike.
-        call: the call that does it, where it is known.
-        change: what to change in the refused call, where the call itself is not known here.
+        text: a sentence that suits agents and people at a terminal.
+        call: the call that does what the sentence says; None if it is not known.
+        change: what to change in the refused call; None if nothing, or if `call` is known.
     """
 
     text: str = ""
@@ -105,53 +109,58 @@ class Hint:
     change: Change | None = None
 
     def __str__(self) -> str:
-        """The hint as one text for an agent: the sentence, then the call."""
+        """Write the hint as one text for an agent: the sentence, then the call."""
         if self.call is None:
             return self.text
         return f"{self.text} {self.call}".strip()
 
     def __bool__(self) -> bool:
-        """False for a hint that says nothing. A change alone says nothing yet."""
+        """Return whether the hint has a sentence or a call. A change alone cannot be shown."""
         return bool(self.text or self.call)
 
     def for_call(self, refused: Call) -> "Hint":
-        """The hint to show for the call `refused`.
+        """Return the hint to show for the call `refused`.
 
-        A hint that only says what to change becomes one with the whole changed call. Any other hint
-        is returned as it is.
+        A hint that only says what to change becomes a hint with the whole changed call. Any other
+        hint is returned unchanged.
         """
         if self.change is None or self.call is not None:
             return self
         return Hint(self.text, self.change.applied_to(refused))
 
     def after(self, text: str) -> "Hint":
-        """The same hint with `text` before its sentence."""
+        """Return the same hint with `text` before its sentence."""
         return Hint(f"{text} {self.text}".strip(), self.call, self.change)
 
     def to_json(self) -> str | dict[str, object]:
-        """The hint as JSON: {"text", "call"} where there is a call, else the sentence alone. A
-        change is not stored."""
+        """Return the hint as JSON: {"text", "call"} if it has a call, else only the sentence.
+
+        A change is not included.
+        """
         return {"text": self.text, "call": self.call.to_json()} if self.call else self.text
 
     @staticmethod
     def from_json(value: object) -> "Hint":
-        """The hint that `to_json` turned into `value`. Any value but an object is taken as the
-        sentence, because older releases stored hints as plain text; None gives an empty hint."""
+        """Read the hint from what `to_json` returned.
+
+        A value that is not an object becomes the sentence, because older releases stored hints as
+        plain text. None becomes an empty hint.
+        """
         if isinstance(value, Mapping):
             body = cast(Mapping[str, object], value)
             return Hint(str(body.get("text") or ""), Call.from_json(body.get("call")))
         return Hint(str(value or ""))
 
     def dump(self) -> str:
-        """The hint as text for a column of the database: the bare sentence, or JSON where the hint
+        """Write the hint as text for a column of the database: the sentence, or JSON if the hint
         has a call."""
         stored = self.to_json()
         return stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
 
     @staticmethod
     def load(stored: str) -> "Hint":
-        """The hint that `dump` turned into the text `stored`."""
-        if stored.startswith('{"text": '):  # as the JSON of a hint with a call begins
+        """Read the hint from the text that `dump` wrote."""
+        if stored.startswith('{"text": '):  # the JSON of a hint with a call begins like this
             try:
                 return Hint.from_json(json.loads(stored))
             except ValueError:  # a sentence that begins like JSON
@@ -159,8 +168,11 @@ class Hint:
         return Hint(stored)
 
     def as_fields(self, name: str = "hint") -> dict[str, object]:
-        """The hint as fields of a result: its text (sentence and call) under the key `name`, and
-        its call as a JSON object under "call", left out where it has none."""
+        """Return the hint as fields of a result.
+
+        The key `name` has the sentence and the call as one text. The key "call" has the call as a
+        JSON object; it is left out if the hint has no call.
+        """
         fields: dict[str, object] = {name: str(self)}
         if self.call:
             fields["call"] = self.call.to_json()
@@ -168,14 +180,17 @@ class Hint:
 
     @staticmethod
     def from_fields(text: str, call: object) -> "Hint":
-        """The hint that `as_fields` turned into these two fields: its text, and its call as a JSON
-        object (None for no call)."""
+        """Read the hint from the two fields that `as_fields` returned.
+
+        `text` is the sentence and the call as one text, `call` the call as a JSON object, None if
+        there is no call.
+        """
         parsed_call = Call.from_json(call)
-        # The text ends with the call (see `__str__`); the sentence is what comes before it.
+        # The text ends with the call (see `__str__`); the sentence is the part before it.
         sentence = text.removesuffix(str(parsed_call)).rstrip() if parsed_call else text
         return Hint(sentence, parsed_call)
 
 
 def hint_of(hint: "str | Hint") -> Hint:
-    """`hint` as a Hint; a text becomes its sentence."""
+    """Convert a text to a Hint with this sentence; return a Hint unchanged."""
     return hint if isinstance(hint, Hint) else Hint(hint)

@@ -22,11 +22,12 @@ class Metric:
 
     Attributes:
         name: the key in the file.
-        meaning: one sentence; for a share, of what.
-        unit: `share` lies in 0..1; `nats` are natural-log units; `1` has no unit.
-        algorithms: the trainers that write it.
-        where: `step` on every training step, `evaluation` on the steps that are evaluated
-            (0, every `eval_every`, the last), `gpu` on training steps on a GPU whose driver tells.
+        meaning: one sentence; for a share it says of what.
+        unit: `share` is a number in 0..1, `nats` are natural-log units, `1` is a plain number.
+        algorithms: the trainers that write the metric.
+        where: `step`: on every training step; `evaluation`: on the steps that are evaluated
+            (0, every `eval_every`, the last); `gpu`: on training steps on a GPU whose driver
+            measures it.
     """
 
     name: str
@@ -37,9 +38,10 @@ class Metric:
 
 
 def _quantiles(figure: str, meaning: str) -> tuple[Metric, ...]:
-    """Make the metrics p10, p50 and p90 of a figure of a group, taken over the groups of a step.
+    """Make the metrics p10, p50 and p90 of a figure over the groups (completions of one task) of a
+    step.
 
-    `figure` is a part of the metrics' names, `meaning` says in words what it is.
+    `figure` is a part of the metrics' names, `meaning` says in words what the figure is.
     """
     return tuple(
         Metric(
@@ -326,24 +328,26 @@ LINE_KEYS = ("step", "time")
 
 
 def names(algorithm: str) -> list[str]:
-    """The metrics that the trainer of `algorithm` writes, in the order of the list above."""
+    """Return the names of the metrics that the trainer of `algorithm` writes, in the order of the
+    list above."""
     return [metric.name for metric in _LIST if algorithm in metric.algorithms]
 
 
-# What stands before the name of a column of an evaluation.
+# The prefix of the columns of an evaluation.
 HELDOUT = "heldout_"
 
 
 def curve_name(metric: str) -> str:
-    """The column of `metrics.jsonl` for a metric that an environment's `Score` calls `metric`.
+    """Return the column of `metrics.jsonl` for a metric that an environment's `Score` calls
+    `metric`.
 
-    The column has the same name, unless that name, or `heldout_` plus that name, is taken by the
+    The column has the same name, unless that name, or `heldout_` plus that name, is one of the
     trainer's own metrics. Then it gets the prefix `env_`, so that an environment cannot overwrite
-    what the trainer measured: "loss" becomes "env_loss". For an evaluation the caller adds
+    the trainer's measurements: "loss" becomes "env_loss". For an evaluation the caller adds
     `heldout_` to the column.
     """
     is_taken = metric in METRICS or metric in LINE_KEYS or f"{HELDOUT}{metric}" in METRICS
-    # A name with the prefix of evaluations could not be told from the column of one.
+    # A name that begins with `heldout_` would look like the column of an evaluation.
     if is_taken or metric.startswith(HELDOUT):
         return f"env_{metric}"
     return metric

@@ -12,16 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-BUDGET = 4_000_000  # bytes one page may read
-_BLOCK = 65_536
-_LONGEST_LINE = 1_000_000  # a longer one is taken apart: no page may need the whole file
+BUDGET = 4_000_000  # the most bytes that are read for one page
+_BLOCK = 65_536  # bytes that are read at once
+# A longer line is returned in pieces, so that no page has to read the whole file.
+_LONGEST_LINE = 1_000_000
 
 Match = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line without its end; `start` and `end` are its bytes in the file, end included."""
+    """One line of a file.
+
+    Attributes:
+        start: the byte of the file at which the line begins.
+        end: the byte after the line and its newline.
+        text: the line without its newline.
+    """
 
     start: int
     end: int
@@ -33,9 +40,9 @@ class Page:
     """Lines of a file, in file order.
 
     Attributes:
-        start: byte at which they begin; older lines lie before it.
-        end: byte at which newer lines begin.
-        scanned: bytes that were read to find them.
+        start: the byte at which the lines begin; older lines are before it.
+        end: the byte at which newer lines begin.
+        scanned: how many bytes were read to find the lines.
     """
 
     lines: list[Line]
@@ -45,7 +52,7 @@ class Page:
 
 
 def size_of(path: Path) -> int:
-    """The size of the file in bytes, 0 when it is missing."""
+    """Return the size of a file in bytes; 0 if the file is missing."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:
@@ -55,11 +62,15 @@ def size_of(path: Path) -> int:
 def page_before(
     path: Path, end: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The last `limit` lines before byte `end` that match, in file order. Pass the page's `start`
-    as `end` for the page of older lines; a `start` of 0 means that there are none.
+    """Return the last `limit` matching lines before byte `end`, in file order.
+
+    To read the page of older lines, pass the page's `start` as `end`. If `start` is 0, there are no
+    older lines.
 
     Args:
+        path: the file; a missing file gives an empty page.
         end: the start of a line, or the size of the file.
+        limit: the most lines of the page.
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
@@ -74,14 +85,14 @@ def page_before(
             page_start, earlier_lines = _lines_before(file, page_start)
             matching = (line for line in reversed(earlier_lines) if _matches(line, match))
             lines += itertools.islice(matching, limit - len(lines))
-            if len(lines) == limit:  # earlier lines of the block are for the next page
+            if len(lines) == limit:  # the other lines of the block belong to the next page
                 page_start = lines[-1].start
     lines.reverse()
     return Page(lines, page_start, end, scanned=end - page_start)
 
 
 def _opened(path: Path) -> BinaryIO | None:
-    """The file at `path`, opened for reading; None if it is missing."""
+    """Open the file at `path` for reading; return None if it is missing."""
     try:
         return open(path, "rb")
     except FileNotFoundError:
@@ -89,25 +100,24 @@ def _opened(path: Path) -> BinaryIO | None:
 
 
 def _matches(line: Line, match: Match | None) -> bool:
-    """Whether the text of a line counts; where `match` is None, that of every line does."""
+    """Return whether a line counts by `match`; every line counts if `match` is None."""
     return match is None or match(line.text)
 
 
 def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
-    """Read the block of the file before byte `end`. Returns the byte at which its first whole line
-    starts, and its whole lines.
+    """Read the block of the file before byte `end`; return (byte of its first whole line, lines).
 
-    The block has `_BLOCK` bytes, or as many more as it needs for a line to start in it, but at most
-    `_LONGEST_LINE`: a longer line is returned in pieces.
+    The block has `_BLOCK` bytes. If no line starts in it, the block is made longer, up to
+    `_LONGEST_LINE` bytes. A line that is longer than that is returned in pieces.
     """
     block_size = _BLOCK
     while True:
         start = max(0, end - block_size)
         file.seek(start)
         data = file.read(end - start)
-        first_line = 0  # where the first whole line begins in `data`; 0 also if none does
+        first_line = 0  # index in `data` at which the first whole line begins; 0 also if none does
         if start > 0:
-            # The newline at the very end closes the last line, it does not start one.
+            # The last byte is left out: a newline there ends the last line, and starts no line.
             first_line = data.find(b"\n", 0, len(data) - 1) + 1
         if start == 0 or first_line > 0 or block_size >= _LONGEST_LINE:
             return start + first_line, _lines_of(data[first_line:], start + first_line)
@@ -117,11 +127,14 @@ def _lines_before(file: BinaryIO, end: int) -> tuple[int, list[Line]]:
 def page_after(
     path: Path, start: int, limit: int, match: Match | None = None, budget: int = BUDGET
 ) -> Page:
-    """The first `limit` complete lines from byte `start` on that match, in file order. Pass the
-    page's `end` as `start` for the page of newer lines.
+    """Return the first `limit` complete matching lines from byte `start` on, in file order.
+
+    To read the page of newer lines, pass the page's `end` as `start`.
 
     Args:
-        start: any byte; inside a line it moves to the start of the next line.
+        path: the file; a missing file gives an empty page.
+        start: any byte; if it is inside a line, the page begins with the next line.
+        limit: the most lines of the page.
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
@@ -136,7 +149,7 @@ def page_after(
         position = start
         while len(lines) < limit and position - start < budget:
             line = _complete_line(file, position)
-            if line is None:  # at the end, or still being written
+            if line is None:  # the end of the file, or a line that is still being written
                 break
             position = line.end
             if _matches(line, match):
@@ -145,19 +158,24 @@ def page_after(
 
 
 def _complete_line(file: BinaryIO, position: int) -> Line | None:
-    """Read the line that begins at byte `position`, where the file is; None if it is not complete:
-    at the end of the file, or in a line that is still being written."""
+    """Read the line at the file's current position, which is byte `position`.
+
+    Returns None at the end of the file, and if the line is still being written: then it has no
+    newline.
+    """
     raw = file.readline(_LONGEST_LINE)
-    # A line as long as the longest allowed is a piece of an even longer one, and counts.
+    # `_LONGEST_LINE` bytes without a newline are a piece of a longer line, and are returned.
     if not raw.endswith(b"\n") and len(raw) < _LONGEST_LINE:
         return None
     return Line(position, position + len(raw), _shown_text(raw))
 
 
 def torn_tail(path: Path) -> str:
-    """The text after the last newline of the file: a line still being written, such as a progress
-    bar. "" where the file is missing or ends with a newline. Of a line longer than 64 KB only the
-    end is returned."""
+    """Return the text after the last newline of a file: a line that is still being written.
+
+    Such a line may be a progress bar. Returns "" if the file is missing or ends with a newline, and
+    only the last 64 KB of a longer line.
+    """
     size = size_of(path)
     if size == 0:
         return ""
@@ -169,11 +187,10 @@ def torn_tail(path: Path) -> str:
 
 
 def complete_size(path: Path) -> int:
-    """The size of the file's complete lines: the byte after its last newline, 0 for an empty or
-    missing file.
+    """Return the size of a file's complete lines: the byte after its last newline.
 
-    At most the last `_LONGEST_LINE` bytes are searched; where they hold no newline, the byte at
-    which they begin is returned.
+    Returns 0 for an empty or missing file. Only the last `_LONGEST_LINE` bytes are searched; if
+    they hold no newline, the byte at which they begin is returned.
     """
     size = size_of(path)
     if size == 0:
@@ -192,7 +209,8 @@ def complete_size(path: Path) -> int:
 
 
 def _next_line_start(file: BinaryIO, offset: int) -> int:
-    """Return `offset` if a line starts there, else the start of the next line, in bytes."""
+    """Return `offset` if a line starts at that byte, otherwise the byte at which the next line
+    starts."""
     if offset == 0:
         return 0
     # If the byte before `offset` is a newline, readline reads only that byte.
@@ -201,10 +219,9 @@ def _next_line_start(file: BinaryIO, offset: int) -> int:
 
 
 def _lines_of(data: bytes, offset: int) -> list[Line]:
-    """Split `data` into lines, each with its start and end byte in the file. `offset` is the byte
-    of the file at which `data` starts."""
+    """Split `data` into lines; `offset` is the byte of the file at which `data` starts."""
     lines = []
-    # A file of bytes is split on newlines alone; bytes.splitlines would split on returns too.
+    # BytesIO splits at newlines only; bytes.splitlines would also split at carriage returns.
     for raw in io.BytesIO(data):
         lines.append(Line(offset, offset + len(raw), _shown_text(raw)))
         offset += len(raw)
@@ -212,6 +229,8 @@ def _lines_of(data: bytes, offset: int) -> list[Line]:
 
 
 def _shown_text(raw: bytes) -> str:
-    """The text of a line as a terminal would show it. Of a line that a progress bar rewrote with
-    carriage returns, that is only its last version."""
+    """Return the text of a line as a terminal would show it.
+
+    If a progress bar rewrote the line with carriage returns, this is only the last version.
+    """
     return raw.decode("utf-8", "replace").rstrip("\r\n").rsplit("\r", 1)[-1]

@@ -12,15 +12,16 @@ from engine.core.hints import Call
 # A JSON object; which keys it has is part of the tool's description (docs/tools.md).
 Reply = dict[str, Any]
 
-# Metadata of a field that is shown as null where it is None, instead of being left out.
+# Metadata of a dataclass field: if the value is None, it is shown as null and not left out.
 SHOWN_AS_NULL = {"shown_as_null": True}
 
 # Characters of a tool's result as compact JSON; one client cuts results in the middle at 12,400.
 RESULT_CHARS = 10_000
-# Of it what an engine function fills; the rest is for the summary, the next calls and warnings.
+# The part of them that an engine function may fill; the rest is for the summary, the next calls and
+# warnings.
 BODY_CHARS = 9_300
 
-# What one call of read_rollouts may ask for: rollouts or groups of a page, characters of each.
+# Limits of one call of read_rollouts: rollouts or groups on a page, and characters of each.
 MOST_ROLLOUTS = 50
 LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS = 50, 8_000
 
@@ -28,7 +29,7 @@ LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS = 50, 8_000
 def as_json(value: Any) -> Any:
     """Convert dataclasses, anywhere inside `value`, to JSON objects.
 
-    - A suggested call becomes what `Call.to_json` makes of it.
+    - A `Call` (a suggested call of a tool) becomes the result of `Call.to_json`.
     - Any other dataclass becomes an object with its fields in order. A field that is None is left
       out, unless its metadata holds `SHOWN_AS_NULL`.
     - Mappings, lists and tuples are converted item by item; tuples become lists.
@@ -52,8 +53,8 @@ def as_json(value: Any) -> Any:
 
 
 class ReplyBase:
-    """The base of dataclasses that answer a call."""
+    """The base class of dataclasses that are replies to a call, or parts of replies."""
 
     def to_json(self) -> Reply:
-        """The answer as a JSON object, without the fields that are None."""
+        """Return the fields as a JSON object; fields that are None are left out (`as_json`)."""
         return as_json(self)

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-HELDOUT_SHARE = 0.2  # of the rows, where the rows do not say a side
-HELDOUT_LEAST = 50  # rows, or half of them where there are fewer than 100
+HELDOUT_SHARE = 0.2  # the share of rows that is held out if the rows name no side
+HELDOUT_LEAST = 50  # the least rows that are held out; if there are fewer than 100, half of them
 REPEATED_FROM = 9  # a push warns if ten held-out rows have fewer different prompts than this
-# What a row may call its side.
+# Name of a side in a row -> the side.
 NAMES = {
     "train": "train",
     "training": "train",
@@ -40,14 +40,14 @@ class UnknownSplit(ValueError):
 
 @dataclass(frozen=True)
 class Split:
-    """The side of each row, in order, and what decided it."""
+    """The side of each row, in order, and how it was decided."""
 
     sides: list[str]  # "train", "dev" or "heldout"
     source: str  # "rows" (all name a side), "hash" (of the prompt; none does) or "mixed"
     warnings: list[str] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Rows per side; "dev" only where a row is on it."""
+        """Return side -> number of rows; "dev" is left out if it has no rows."""
         counts = Counter(self.sides)
         dev = {"dev": counts["dev"]} if counts["dev"] else {}
         return {"train": counts["train"], **dev, "heldout": counts["heldout"]}
@@ -56,15 +56,17 @@ class Split:
 def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Split:
     """Decide for every row its side: "train", "dev" (chooses checkpoints) or "heldout".
 
-    The result depends on the rows' content, not on their order. Rows of one family (`family_keys`)
-    get the same side: held out if any of them names that side, else dev if any names that. Dev rows
-    beside which no row is held out are held out themselves: a verdict needs them. Raises
-    UnknownSplit where a row names a split that is not in `NAMES`.
+    The result depends on the rows' content, not on their order. All rows of a family (rows with the
+    same prompt or group, see `family_keys`) get the same side: "heldout" if one of them names it,
+    else "dev" if one of them names it. If there are dev rows but no held-out rows, the dev rows are
+    held out, because a verdict needs held-out rows.
 
     Args:
-        rows: each with "id", "prompt" (messages) and, where it names one, "split" and "group".
-        dev_share: share of the rows that are taken from the training side for "dev", where no row
-            names that side.
+        rows: each has "id", "prompt" (messages), and perhaps "split" and "group".
+        dev_share: if no row names "dev", this share of the rows is taken from the training side
+            for it.
+
+    Raises UnknownSplit if a row names a split that is not in `NAMES`.
     """
     keys = family_keys(rows)
     named_sides = [_named_side(row) for row in rows]
@@ -91,21 +93,22 @@ _ONLY_DEV = (
 
 
 def _with_dev_held_out(side_of_family: Mapping[str, str]) -> dict[str, str]:
-    """The sides with "heldout" in place of "dev"."""
+    """Return the sides of the families with "heldout" in place of "dev"."""
     return {key: "heldout" if side == "dev" else side for key, side in side_of_family.items()}
 
 
 def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return for each row the key of its family.
 
-    Rows with the same prompt or the same "group", directly or over other rows, have one key. A row
-    without a group has the key of its prompt.
+    Rows with the same prompt or the same "group" have the same key, also if they are connected only
+    through other rows. The key of a row without a group is that of its prompt.
 
     Args:
-        rows: each with "prompt" (messages), and "group" where it has one ("" counts as none).
+        rows: each has "prompt" (messages), and perhaps "group" ("" means no group).
     """
     prompts = [prompt_key(row["prompt"]) for row in rows]
-    parents: dict[str, str] = {}  # of a prompt or group: an equivalent one with a smaller key
+    # A union-find forest: key of a prompt or group -> smaller key of the same family.
+    parents: dict[str, str] = {}
     for prompt, row in zip(prompts, rows, strict=True):
         if row.get("group"):
             prompt_root = _root(parents, prompt)
@@ -116,12 +119,15 @@ def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _group_key(group: str) -> str:
-    """The key of a group; never equal to that of a prompt."""
+    """Return the key of a group, which never equals the key of a prompt."""
     return hashlib.sha256(b"group:" + str(group).encode()).hexdigest()
 
 
 def _root(parents: dict[str, str], key: str) -> str:
-    """The smallest key equivalent to `key`; shortens the way to it for later calls."""
+    """Return the smallest key of the family to which `key` belongs.
+
+    All keys on the way to it then point to it directly, so that later calls are fast.
+    """
     path = []
     while key in parents:
         path.append(key)
@@ -131,14 +137,14 @@ def _root(parents: dict[str, str], key: str) -> str:
 
 
 def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> list[str]:
-    """Warnings about rows that changed their side, and about a side without rows.
+    """Return warnings about rows that changed their side, and about a side without rows.
 
     Args:
-        named_sides: the side that each row names; None where it names none.
-        sides: the side that each row got, in the same order.
+        named_sides: for each row the side that it names, None if it names none.
+        sides: for each row the side that it got.
     """
     warnings: list[str] = []
-    moves = Counter(zip(named_sides, sides, strict=True))
+    moves = Counter(zip(named_sides, sides, strict=True))  # (named side, side) -> number of rows
     if moves["train", "heldout"] and "heldout" in named_sides:
         warnings.append(
             f"{moves['train', 'heldout']} training rows have the prompt of a held-out row (or its "
@@ -165,7 +171,8 @@ def _side_warnings(named_sides: Sequence[str | None], sides: Sequence[str]) -> l
 
 
 def _source(named_sides: Sequence[str | None]) -> str:
-    """What decided the sides: "rows" if every row names one, "hash" if none does, else "mixed"."""
+    """Return what decided the sides: "rows" if every row names one, "hash" if none does, else
+    "mixed"."""
     unnamed_count = named_sides.count(None)
     if unnamed_count == len(named_sides):
         return "hash"
@@ -175,16 +182,16 @@ def _source(named_sides: Sequence[str | None]) -> str:
 def _side_of_families(
     keys: Sequence[str], named_sides: Sequence[str | None], dev_share: float
 ) -> dict[str, str]:
-    """The side of every family, by family key: the one that its rows name, else one by its hash.
+    """Return family key -> side: the side that the family's rows name, or else one by its hash.
 
     Args:
-        keys: the family key of each row.
-        named_sides: the side that each row names, in the same order; None where it names none.
-        dev_share: as in `split_rows`.
+        keys: for each row the key of its family.
+        named_sides: for each row the side that it names, None if it names none.
+        dev_share: see `split_rows`.
     """
     side_of_family = _named_side_of_families(keys, named_sides)
     undecided_keys = [key for key in keys if key not in side_of_family]
-    if "heldout" in named_sides:  # then rows that name no side are for training
+    if "heldout" in named_sides:  # some rows are held out, so those that name no side are trained
         side_of_family |= dict.fromkeys(undecided_keys, "train")
     else:
         side_of_family |= _split_by_hash(undecided_keys)
@@ -196,16 +203,17 @@ def _side_of_families(
 def _named_side_of_families(
     keys: Sequence[str], named_sides: Sequence[str | None]
 ) -> dict[str, str]:
-    """Return the side that the rows of each family name, by family key.
+    """Return family key -> the side that the rows of the family name.
 
-    If they disagree, "heldout" wins, then "dev". A family of which no row names a side is left out.
+    If the rows disagree, "heldout" wins, then "dev". A family is left out if none of its rows names
+    a side.
 
     Args:
-        keys: the family key of each row.
-        named_sides: the side that each row names, in the same order; None where it names none.
+        keys: for each row the key of its family.
+        named_sides: for each row the side that it names, None if it names none.
     """
     side_of_family: dict[str, str] = {}
-    for side in reversed(_STRICTEST_FIRST):  # the last to be set wins
+    for side in reversed(_STRICTEST_FIRST):  # reversed, so that the strictest overwrites the others
         pairs = zip(keys, named_sides, strict=True)
         families = [key for key, named_side in pairs if named_side == side]
         side_of_family |= dict.fromkeys(families, side)
@@ -213,13 +221,14 @@ def _named_side_of_families(
 
 
 def _repetition_warning(heldout_keys: Sequence[str]) -> list[str]:
-    """One warning if more than one in ten held-out rows repeats the prompt of another; else [].
+    """Return a warning if more than one in ten held-out rows repeats another's prompt; else [].
 
     Args:
         heldout_keys: the prompt keys of the held-out rows.
     """
     distinct = len(set(heldout_keys))
-    # In whole numbers: at least `REPEATED_FROM` different prompts for every ten rows.
+    # There are at least `REPEATED_FROM` different prompts for every ten rows. The comparison uses
+    # whole numbers to avoid rounding errors.
     if distinct * 10 >= len(heldout_keys) * REPEATED_FROM:
         return []
     plural = "s" if distinct > 1 else ""
@@ -231,15 +240,18 @@ def _repetition_warning(heldout_keys: Sequence[str]) -> list[str]:
 
 
 def prompt_key(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """A hash that is equal for equal prompts. White space around a message's text is ignored."""
+    """Return a hash that is equal for equal prompts; white space around a message's text is
+    ignored."""
     plain = [{**message, "content": str(message.get("content", "")).strip()} for message in prompt]
     text = json.dumps(plain, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(b"split:" + text.encode()).hexdigest()
 
 
 def _named_side(row: Mapping[str, Any]) -> str | None:
-    """The side that a row's "split" names, "train", "dev" or "heldout"; None where it names none.
-    Raises UnknownSplit for a name that is not in `NAMES`."""
+    """Return the side that a row's "split" names, "train", "dev" or "heldout"; None if it is empty.
+
+    Raises UnknownSplit if the name is not in `NAMES`.
+    """
     name = row.get("split")
     if name is None or name == "":
         return None
@@ -251,17 +263,15 @@ def _named_side(row: Mapping[str, Any]) -> str | None:
 
 def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
     """Choose a side for every family, so that about `HELDOUT_SHARE` of the rows are held out.
-    Returns "train" or "heldout" by family key.
 
-    Args:
-        keys: the family key of every row.
+    `keys` holds for each row the key of its family. Returns family key -> "train" or "heldout".
     """
     row_counts = Counter(keys)
     sides = dict.fromkeys(row_counts, "train")
     if len(row_counts) < 2:  # holding out the only family would leave nothing to train on
         return sides
     heldout_keys = _families_up_to(_wanted_heldout_rows(len(keys)), row_counts)
-    if not heldout_keys:  # every family has more rows than shall be held out
+    if not heldout_keys:  # every family has more rows than shall be held out: take the smallest
         heldout_keys = [min(row_counts, key=lambda key: (row_counts[key], key))]
     return sides | dict.fromkeys(heldout_keys, "heldout")
 
@@ -269,12 +279,14 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
 def _dev_by_hash(
     keys: Sequence[str], side_of_family: Mapping[str, str], dev_share: float
 ) -> dict[str, str]:
-    """Choose families of the training side that become dev, about `dev_share` of all rows; at least
-    one family stays for training. Returns "dev" by family key.
+    """Choose families of the training side that become dev, with about `dev_share` of all rows.
+
+    At least one family stays for training. Returns family key -> "dev" for the chosen families.
 
     Args:
-        keys: the family key of every row.
-        side_of_family: the side of each family so far.
+        keys: for each row the key of its family.
+        side_of_family: family key -> the side so far.
+        dev_share: the wanted share of all rows.
     """
     row_counts = Counter(key for key in keys if side_of_family[key] == "train")
     wanted_rows = min(math.ceil(dev_share * len(keys)), row_counts.total() - 1)
@@ -282,9 +294,12 @@ def _dev_by_hash(
 
 
 def _families_up_to(wanted_rows: int, row_counts: Mapping[str, int]) -> list[str]:
-    """Families with `wanted_rows` rows together, or a little fewer: in the order of their keys,
-    which are hashes, so a random one; a family whose rows would be too many is passed over.
-    `row_counts` maps the key of a family to its rows."""
+    """Return the keys of families that have `wanted_rows` rows together, or a little fewer.
+
+    The families are taken in the order of their keys. These are hashes, so the choice looks random.
+    A family that would exceed `wanted_rows` is skipped. `row_counts` maps the key of a family to
+    the number of its rows.
+    """
     chosen: list[str] = []
     rows = 0
     for key in sorted(row_counts):
@@ -297,8 +312,8 @@ def _families_up_to(wanted_rows: int, row_counts: Mapping[str, int]) -> list[str
 def _wanted_heldout_rows(total: int) -> int:
     """Return how many of `total` rows shall be held out.
 
-    `HELDOUT_SHARE` of them, but at least `HELDOUT_LEAST`, or half of the rows where those are
-    fewer.
+    The number is `HELDOUT_SHARE` of the rows, but at least `HELDOUT_LEAST`, or half of the rows if
+    that is fewer.
     """
     least_rows = min(HELDOUT_LEAST, total // 2)
     return max(math.ceil(HELDOUT_SHARE * total), least_rows)

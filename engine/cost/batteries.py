@@ -23,7 +23,7 @@ from engine.skills.batteries import (
     practice_of,
 )
 
-KEEP = "keep"  # the tasks of a user's environment of this name are asked, too
+KEEP = "keep"  # if the user has an environment of this name, its tasks are asked too
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Lengths:
 
     @property
     def total(self) -> float:
-        """Tokens of the prompt and of all that policy and environment say."""
+        """Tokens of the prompt, of all assistant turns, and of the environment's replies."""
         environment_tokens = BETWEEN_TURNS * max(0.0, self.turns - 1)
         return self.prompt + self.turn_tokens * self.turns + environment_tokens
 
@@ -58,8 +58,9 @@ class Battery:
     Attributes:
         tasks: number of questions.
         answer: lengths of a question and its answer.
-        practice: number of other questions of the same skills, of which `keep` asks as many as it
-            needs, once, before the first step, to replay the right answers; 0 where there are none.
+        practice: number of other questions on the same skills; 0 if there are none. If the setting
+            `keep` is on, some of them are asked before the first step, and the right answers are
+            trained on again (replayed).
     """
 
     tasks: int
@@ -75,15 +76,19 @@ PEBBLE_SKILLS = Battery(
 
 
 def batteries(home: Home, base_path: Path | None, skill_rows: int) -> tuple[Battery, ...]:
-    """The sets of questions (batteries) by which a run on this base model measures what the model
-    forgets. An estimate counts their work, so they must be those that the worker chooses
+    """Return the batteries (sets of questions) by which a run on this base model measures what the
+    model forgets.
+
+    An estimate counts their work, so they must be the batteries that the worker chooses
     (engine/worker/evaluation/prior_skills.py).
 
-    If `base_path` is None (not known), the model is assumed to be pebble, and the user's own
-    environment "keep" is left out: only the model's tokenizer could count its tokens.
-
-    Of each at most `skill_rows` questions are asked (a setting); without any nothing is, but rows
-    are practised all the same.
+    Args:
+        home: the home, which may hold the user's own battery: the environment "keep".
+        base_path: folder of the base model. If it is None (not known), the model is assumed to be
+            pebble, and the environment "keep" is left out, because only the model's tokenizer could
+            count its tokens.
+        skill_rows: the setting: the most questions of each battery that are asked. It does not
+            limit the practice questions.
     """
     chosen = []
     if base_path is None or base_path == catalog.BUILTIN["pebble"]:
@@ -98,23 +103,25 @@ def batteries(home: Home, base_path: Path | None, skill_rows: int) -> tuple[Batt
 
 
 def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
-    """The battery (a set of tasks) of the user's environment "keep"; [] if that does not score
-    answers. Raises UserError if no environment has a name that begins with "keep"."""
+    """Return a list with the battery of the user's environment "keep"; [] if it does not score.
+
+    Raises UserError if no environment has a name that begins with "keep".
+    """
     record = registry.find_env(home, KEEP)
-    # The look-up also completes prefixes, so this may be another environment.
+    # `find_env` also accepts the beginning of a name, so this may be another environment.
     if record.name != KEEP or not record.scored:
         return []
     return [_keep_battery(env_facts.env_facts(home, record, base_path).lengths)]
 
 
 def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
-    """The questions of the user's environment "keep", from the lengths of its rows."""
+    """Make the battery of the user's environment "keep" from the lengths of its rows."""
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
         mean_reference = statistics.fmean([row.total - row.prompt for row in rows])
     else:  # no rows were counted: usual lengths of a short question and its answer
         mean_prompt, mean_reference = 32.0, 16.0
-    # A model writes more than the reference answer.
+    # A guess: a model writes half as much again as the reference answer.
     usual_answer = 1.5 * mean_reference
     lengths = Lengths(
         prompt=mean_prompt,
@@ -125,8 +132,10 @@ def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
 
 
 def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
-    """The battery of questions in English, with the mean length of its prompts in tokens of one
-    model. Half of what an answer may have is taken as usual."""
+    """Make the battery of questions in English, with lengths in tokens of the given tokenizer.
+
+    A usual answer is assumed to have half of the tokens that an answer may have.
+    """
     chat = tokenizer.format()
     asked = battery_of("").tasks  # of any base but pebble
     prompts = [len(chat.prompt(task["prompt"])) for task in asked]

@@ -21,7 +21,7 @@ from engine.records.run_config import RunConfig, TrainConfig
 from engine.records.run_result import RunResult
 from engine.records.settings import ALGORITHMS
 
-RUNS = 20  # the newest of each algorithm are used
+RUNS = 20  # at most so many runs of each algorithm are used, the newest
 CALIBRATE_FROM = 3  # with fewer finished runs nothing is corrected
 # Phase of an estimate -> key of its measured seconds.
 MEASURED_KEY_OF_PHASE = {
@@ -31,13 +31,13 @@ MEASURED_KEY_OF_PHASE = {
     "evaluation": "exam_s",
     "checkpoints": "save_s",
 }
-# The start is not measured; it is what the others leave of the run's time.
+# The time of the start is not measured: it is the run's time minus that of the other phases.
 _PHASES = ("startup", *MEASURED_KEY_OF_PHASE)
-SHARED = ("startup", "evaluation", "checkpoints")  # the same under every algorithm
-# The prediction counts as so many runs that were predicted exactly.
+SHARED = ("startup", "evaluation", "checkpoints")  # the same work under every algorithm
+# The prediction itself has the weight of this many runs that it predicted exactly.
 DOUBT = 0.25
-MEMORY_DOUBT = 3.0  # more: memory follows from sizes and varies less than time
-LEAST_START_S = 0.5  # so that a start is never counted as nothing
+MEMORY_DOUBT = 3.0  # larger than for time, because memory follows from sizes and varies less
+LEAST_START_S = 0.5  # the least seconds of a start, so that it never counts as nothing
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,9 @@ class FinishedRun:
         seconds: measured seconds of each phase.
         predicted: seconds of each phase as the estimate would predict them now, uncorrected.
         total: seconds of the whole run.
-        base: path of its base model.
-        answer_length_share, turns, effective_share: see `Seen`; None if the run did not measure it.
+        base: path of the run's base model.
+        answer_length_share, turns, effective_share: see `Seen`; None if the run did not measure
+            them.
         memory, predicted_memory: peak bytes, measured and predicted.
     """
 
@@ -71,21 +72,21 @@ class Experience:
 
     Attributes:
         past: the runs that can be used.
-        left_out: a sentence for each run with a damaged file, naming the run, the file and what is
-            wrong with it.
+        left_out: a sentence for each run with a damaged file; it names the run, the file and the
+            fault.
     """
 
     past: Sequence[FinishedRun] = ()
     left_out: tuple[str, ...] = ()
 
     def of(self, algorithm: str) -> list[FinishedRun]:
-        """The finished runs of this algorithm."""
+        """Return the finished runs of this algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
     def seen(self, base: str) -> Seen:
-        """What the runs of one base model measured, on average over all algorithms.
+        """Return the mean measurements of the runs of one base model, over all algorithms.
 
-        `base` is the path of the base model's folder.
+        `base` is the path of the base model's folder. A field is None if no run measured it.
         """
         runs = [run for run in self.past if run.base == base]
         return Seen(
@@ -100,9 +101,9 @@ class Experience:
         )
 
     def factors(self, algorithm: str) -> dict[str, float]:
-        """The factor that corrects the predicted seconds, for each phase.
+        """Return phase -> the factor that corrects its predicted seconds.
 
-        It is 1 for a phase that too few runs have measured.
+        The factor is 1 for a phase that too few runs have measured.
         """
         factors = {}
         for phase in _PHASES:
@@ -117,7 +118,8 @@ class Experience:
         return factors
 
     def memory_factor(self, algorithm: str) -> float:
-        """The factor that corrects the predicted peak memory; 1 if too few runs show it."""
+        """Return the factor that corrects the predicted peak memory; 1 if too few runs measured
+        it."""
         runs = self.of(algorithm)
         actual_and_predicted = [
             (run.memory, run.predicted_memory)
@@ -127,10 +129,11 @@ class Experience:
         return _correction_factor(actual_and_predicted, doubt=MEMORY_DOUBT)
 
     def log_time_ratios(self, algorithm: str) -> list[float]:
-        """For each run of the algorithm log(actual seconds / corrected seconds), where corrected
-        seconds are those predicted for each phase times the `factors` of the algorithm.
+        """Return log(actual seconds / corrected seconds) for each run of the algorithm.
 
-        0 for a run that took exactly as long as predicted. Runs without a time are left out.
+        The corrected seconds are those predicted for each phase, times the algorithm's `factors`.
+        The value is 0 for a run that took exactly as long as predicted. Runs without a time are
+        left out.
         """
         factors = self.factors(algorithm)
         log_ratios = []
@@ -144,11 +147,14 @@ class Experience:
 
 
 def experience(home: Home, speed: Speed, kind: str) -> Experience:
-    """Collect the finished runs of a home that can correct an estimate. Runs whose files are gone,
-    damaged or of an earlier version are left out.
+    """Collect the finished runs of a home that can correct an estimate.
+
+    Runs whose files are gone, damaged or of an earlier version are left out.
 
     Args:
-        speed: of the machine, as it is known now; the runs' work is predicted with it again.
+        home: the home that holds the runs.
+        speed: the machine's speed as it is known now; the times of the runs are predicted again
+            with it.
         kind: the kind of device, "cpu" or "cuda"; runs on the other kind are left out.
     """
     if not home.db.is_file():  # a new home; opening the store would create the database
@@ -168,8 +174,8 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
 
 
 def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, float]]:
-    """The newest finished runs of the algorithm on a device of this kind, each with the seconds
-    that it took."""
+    """Return the newest finished runs of the algorithm on a device of this kind ("cpu" or "cuda"),
+    as (run folder, seconds that the run took)."""
     with Store(home) as store:
         rows = store.calibration(algorithm, limit=RUNS)
     return [
@@ -180,20 +186,26 @@ def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, fl
 
 
 def _device_kind(features: Mapping[str, object]) -> str:
-    """The kind of device that a finished run took, "cpu" or "cuda", from its calibration row."""
+    """Return the kind of device that a finished run used, "cpu" or "cuda".
+
+    `features` is a column of the run's row in the database's table of calibrations.
+    """
     device = str(features.get("device") or "cpu")  # such as "cuda:0"
     return "cpu" if device.startswith("cpu") else "cuda"
 
 
 def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> FinishedRun | None:
-    """Read what a run measured, and predict its time again with the speed of the machine as it is
-    known now.
+    """Read what a run measured, and predict its time again with the machine's speed as known now.
 
-    None if its files were deleted, if it is no training run or measured nothing, or if an earlier
-    version wrote its files. Raises DamagedRecord, naming the file and the key at fault.
+    Returns None if the run's files were deleted, if it is no training run or measured nothing, or
+    if an earlier version wrote its files. Raises DamagedRecord, which names the file and the key,
+    if a file is damaged.
 
     Args:
-        total: seconds of the whole run.
+        run: the folder of the run.
+        speed: the machine's speed.
+        algorithm: the run's algorithm.
+        total: seconds that the whole run took.
     """
     try:
         config = run.read_config()
@@ -225,9 +237,11 @@ def _finished_run(run: RunDir, speed: Speed, algorithm: str, total: float) -> Fi
 
 
 def _comparable_work(config: RunConfig) -> Workload | None:
-    """The work that was predicted for a training run when it was submitted; None where it says
-    nothing about runs on one device: the run was no training or had several, or an earlier version
-    counted the work otherwise."""
+    """Return the work that was predicted for a training run when it was submitted.
+
+    Returns None if it cannot be compared with a run on one device: the run is no training or used
+    several devices, or an earlier version counted the work in another way.
+    """
     if not isinstance(config, TrainConfig) or config.settings.gpus > 1:
         return None
     predicted = config.estimate.uncalibrated
@@ -237,8 +251,10 @@ def _comparable_work(config: RunConfig) -> Workload | None:
 def _predicted_of_done_steps(
     predicted: Mapping[str, float], done: int, planned: int
 ) -> dict[str, float]:
-    """The predicted seconds of each phase of a run that ended after `done` of its `planned` steps,
-    from those of all its steps. The start takes the same time for fewer steps, nothing else does.
+    """Scale the `predicted` seconds of each phase to a run that ended after `done` of its `planned`
+    steps.
+
+    The start keeps its time, because it does not depend on the number of steps.
     """
     share = min(1.0, done / planned)
     return {
@@ -248,20 +264,20 @@ def _predicted_of_done_steps(
 
 
 def _predicted_seconds(work: Workload, speed: Speed) -> dict[str, float]:
-    """The seconds of each phase that the stored work of a run takes at `speed`."""
-    # The stored values are those of the fields of `Work`, in their order.
+    """Return phase -> seconds that the stored work of a run takes at `speed`."""
+    # Each stored list holds the values of the fields of `Work`, in their order.
     works = {name: Work(*values) for name, values in work.works.items()}
-    # How long a score takes depends on the environment, so the time of that run is taken.
+    # The time of a score depends on the environment, so the one stored with the run is used.
     speed_of_run = replace(speed, score_s=work.score_s)
     return speed_of_run.phases(works, work.layers, work.weight_bytes, is_first_run=work.first)
 
 
 def _seconds_by_phase(measured: Mapping[str, float], total: float) -> dict[str, float]:
-    """The seconds of each phase, from the `measured` ones of a run that took `total` seconds."""
+    """Return phase -> seconds, from the `measured` seconds of a run that took `total` seconds."""
     seconds = {
         phase: measured[key] for phase, key in MEASURED_KEY_OF_PHASE.items() if key in measured
     }
-    # The start is not measured; it is what the other phases leave of the total.
+    # The start is not measured: it is the total minus the other phases.
     seconds["startup"] = max(LEAST_START_S, total - sum(seconds.values()))
     return seconds
 
@@ -269,24 +285,25 @@ def _seconds_by_phase(measured: Mapping[str, float], total: float) -> dict[str, 
 def _correction_factor(
     actual_and_predicted: Sequence[tuple[float, float]], doubt: float = DOUBT
 ) -> float:
-    """The factor by which predictions have to be multiplied.
+    """Return the factor by which predictions have to be multiplied.
 
-    It is the sum of the actual values over the sum of the predicted ones, so long runs count for
-    more than short ones. With fewer than three runs it is 1.
+    The factor is the sum of the actual values divided by the sum of the predicted ones, so long
+    runs count for more than short ones. With fewer than three runs the factor is 1.
 
     Args:
         actual_and_predicted: (actual, predicted) of each run.
-        doubt: how many exact predictions of average size are added; they pull the factor towards 1.
+        doubt: how many exact predictions of average size are added to both sums, which pulls the
+            factor towards 1.
     """
     actual_sum = sum(actual for actual, _ in actual_and_predicted)
     predicted_sum = sum(predicted for _, predicted in actual_and_predicted)
     count = len(actual_and_predicted)
     if count < CALIBRATE_FROM or actual_sum <= 0 or predicted_sum <= 0:
         return 1.0
-    exact_sum = doubt * predicted_sum / count  # of the added predictions, which were exact
+    exact_sum = doubt * predicted_sum / count  # what the added exact predictions amount to
     return (actual_sum + exact_sum) / (predicted_sum + exact_sum)
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean of the values; None if there are none."""
+    """Return the mean of the values; None if there are none."""
     return statistics.fmean(values) if values else None

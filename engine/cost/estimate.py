@@ -39,12 +39,12 @@ from engine.settings import gpu_count, run_size, start_models, teachers
 from engine.settings import resolution as settings_schema
 from engine.settings.teachers import ResolvedTeacher
 
-PROBE_WAIT_S = 35.0  # that an estimate waits for the machine to be measured
-_TRANSFER_S = 1e-4  # that the way to the env process and back adds to a score
+PROBE_WAIT_S = 35.0  # how long an estimate waits for the machine's speed to be measured
+_TRANSFER_S = 1e-4  # seconds to send an answer to the env process and its score back
 DISK_RESERVE = 500_000_000  # bytes that must stay free
-_PHASES_OF_STEPS = ("training", "rollouts", "rewards")  # they take as long as there are steps
-_ROOM_BELOW_CAP = 0.9  # share of a cap that fewer steps are to fill
-_FEWEST_STEPS = 0.2  # share of a run's steps that can still stand for it
+_PHASES_OF_STEPS = ("training", "rollouts", "rewards")  # their time grows with the steps
+_ROOM_BELOW_CAP = 0.9  # a suggested number of steps fills this share of the cap
+_FEWEST_STEPS = 0.2  # a run with less than this share of its steps would be another experiment
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Forecast:
 
     Attributes:
         estimate: the figures, as config.json stores them.
-        lower_to: settings with lower values, with which a run that is too large for the memory
-            fits; empty if it fits as it is, or if none make it fit.
+        lower_to: lower values of settings with which a run that is too large for the memory would
+            fit; empty if the run fits as it is, or if no lower values make it fit.
         left_out: a sentence for each finished run that could not be used because one of its
             files is damaged.
     """
@@ -70,9 +70,9 @@ class _Circumstances:
 
     Attributes:
         download_bytes: bytes of the models that are still to be downloaded.
-        gpu_hour_price: of one device; 0 if it has no price.
+        gpu_hour_price: the price of one hour on one device; 0 if config.toml sets no price.
         disk_free: free bytes of the disk.
-        load: how busy others keep the machine.
+        load: how busy other processes keep the machine (engine/core/hardware.py).
     """
 
     download_bytes: int
@@ -100,10 +100,10 @@ def estimate_cost(
     algorithm: str = "grpo",
     settings: Mapping[str, Any] | None = None,
 ) -> Reply:
-    """Estimate a run that could be submitted with the same arguments; returns the reply.
+    """Estimate time, memory and disk of a training run; return the reply.
 
-    The machine is measured first if it never was. `next` has the call that submits the run, if it
-    fits into memory and has rows to train on.
+    The arguments are those of a submit. If the speed of this machine is not known, it is measured
+    first. `next` has the call that submits the run, if the run fits and has rows to train on.
 
     Raises UserError if a submit would refuse the environment, the model or the settings.
     """
@@ -130,15 +130,17 @@ def _forecast_with(
     settings: settings_schema.Resolved,
     teacher: ResolvedTeacher | None,
 ) -> Forecast:
-    """The estimate of a planned run with these settings instead of those it was planned with.
+    """Estimate a planned run with `settings` instead of its own settings.
+
     `teacher` is the teacher of a distillation, None for any other run."""
     facts = (run.model.facts, run.env_facts, run.hardware)
     return estimate(home, settings, *facts, teacher=teacher, base_path=run.model.base_path)
 
 
 def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
-    """The warning that an estimate comes from a table because the machine is still being measured,
-    as a list; [] where it does not."""
+    """Return a warning if `figures` come from a table while the machine is still being measured.
+
+    Returns [] if they rest on measurements, or if no measurement is under way."""
     if figures.basis != "model" or not throughput.is_being_measured(home):
         return []
     return [
@@ -150,9 +152,9 @@ def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
 def planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
 ) -> PlannedRun:
-    """The run that these arguments describe, on this machine. Raises UserError if a submit would
-    refuse the environment, the model or the settings."""
-    settings_schema.validate(algorithm, settings)  # before the rows are counted, which takes longer
+    """Resolve the environment, the model and the settings of a run on this machine. Raises
+    UserError if a submit would refuse one of them."""
+    settings_schema.validate(algorithm, settings)  # first, because counting the rows takes longer
     record = registry.find_env(home, env_id)
     model_ref = start_models.model_to_train(home, model)
     hardware = machine.detect(home.root)
@@ -172,7 +174,7 @@ def planned_run(
 
 
 def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str, object]) -> Call:
-    """The call that submits the estimated run; `settings` are those that the caller gave."""
+    """Make the call that submits the estimated run; `settings` are those that the caller gave."""
     arguments: dict[str, object] = {"env_id": env_id, "model": model, "algorithm": algorithm}
     if settings:
         arguments["settings"] = settings
@@ -180,8 +182,9 @@ def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str,
 
 
 def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call: Call) -> Reply:
-    """The reply of an estimate: its figures, in words too, warnings, and what each GPU does. It
-    suggests `submit_call` if the run fits into memory and has rows to train on."""
+    """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU.
+
+    `next` has `submit_call` if the run fits into memory and has rows to train on."""
     figures, settings = forecast.estimate, run.resolved.settings
     misfit = none_fit(env_facts.statistics(run.env_facts, settings), settings)
     text = summary(figures)
@@ -200,12 +203,11 @@ def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call
 
 
 def none_fit(statistics: Mapping[str, Any], settings: TrainSettings) -> str:
-    """A message if no train row fits into max_length, also where none was counted; "" if at least
-    one fits.
+    """Write a message if no train row fits into max_length; "" if at least one fits.
 
-    `statistics` are those that `env_facts.statistics` returns.
+    `statistics` is what `env_facts.statistics` returns. If no row was counted, none fits.
     """
-    # "dropped" are those of the counted rows that are too long.
+    # "dropped" is how many of the "counted" rows are too long.
     if statistics["dropped"] < statistics["counted"]:
         return ""
     return f"no row fits into max_length = {settings.max_length}"
@@ -225,8 +227,8 @@ def estimate(
 
     Args:
         teacher: the teacher, if the run is a distillation.
-        base_path: folder of the base model. It tells which finished runs had the same model, and
-            how much of the weights is still to be downloaded. None if it is not known.
+        base_path: folder of the base model, None if it is not known. It identifies finished runs of
+            the same model, and shows how much of the weights is still to be downloaded.
     """
     speed, past_runs = speed_here(home, hardware, resolved.settings.precision)
     plan = _plan(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
@@ -254,8 +256,8 @@ def _plan(
     teacher: ResolvedTeacher | None,
     base_path: Path | None,
 ) -> Plan:
-    """What the hours and the bytes of a run are computed from; arguments as of `estimate`, and the
-    finished runs of the home."""
+    """Collect what the hours and the bytes of a run are computed from. The arguments are those of
+    `estimate`, and `past_runs`: the finished runs of the home."""
     teacher_model = teacher.model if teacher else None
     return Plan(
         resolved.settings,
@@ -270,8 +272,10 @@ def _plan(
 
 
 def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
-    """The plan on the share of a GPU that a run gets where several may hold one; on all of it where
-    the run does not fit into a share. `factor` corrects the bytes that are planned."""
+    """Limit the plan's device to the share of a GPU that one run gets if several share a GPU.
+
+    The plan is returned unchanged if runs do not share GPUs, or if the run does not fit into a
+    share. `factor` corrects the predicted bytes by those of finished runs."""
     runs = int(home.user_config().runs_per_gpu) if plan.device.kind == "cuda" else 1
     if runs <= 1:
         return plan
@@ -287,16 +291,16 @@ def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
 def speed_here(
     home: Home, hardware: Hardware, precision: str
 ) -> tuple[throughput.Speed, Experience]:
-    """The speed of this machine at a precision, and the finished runs that correct what is
-    predicted from it."""
+    """Return the speed of this machine at a precision, and the finished runs of the home, which
+    correct the predictions made from that speed."""
     device = hardware.device
     speed = throughput.load(home, device, hardware.cores, precision)
     return speed, experience(home, speed, device.kind)
 
 
 def _download_bytes(*folders: Path | None) -> int:
-    """The bytes of weights that are still to be downloaded into these folders of models, each
-    counted once; a None is left out."""
+    """Return the bytes of weights that are still to be downloaded into these folders of models. A
+    folder that is given twice counts once; None is ignored."""
     return sum(hub.missing_bytes(folder) for folder in {*folders} if folder is not None)
 
 
@@ -307,8 +311,8 @@ def _forecast(
     algorithm: str,
     circumstances: _Circumstances,
 ) -> Forecast:
-    """The estimate of a run: what follows from its plan and the machine's speed, corrected by what
-    finished runs of its algorithm took."""
+    """Estimate a run from its plan and the machine's speed, corrected by the times and the memory
+    that finished runs of the same algorithm took."""
     download_bytes = circumstances.download_bytes
     time = predicted_time(
         plan, speed, past_runs, algorithm, download_bytes=download_bytes, load=circumstances.load
@@ -328,13 +332,13 @@ def _forecast(
             **_disk_figures(footprint.disk(plan) + download_bytes, circumstances.disk_free),
         }
     )
-    # The values of all settings that must be lowered; {} if none.
+    # Setting -> lower value, for all settings that must be lowered; {} if none must be.
     lower_to = lowering.lower_until_it_fits(plan, speed, memory.total / raw_memory.total)
     return Forecast(figures, lower_to, past_runs.left_out)
 
 
 def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict[str, object]:
-    """The fields of an `Estimate` about time and money, of a run on so many devices."""
+    """Return the fields of an `Estimate` about time and money, for a run on `gpus` devices."""
     gpu_hours = {level: gpus * time.hours[level] for level in LEVELS}
     return {
         "hours": _rounded(time.hours),
@@ -350,8 +354,8 @@ def _time_figures(time: PredictedTime, gpu_hour_price: float, gpus: int) -> dict
 def _work_figures(
     plan: Plan, speed: throughput.Speed, raw_memory: int, least_bytes: int
 ) -> dict[str, object]:
-    """The fields of an `Estimate` about the work: steps, tokens, the setting to lower where it is
-    too much, and what is compared with measurements later.
+    """Return the fields of an `Estimate` about the work: steps, tokens, the setting to lower, and
+    the uncorrected predictions, with which later estimates compare what the run measures.
 
     Args:
         raw_memory: peak bytes before any correction.
@@ -366,8 +370,10 @@ def _work_figures(
 
 
 def _judge_figures(plan: Plan) -> dict[str, object]:
-    """The fields of an `Estimate` about judges: what the audit saw them take for one score, for
-    every answer that the run scores. Verdicts from a cache make it less."""
+    """Return the fields of an `Estimate` about judges (models that score): calls and cost.
+
+    They are the audit's numbers for one score, times all answers that the run scores. The real
+    numbers are lower if judgements come from a cache."""
     works = run_work.works(plan, "likely")
     scores = sum(work.scores for work in works.values())
     judge = plan.env.judge
@@ -375,8 +381,9 @@ def _judge_figures(plan: Plan) -> dict[str, object]:
 
 
 def _memory_figures(peak: PeakMemory, least_bytes: int, device: Device) -> dict[str, object]:
-    """The fields of an `Estimate` about the memory of a device. Whether the run fits depends on
-    what it takes with the fewest rows and the smallest microbatches, `least_bytes`."""
+    """Return the fields of an `Estimate` about memory: the `peak`, and whether the run fits.
+
+    The run fits if `least_bytes` do: its bytes with the fewest rows and smallest microbatches."""
     fit = lowering.fit_of(least_bytes, device.memory_total)
     return {
         "peak_memory": peak,
@@ -390,31 +397,30 @@ def _memory_figures(peak: PeakMemory, least_bytes: int, device: Device) -> dict[
 
 
 def _disk_figures(needed: int, free: int) -> dict[str, object]:
-    """The fields of an `Estimate` about the disk, from the bytes that the run needs and those that
-    are free."""
+    """Return the fields of an `Estimate` about the disk, from the bytes `needed` and `free`."""
     return {"disk_bytes": needed, "disk_fits": needed + DISK_RESERVE <= free}
 
 
 def _setting_to_lower(plan: Plan, speed: throughput.Speed, memory_bytes: int) -> str:
-    """The setting to lower, as "max_length from 512 to 256"; "" if nothing helps.
+    """Name the setting to lower, such as "max_length from 512 to 256"; "" if nothing helps.
 
-    It is the one that saves most memory, if the memory of the device is tight or too small for the
-    run's `memory_bytes`; otherwise the one that saves most time.
+    If the memory of the device is tight or too small for `memory_bytes`, that is the setting which
+    saves most memory. Otherwise it is the setting which saves most time.
     """
     is_ample = lowering.fit_of(memory_bytes, plan.device.memory_total) == "fits"
     return lowering.lowered(plan, speed, peak_bytes=None if is_ample else memory_bytes)
 
 
 def with_score_time(speed: throughput.Speed, env: EnvFacts, workers: int) -> throughput.Speed:
-    """The speed with the time of a score that the environment's audit measured, if it did, shared
-    by the processes that score at once."""
+    """Return `speed` with the scoring time that the environment's audit measured, if it did,
+    divided by the number of processes (`workers`) that score in parallel."""
     return replace(speed, score_s=env.score_s / workers + _TRANSFER_S) if env.score_s else speed
 
 
 def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
-    """The work and the memory of the run as predicted, before any correction.
+    """Return the work and the memory of the run as predicted, before any correction.
 
-    It is stored with the run, so that later estimates can compare it with what was measured.
+    They are stored with the run, so that later estimates can compare them with measurements.
     """
     return Workload(
         works={name: list(astuple(work)) for name, work in run_work.works(plan, "likely").items()},
@@ -427,7 +433,7 @@ def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
 
 
 def summary(figures: Estimate) -> str:
-    """The estimate in words: time, device and memory, and money if an hour has a price.
+    """Write the estimate in words: time, device and memory, and money if an hour has a price.
 
     Example: "About 2.0 h (50 min to 3.0 h) on cuda:0, 20.0 GB of 80.0 GB."
     """
@@ -444,12 +450,13 @@ def summary(figures: Estimate) -> str:
 
 
 def shown(figures: Estimate) -> Reply:
-    """The figures as a reply shows them, without those that only later estimates need."""
+    """Return the figures as a reply shows them, without `uncalibrated`, which is for later
+    estimates."""
     return {name: value for name, value in figures.to_json().items() if name != "uncalibrated"}
 
 
 def change_of(settings: Mapping[str, object]) -> Change | None:
-    """The change of a call that sets `settings`; None if `settings` is empty."""
+    """Make the change of a call that sets `settings`; None if `settings` is empty."""
     return Change(settings=settings) if settings else None
 
 
@@ -458,13 +465,12 @@ def check_budget(
 ) -> list[str]:
     """Refuse a run that likely takes more GPU-hours than it may.
 
-    The limits are `cap` and what is left of the home's max_gpu_hours_total, if that is set.
-
     Args:
         cap: the run's max_gpu_hours.
         call: arguments of the submit_train call; the hint repeats them with a sufficient cap.
 
-    Returns a warning if the run may reach its cap, else []. Raises UserError BUDGET.
+    Returns a warning if the run may reach its cap, else []. Raises UserError BUDGET if the likely
+    hours exceed `cap`, or what is left of the home's max_gpu_hours_total.
     """
     if figures.gpu_hours.likely > cap:
         raise _over_cap(figures, cap, call)
@@ -480,16 +486,13 @@ def check_budget(
 
 
 def _with_steps(settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The settings of a call with so many steps; `epochs`, which they replace, is left out."""
+    """Return the settings with `steps`, and without `epochs`, which cannot be given beside it."""
     return {name: value for name, value in settings.items() if name != "epochs"} | {"steps": steps}
 
 
 def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
-    """The error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
-
-    Args:
-        call: arguments of the submit_train call that is refused.
-    """
+    """Make the error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
+    `call` holds the arguments of the refused submit_train call."""
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
     return UserError(
         "BUDGET",
@@ -501,12 +504,12 @@ def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserErr
 
 
 def _hint_over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> Hint:
-    """The hint for a run that likely takes more than `cap` GPU-hours: its submit_train call again,
-    with fewer steps where enough of them fit, because the caller chose the cap; else with a cap
-    that suffices. `call` has the arguments of the refused call."""
-    # Rounded up to a tenth of an hour.
-    sufficient_cap = math.ceil(10 * figures.gpu_hours.high) / 10
-    is_plan = bool(call.get("then") or call.get("vary"))  # `steps` would shorten its first run
+    """Make the hint for a run that likely takes more than `cap` GPU-hours: a changed call.
+
+    The call has fewer steps if enough of them fit, because the caller chose the cap; otherwise it
+    has a sufficient cap. `call` holds the arguments of the refused submit_train call."""
+    sufficient_cap = math.ceil(10 * figures.gpu_hours.high) / 10  # rounded up to a tenth of an hour
+    is_plan = bool(call.get("then") or call.get("vary"))  # `steps` would shorten its first run only
     fitting_steps = 0 if is_plan else steps_within(figures, cap)
     if fitting_steps and fitting_steps >= _FEWEST_STEPS * figures.steps:
         settings = _with_steps(call.get("settings") or {}, fitting_steps)
@@ -523,9 +526,9 @@ def _hint_over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> Hi
 
 
 def steps_within(figures: Estimate, cap: float) -> int:
-    """How many steps likely fit into nine tenths of `cap` GPU-hours; 0 where not even one does.
+    """Return how many steps likely fit into nine tenths of `cap` GPU-hours; 0 if none does.
 
-    Fewer steps shorten only a part of the run: loading and saving, say, take as long as before.
+    Fewer steps shorten only a part of the run: the start, for example, takes as long as before.
     """
     run_s = sum(figures.seconds.values())
     steps_s = sum(figures.seconds.get(phase, 0.0) for phase in _PHASES_OF_STEPS)
@@ -538,7 +541,7 @@ def steps_within(figures: Estimate, cap: float) -> int:
 
 
 def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: float) -> UserError:
-    """The error for a run that likely takes more GPU-hours than are left of the home's total."""
+    """Make the error for a run that likely takes more GPU-hours than the home's total leaves."""
     hint = f"The owner may raise max_gpu_hours_total in {home.config_file}"
     if figures.lower_this:
         hint += f"; or lower {figures.lower_this}"
@@ -552,7 +555,7 @@ def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: flo
 
 
 def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
-    """The memory with its total multiplied by `factor`; the difference goes to the overhead.
+    """Multiply the total of `memory` by `factor`, and add the difference to the overhead.
 
     The overhead never gets negative, so the items may add up to more than the total.
     """
@@ -562,8 +565,8 @@ def _corrected_memory(memory: PeakMemory, factor: float) -> PeakMemory:
 
 
 def _token_counts(plan: Plan) -> TokenCounts:
-    """How many tokens the run likely trains on, and how many it samples, for its evaluations
-    too."""
+    """Return how many tokens the run likely trains on, and how many it samples, including those
+    of its evaluations."""
     episode = plan.episode("likely")
     if isinstance(plan.settings, RowSettings):  # SFT and DPO
         trained = plan.settings.steps * plan.step_tokens
@@ -578,7 +581,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
 
 
 def _forecast_warnings(forecast: Forecast) -> list[str]:
-    """Warnings about damaged files of earlier runs, tight memory and missing disk space."""
+    """Return warnings about damaged files of earlier runs, tight memory and missing disk space."""
     figures = forecast.estimate
     warnings = list(forecast.left_out)
     if figures.fit == "tight":
@@ -590,5 +593,5 @@ def _forecast_warnings(forecast: Forecast) -> list[str]:
 
 
 def _rounded(values: Mapping[str, float]) -> Range:
-    """The values for low, likely and high, rounded to four significant digits."""
+    """Round the values for low, likely and high to four significant digits."""
     return Range(**{name: float(f"{value:.4g}") for name, value in values.items()})

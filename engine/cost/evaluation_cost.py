@@ -25,15 +25,22 @@ from engine.settings.run_size import longest_sequence
 from engine.sizing.layers import LoadedModel
 from engine.sizing.plan import Job
 
-_USUAL_RANK = 16  # assumed for an adapter that is evaluated
+_USUAL_RANK = 16  # the assumed rank of an adapter that is evaluated
 _BETWEEN_TURNS = 32  # tokens of the environment's reply and of the chat format
-_UNKNOWN_PROMPT = 200  # tokens, where no row was counted
+_UNKNOWN_PROMPT = 200  # the assumed tokens of a prompt if no row was counted
 
 
 @dataclass(frozen=True)
 class Asking:
-    """What models are asked: `rows` tasks of an environment, `attempts` times each, with answers
-    within `limits`, which `score_workers` env processes score."""
+    """The amount of work when models answer tasks of an environment.
+
+    Attributes:
+        limits: the most tokens and turns of an answer.
+        env: measured facts about the environment's tasks.
+        rows: how many tasks are asked.
+        attempts: how often each task is asked.
+        score_workers: how many env processes score answers in parallel.
+    """
 
     limits: SamplingLimits
     env: EnvFacts
@@ -45,17 +52,20 @@ class Asking:
 def evaluation_hours(
     home: Home, asking: Asking, models: Sequence[tuple[ModelFacts, Path]], hardware: Hardware
 ) -> Range:
-    """The device hours in which `models` are asked, one after the other: low, likely and high.
+    """Estimate the device hours in which `models` answer, one after the other.
 
     Args:
-        models: the facts of each model, and the folder of its base model.
+        home: the home, whose finished runs correct the estimate.
+        asking: how much each model has to answer.
+        models: (facts, folder of the base model) of each model.
+        hardware: the machine.
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
     speed, past_runs = estimate.speed_here(home, hardware, precision)
     speed = estimate.with_score_time(speed, asking.env, asking.score_workers)
-    factors = past_runs.factors("grpo")  # the algorithm that samples as an evaluation does
-    # Of all models, at the levels low, likely and high.
+    factors = past_runs.factors("grpo")  # GRPO samples in the same way as an evaluation
+    # Level ("low", "likely", "high") -> seconds of all models together.
     seconds: dict[str, float] = dict.fromkeys(LEVELS, 0.0)
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
@@ -69,16 +79,19 @@ def evaluation_hours(
 
 
 def _hours_of(seconds: Mapping[str, float], hardware: Hardware, *, is_measured: bool) -> Range:
-    """The range of hours for the seconds at the levels low, likely and high.
+    """Convert `seconds` by level to a range of hours.
 
-    It is wider where the speed of the machine is taken from a table than where it `is_measured`.
+    The range is wider if the speed of the machine comes from a table, and narrower if it was
+    measured (`is_measured`).
     """
     low_factor, high_factor = SPREAD["measured" if is_measured else "model"]
-    # As for a run (engine/cost/hours.py): what others take is in a measured speed, in no table.
-    slowed = 1.0 + hardware.load if hardware.device.kind == "cpu" and not is_measured else 1.0
+    # A measured speed already includes the share of the CPU that other processes take; the table
+    # does not. engine/cost/hours.py does the same for training runs.
+    is_slowed = hardware.device.kind == "cpu" and not is_measured
+    slowed = 1.0 + hardware.load if is_slowed else 1.0
     likely = slowed * seconds["likely"]
-    # Finished runs may have measured answers shorter than the shortest, or longer than the longest,
-    # that the level assumes; the likely time follows them.
+    # min and max, because "likely" may lie outside of low and high: it follows finished runs, whose
+    # answers may be shorter or longer than these two levels assume.
     return Range(
         low=round(low_factor * min(seconds["low"], likely) / 3600, 6),
         likely=round(likely / 3600, 6),
@@ -87,10 +100,11 @@ def _hours_of(seconds: Mapping[str, float], hardware: Hardware, *, is_measured: 
 
 
 def _env_step_seconds(plan: SamplingPlan, asking: Asking, level: str) -> float:
-    """The seconds that the environment's step() takes for all answers, at a level such as "high";
-    0 if it has none.
+    """Return the seconds that the environment's step() takes for all answers at a level ("low",
+    "likely", "high").
 
-    No audit has timed step(): each call, one for each turn, is assumed to take as long as a score.
+    Returns 0 if the environment has a single turn. No audit times step(), so each call, one for
+    each turn, is assumed to take as long as a score.
     """
     if not plan.env.multi_turn:
         return 0.0
@@ -99,7 +113,7 @@ def _env_step_seconds(plan: SamplingPlan, asking: Asking, level: str) -> float:
 
 
 def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
-    """The model as an evaluation loads it, with an adapter of the usual rank."""
+    """Describe the model as an evaluation loads it, with an adapter of the usual rank."""
     return LoadedModel(
         model,
         precision,
@@ -112,7 +126,7 @@ def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
 def _evaluation_plan(
     loaded: LoadedModel, asking: Asking, device: Device, seen: Seen
 ) -> SamplingPlan:
-    """How the model answers the tasks of the environment; `seen` is what finished runs of its base
+    """Plan how the model answers the tasks; `seen` is what finished runs of its base model
     measured."""
     limits = asking.limits
     longest = min(longest_sequence(limits, asking.env), loaded.model.max_positions)
@@ -135,12 +149,15 @@ def _sampling_seconds(
     asking: Asking,
     level: str,
 ) -> float:
-    """The seconds that it takes to load a model, to sample its answers and to score them, at a
-    level such as "high".
+    """Return the seconds to load a model, to sample its answers and to score them.
 
     Args:
-        factors: for each phase, the factor by which finished runs correct the prediction. At the
-            high level one below 1 counts as 1, so that the result stays an upper estimate.
+        plan: the model and how it answers.
+        speed: the speed of the machine.
+        factors: phase -> the factor by which finished runs correct the prediction. At the level
+            "high" a factor below 1 counts as 1, so that the result stays an upper estimate.
+        asking: how much the model has to answer.
+        level: how long answers are assumed to be: "low", "likely" or "high".
     """
     answers = asking.rows * asking.attempts
     work = flops.rollouts(plan, asking.rows, answers, plan.episode(level))
@@ -156,11 +173,12 @@ def _sampling_seconds(
 
 @dataclass(frozen=True)
 class EndpointCost:
-    """What all models of an evaluation that are behind a URL may take.
+    """The estimated cost of all models of an evaluation that are behind a URL.
 
     Attributes:
-        calls, money: low, likely and high; money by the prices of config.toml.
-        unpriced: the models without a price, whose money is not in it.
+        calls: requests, from low to high.
+        money: their price by the prices in config.toml, from low to high.
+        unpriced: the models without a price, which `money` leaves out.
     """
 
     calls: Range
@@ -168,12 +186,12 @@ class EndpointCost:
     unpriced: tuple[str, ...] = ()
 
     def to_json(self) -> JsonObject:
-        """For the estimate of a reply."""
+        """Return the fields that a reply's `estimate` shows."""
         figures = {"calls": self.calls.to_json(), "money": self.money.to_json()}
         return figures | ({"unpriced": list(self.unpriced)} if self.unpriced else {})
 
     def in_words(self) -> str:
-        """Such as "about 100 calls, about 0.12 in money (0.05 to 0.5)"."""
+        """Write the cost such as "about 100 calls, about 0.12 in money (0.05 to 0.5)"."""
         text = f"about {counted(round(self.calls.likely), 'call')}"
         if self.money.high:
             money = self.money
@@ -184,10 +202,10 @@ class EndpointCost:
 
 
 def endpoint_cost(models: Sequence[ModelRef], asking: Asking) -> EndpointCost | None:
-    """What it takes to ask those of `models` that are behind a URL; None where none is.
+    """Estimate the cost of asking those of `models` that are behind a URL; None if there are none.
 
-    Tokens are counted as the built-in model reads them, which for most text is more than others
-    need.
+    Tokens are counted with the tokenizer of the built-in model, which for most texts needs more
+    tokens than others.
     """
     endpoints = [(model.ref, model.endpoint) for model in models if model.endpoint]
     if not endpoints:
@@ -205,8 +223,11 @@ def endpoint_cost(models: Sequence[ModelRef], asking: Asking) -> EndpointCost | 
 
 
 def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:
-    """(requests, tokens of their prompts, tokens of their answers) of one answer at a level: each
-    further turn sends the conversation so far again."""
+    """Return (requests, tokens sent, tokens written) for one answer at a level ("low", "likely",
+    "high").
+
+    Each turn is a request, and sends the conversation so far again.
+    """
     env, limits = asking.env, asking.limits
     prompts = [row.prompt for row in env.lengths] or [_UNKNOWN_PROMPT]
     turn_lengths = [
@@ -222,5 +243,6 @@ def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:
     if not env.multi_turn:
         turns = 1.0
     turns = max(1.0, turns)
+    # Turn n sends the n - 1 turns before it again: 0 + 1 + ... + (turns - 1) of them in total.
     resent = turns * (turns - 1) / 2 * (out + _BETWEEN_TURNS)
     return turns, turns * prompt + resent, turns * out

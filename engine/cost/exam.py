@@ -20,12 +20,12 @@ from engine.records.record import DamagedRecord
 from engine.records.run_result import RunResult
 from engine.records.settings import TrainSettings
 
-# Share of the tasks that come out differently after a training, where no run shows it and half of
-# them are solved before; where all or none are, nothing but the difference itself changes.
+# Assumed share of the tasks whose result changes by a training, if no earlier run shows the share.
+# It is typical of a model that solves about half of the tasks before.
 _CHANGED_SHARE = 0.2
-_LEAST_CHANGED = 1e-3  # share of the tasks: with none no number of tasks would be needed
-_LOOK_BACK = 200  # the newest training runs that are looked through
-_MOST_RUNS = 10  # of them that are read
+_LEAST_CHANGED = 1e-3  # share of the tasks: with 0 the formula would need no tasks at all
+_LOOK_BACK = 200  # how many of the newest training runs are looked through
+_MOST_RUNS = 10  # how many of the matching runs are read
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class EarlierRuns:
     """Finished runs from the same model on the same environment version.
 
     Attributes:
-        base: share of the tasks that the model solved before the newest of them.
-        changed: mean share of the tasks that came out differently.
-        gain: the largest difference that one of them made.
-        best: the run that made it.
+        base: share of the tasks that the model solved before the newest run's training.
+        changed: mean share of the tasks whose result changed by the training.
+        gain: the largest rise of the success rate among the runs.
+        best: the run with the largest rise.
     """
 
     base: float
@@ -47,14 +47,15 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class Exam:
-    """What a run's held-out tasks can show.
+    """What a run's exam (its evaluation on held-out tasks) can show.
 
     Attributes:
-        asked: held-out tasks that are asked.
-        reported: those that the verdict is read on.
-        gap: the smallest difference of two success rates that they show with the usual power.
-        earlier: what finished runs say; None where there are none.
-        dev: dev tasks that are asked to choose the checkpoint; 0 where held-out tasks choose it.
+        asked: number of held-out tasks that are asked.
+        reported: number of these tasks on which the verdict rests.
+        gap: the smallest difference of two success rates that the reported tasks detect with the
+            usual statistical power.
+        earlier: results of finished runs; None if there are none.
+        dev: number of dev tasks that choose the checkpoint; 0 if held-out tasks choose it.
     """
 
     asked: int
@@ -65,17 +66,20 @@ class Exam:
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether not even a model that solves every task would be seen to be better."""
+        """Whether even a model that solves every task could not be shown to be better."""
         return self.earlier is not None and self.gap > 1.0 - self.earlier.base
 
     @property
     def has_shown_less(self) -> bool:
-        """Whether no earlier run gained as much as these tasks can show."""
+        """Whether every earlier run gained less than the smallest difference that can be shown."""
         return self.earlier is not None and self.earlier.gain < self.gap
 
     def in_words(self) -> str:
-        """What the tasks show, and which tasks choose the checkpoint, in one sentence: "100 tasks
-        show a difference of 14 points or more (80 % power); the other 100 of 200 choose ..."."""
+        """Say in one sentence what the tasks can show, and which tasks choose the checkpoint.
+
+        For example "100 tasks show a difference of 14 points or more (80 % power); the other 100
+        of 200 choose the checkpoint".
+        """
         if self.dev:
             choosing = f"{self.dev} dev tasks choose the checkpoint"
         else:
@@ -90,8 +94,11 @@ class Exam:
         return text
 
     def to_json(self) -> Reply:
-        """What the held-out tasks can show, as the fields of a reply: numbers of tasks, differences
-        as shares between 0 and 1. What earlier runs gained is left out where there are none."""
+        """Return what the held-out tasks can show, as the fields of a reply.
+
+        Differences are shares between 0 and 1. `base` and `best_so_far` are left out if there are
+        no earlier runs.
+        """
         fields: Reply = {"about": self.in_words(), "asked": self.asked, "reported": self.reported}
         if self.dev:
             fields["dev"] = self.dev
@@ -105,10 +112,11 @@ class Exam:
         return fields
 
     def doubts(self) -> list[str]:
-        """Why the run may end without a verdict, as a sentence in a list; [] where nothing says so.
+        """Return a list with one sentence on why the run may end without a verdict; [] if nothing
+        suggests it.
 
-        Either too few tasks are left to solve, or the earlier runs gained less than these tasks can
-        show (`gap`).
+        The reason is that too few tasks are left to solve, or that all earlier runs gained less
+        than these tasks can show (`gap`).
         """
         earlier = self.earlier
         if earlier is None:
@@ -134,35 +142,37 @@ class Exam:
 
 
 def _points(share: float) -> str:
-    """A share in percentage points, rounded up: "9 points"."""
-    points = math.ceil(100 * share - 1e-9)
+    """Write a share in percentage points, rounded up, such as "9 points" for 0.081."""
+    points = math.ceil(100 * share - 1e-9)  # 0.07 * 100 is 7.000000000000001: must not become 8
     return f"{points} point{'' if points == 1 else 's'}"
 
 
 def exam_of(
     home: Home, env_id: str, model: str, settings: TrainSettings, facts: EnvFacts
 ) -> Exam | None:
-    """How large a difference of success rates the held-out tasks of a run can show, before it is
-    trained; None where the environment does not score or fewer than two tasks would be asked.
+    """Compute, before a run is trained, how large a difference its held-out tasks can show.
 
-    `env_id` is the whole id of the version, `model` the reference that is trained.
+    `env_id` is the whole id of the version, `model` the reference of the model that is trained.
+    Returns None if the environment does not score, or if fewer than two tasks would be asked.
     """
     asked = min(settings.eval_rows, facts.heldout_rows)
     if not facts.scored or asked < 2:
         return None
-    dev = min(settings.eval_rows, facts.dev_rows)  # tasks that choose the checkpoint, if there are
-    # Without them a half of the held-out tasks chooses, of an odd number the larger one.
+    dev = min(settings.eval_rows, facts.dev_rows)  # tasks that choose the checkpoint; 0 for none
+    # Without dev tasks the larger half of the held-out tasks chooses, so the smaller is reported.
     reported = asked if dev else asked // 2
     earlier = _earlier_runs(home, env_id, model)
-    # The share of the tasks that will come out differently.
+    # The share of the tasks whose result is expected to change.
     changed_share = earlier.changed if earlier is not None else _CHANGED_SHARE
     gap = smallest_detectable_gap(reported, round(changed_share * reported))
     return Exam(asked, reported, gap, earlier, dev)
 
 
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
-    """What the newest finished runs from `model` on the environment version `env_id` say of its
-    success; None without one."""
+    """Summarise the newest finished runs that trained `model` on the environment version `env_id`.
+
+    Returns None if there is no such run.
+    """
     evidence_of_run = _evidence_of_runs(home, env_id, model)
     if not evidence_of_run:
         return None
@@ -177,8 +187,11 @@ def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:
 
 
 def _evidence_of_runs(home: Home, env_id: str, model: str) -> "dict[str, _Evidence]":
-    """What the verdicts of the newest finished trainings of `model` on the environment version
-    `env_id` rest on, by run id, the newest run first; {} without any."""
+    """Return run id -> what its verdict rests on, for the newest finished trainings of `model` on
+    the environment version `env_id`.
+
+    The newest run comes first. Returns {} if there are none.
+    """
     if not model or not home.db.is_file():
         return {}
     with Store(home) as store:
@@ -194,7 +207,13 @@ def _evidence_of_runs(home: Home, env_id: str, model: str) -> "dict[str, _Eviden
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What the verdict of one run rests on, as shares of its tasks."""
+    """What the verdict of one run rests on, as shares of its tasks.
+
+    Attributes:
+        base: share that the model solved before the training.
+        changed: share whose result changed by the training.
+        gain: rise of the success rate; negative if it fell.
+    """
 
     base: float
     changed: float
@@ -202,8 +221,11 @@ class _Evidence:
 
 
 def _evidence(home: Home, run_id: str) -> _Evidence | None:
-    """Read from a run's result what its verdict rests on, as shares of its tasks; None where the
-    verdict compares no success rates, or the file is missing, damaged or of another version."""
+    """Read from a run's result.json what its verdict rests on, as shares of its tasks.
+
+    Returns None if the verdict does not compare success rates, or if the file is missing, damaged
+    or was written by another version.
+    """
     try:
         evidence: JsonObject = RunResult.read(home.run(run_id).result).evidence or {}
     except (OSError, DamagedRecord):
@@ -218,11 +240,11 @@ def _evidence(home: Home, run_id: str) -> _Evidence | None:
             changed=float(changed_tasks / task_count),
             gain=float(evidence["difference"]),
         )
-    except (KeyError, TypeError, ValueError):  # of a version that wrote it otherwise
+    except (KeyError, TypeError, ValueError):  # written by a version with another format
         return None
 
 
 def first_doubts(exam: Exam | None) -> Sequence[str]:
-    """Why the held-out tasks may show too little, as warnings of a reply; [] where `exam` is None
-    or nothing speaks against it."""
+    """Return warnings that the held-out tasks may show too little; [] if `exam` is None or raises
+    no doubts."""
     return [f"exam: {doubt}" for doubt in exam.doubts()] if exam is not None else []

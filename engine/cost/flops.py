@@ -33,7 +33,7 @@ from engine.sizing.plan import Job
 
 @dataclass(frozen=True)
 class Seen:
-    """What finished runs of one base model measured; None for what none of them measured.
+    """What finished runs of one base model measured. A field is None if no run measured it.
 
     Attributes:
         runs: number of these runs.
@@ -51,8 +51,9 @@ class Seen:
 UNSEEN = Seen()
 
 
-# Of what the starting model answers, so that it can be replayed.
-_RIGHT_SHARE = 0.7  # of practice questions, which a model that is worth keeping answers rightly
+# Assumed share of the practice questions that the starting model answers rightly. Only the right
+# answers are replayed.
+_RIGHT_SHARE = 0.7
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,11 @@ class Work:
     saves: float = 0.0
 
     def times(self, count: float) -> "Work":
-        """The work of doing this `count` times."""
+        """Return the work of doing this `count` times."""
         return Work(*(value * count for value in astuple(self)))
 
     def __add__(self, other: "Work") -> "Work":
+        """Return the work of doing both, field by field."""
         return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -90,9 +92,12 @@ class SamplingPlan:
     """A model that answers the tasks of an environment.
 
     Attributes:
+        loaded: the model with its adapter.
+        env: measured facts about the tasks.
+        device: the device on which the model samples.
         limits: the most tokens and turns of an answer.
         seen: what finished runs of the same base model measured.
-        guessed_prompt: the tokens that a prompt is taken to have if no prompt was counted.
+        guessed_prompt: the assumed tokens of a prompt if no prompt was counted.
         rows_at_once: completions that are sampled at the same time.
     """
 
@@ -105,19 +110,20 @@ class SamplingPlan:
     rows_at_once: int
 
     def episode(self, level: str) -> Lengths:
-        """The lengths of a typical episode if its turns are short (`level` "low"), as expected
-        ("likely") or long ("high").
+        """Return the lengths of a typical episode, in tokens.
 
-        An untrained policy often does not stop by itself. So "high" assumes max_tokens for every
-        turn, and "likely" assumes them for the longest turn of a batch. What finished runs have
-        measured counts for "likely" only.
+        `level` says whether turns are assumed to be short ("low"), of expected length ("likely") or
+        long ("high"). An untrained policy often does not stop by itself. So "high" assumes
+        max_tokens for every turn, and "likely" assumes max_tokens for the longest turn of a batch.
+        Measurements of finished runs count for "likely" only.
         """
         limit = self.limits.max_tokens
         turns = self.turns(level)
         if level == "likely" and self.seen.turns is not None:
-            turns = max(1.0, min(turns, self.seen.turns))  # measured, but never more than assumed
+            # The measured turns, but never more than are assumed without a measurement.
+            turns = max(1.0, min(turns, self.seen.turns))
         turn_tokens = self._turn_tokens(level, turns)
-        # Of the longest turn in a batch; where turns are short, 1.5 times the mean as a guess.
+        # The longest turn of a batch. At "low" 1.5 times the mean is a guess.
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
         mean_prompt = _mean([row.prompt for row in self.env.lengths])
         return Lengths(
@@ -128,9 +134,9 @@ class SamplingPlan:
         )
 
     def _turn_tokens(self, level: str, turns: float) -> float:
-        """Mean tokens of a turn at a level ("low", "likely", "high"), not yet cut at max_tokens.
+        """Return the mean tokens of a turn at a level ("low", "likely", "high").
 
-        `turns` is how many turns an episode has.
+        `turns` is how many turns an episode has. The result may exceed max_tokens.
         """
         reference_tokens = self._reference_turn_tokens()
         if level == "low":
@@ -138,29 +144,32 @@ class SamplingPlan:
         if level == "high":
             return float(self.limits.max_tokens)
         if self.seen.answer_length_share is not None:
-            # It is measured per episode, in multiples of max_tokens.
+            # The share is that of a whole episode, in multiples of max_tokens.
             return self.seen.answer_length_share * self.limits.max_tokens / turns
-        return 1.5 * reference_tokens  # a guess, where nothing was measured
+        return 1.5 * reference_tokens  # a guess, because nothing was measured
 
     def _reference_turn_tokens(self) -> float:
-        """Mean tokens of a turn of the reference answers; without these half of max_tokens."""
-        answer_tokens = self.env.answers  # of each reference answer, all its turns together
+        """Return the mean tokens of a turn of the reference answers.
+
+        Returns half of max_tokens if there are no reference answers.
+        """
+        answer_tokens = self.env.answers  # one number per reference answer: all its turns together
         if not answer_tokens:
             return self.limits.max_tokens / 2
         # The level "low" has as many turns as the reference answers.
         return _mean(list(answer_tokens)) / max(1.0, self.turns("low"))
 
     def turns(self, level: str) -> float:
-        """Assistant turns of an episode; 1 in a single-turn environment.
+        """Return the assistant turns of an episode; 1 in a single-turn environment.
 
-        - low: the mean of the reference answers; without these half of max_turns.
-        - likely: 1.5 times as many, but at most max_turns.
+        - low: the mean of the reference answers, or half of max_turns if there are none.
+        - likely: 1.5 times the turns of "low", but at most max_turns.
         - high: max_turns.
         """
         if not self.env.multi_turn:
             return 1.0
         limit = self.limits.max_turns
-        # 0: there are no reference answers.
+        # The mean is 0 if there are no reference answers.
         reference_turns = _mean([row.answer_turns for row in self.env.lengths if row.answer_turns])
         low_turns = min(limit, reference_turns) if reference_turns else limit / 2
         if level == "low":
@@ -177,8 +186,9 @@ class Plan:
     Attributes:
         seen: what finished runs of the same base model measured.
         batteries: questions that show what the model forgets.
-        teacher: of a distillation from a local model; None for every other run.
-        teacher_shares_base: whether nothing but an adapter is loaded for the teacher.
+        teacher: the teacher of a distillation from a local model; None for every other run.
+        teacher_shares_base: whether the teacher has the same base model, so that only its adapter
+            is loaded.
     """
 
     settings: TrainSettings
@@ -210,7 +220,7 @@ class Plan:
 
     @cached_property
     def job(self) -> Job:
-        """What of the run has to fit into the device."""
+        """The parts of the run that have to fit into the device's memory."""
         return training_job(
             self.settings,
             self.loaded,
@@ -226,7 +236,7 @@ class Plan:
         """Sequences of one optimizer step."""
         settings = self.settings
         if isinstance(settings, DPOSettings):
-            return 2 * settings.batch_size  # a better and a worse answer each
+            return 2 * settings.batch_size  # a pair is a better and a worse answer
         if isinstance(settings, RowSettings):
             return settings.batch_size
         return settings.prompts_per_step * settings.group_size
@@ -237,15 +247,16 @@ class Plan:
         row = self.trained_row()
         tokens = self.rows * max(row.total, 1.0)
         if isinstance(self.settings, DPOSettings):
-            tokens -= self.rows / 2 * row.prompt  # it runs once for both answers of a pair
+            tokens -= self.rows / 2 * row.prompt  # a prompt runs once for both answers of a pair
         return tokens
 
     @property
     def replayed_rows(self) -> int:
-        """Rows that SFT or GRPO replays in a step beside its own (`keep`)."""
+        """Rows that a step of SFT or GRPO replays beside its own rows; 0 if `keep` is off."""
         settings = self.settings
         if not isinstance(settings, SFTSettings | GRPOSettings) or not settings.keep:
             return 0
+        # `keep` is the share of the replayed rows among all rows of a step.
         return max(1, round(self.rows * settings.keep / (1 - settings.keep)))
 
     @property
@@ -260,22 +271,21 @@ class Plan:
         return isinstance(settings, SFTSettings | GRPOSettings) and settings.keep > 0
 
     def own_answers(self) -> tuple[float, Lengths]:
-        """How many questions the starting model answers before the first step, so that its right
-        answers can be replayed in the training steps, and the lengths in tokens of one with its
-        answer.
+        """Return how many practice questions the start model answers before the first step, and the
+        lengths in tokens of one question with its answer.
 
-        They are the practice questions of a battery; 0 of them where the run asks none. The train
-        tasks of `keep_env` are counted as if they were practice questions.
+        The right answers are replayed in the training steps. The number is 0 if the run asks no
+        practice questions. The train tasks of `keep_env` count as if they were practice questions.
         """
         rows_to_replay = self.settings.steps * self.replayed_rows
-        questions = rows_to_replay / _RIGHT_SHARE  # some are answered wrongly
+        questions = rows_to_replay / _RIGHT_SHARE  # more, because some are answered wrongly
         for battery in self.batteries:
             if battery.practice and self.asks_practice:
                 return min(questions, battery.practice), battery.answer
         return 0.0, self.trained_row()
 
     def replayed_row(self) -> Lengths:
-        """The lengths of a replayed row: those of a practice question with its answer."""
+        """Return the lengths of a replayed row, which is a practice question with its answer."""
         return self.own_answers()[1]
 
     @property
@@ -285,7 +295,8 @@ class Plan:
 
     @property
     def evaluations(self) -> int:
-        """Number of evaluations, without the one at step 0 and the one for the final report."""
+        """Number of evaluations, not counting the one at step 0 and the one for the final
+        report."""
         return math.ceil(self.settings.steps / self.settings.eval_every)
 
     @property
@@ -300,8 +311,11 @@ class Plan:
 
     @cached_property
     def _limits(self) -> SamplingLimits:
-        """The limits of an answer. GRPO and distillation have them among their settings; SFT and
-        DPO do not, so theirs are the limits of evaluations."""
+        """The limits of a sampled answer.
+
+        GRPO and distillation have them as settings. SFT and DPO sample answers only in evaluations,
+        so the limits of evaluations are used.
+        """
         settings = self.settings
         if isinstance(settings, RowSettings):
             must_think = isinstance(settings, SFTSettings) and settings.thinking == "require"
@@ -311,20 +325,19 @@ class Plan:
         return SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
 
     def episode(self, level: str) -> Lengths:
-        """A typical episode; see `SamplingPlan.episode`."""
+        """Return the lengths of a typical episode at a level; see `SamplingPlan.episode`."""
         return self.sampling.episode(level)
 
     def turns(self, level: str) -> float:
-        """Assistant turns of an episode; see `SamplingPlan.turns`."""
+        """Return the assistant turns of an episode at a level; see `SamplingPlan.turns`."""
         return self.sampling.turns(level)
 
     def trained_row(self) -> Lengths:
-        """The lengths of the mean row that SFT trains on, or of the mean answer in DPO's pairs, cut
-        at max_length.
+        """Return the lengths of the mean row that SFT trains on, or of the mean answer of DPO.
 
-        In the result `turn_tokens` are the tokens with loss, `prompt` all others, and
-        `longest_turn` is the length of the longest row. If no such row was counted, each of the
-        three is half of max_length.
+        Rows are cut at max_length. In the result `turn_tokens` are the tokens with loss, `prompt`
+        all other tokens, and `longest_turn` is the length of the longest row. If no row was
+        counted, each of the three is half of max_length.
         """
         settings = self.settings
         limit = settings.max_length
@@ -337,7 +350,7 @@ class Plan:
         cut_lengths = [min(total, limit) for total in totals]
         mean_length = _mean(cut_lengths)
         mean_supervised = _mean(supervised)
-        if isinstance(settings, DPOSettings):  # `_pair_lengths` counts beyond max_length
+        if isinstance(settings, DPOSettings):  # `_pair_lengths` does not cut at max_length
             mean_supervised = min(mean_supervised, mean_length)
         return Lengths(
             prompt=max(0.0, mean_length - mean_supervised),
@@ -346,10 +359,10 @@ class Plan:
         )
 
     def _answer_lengths(self) -> tuple[list[int], list[int]]:
-        """For each row with an answer: its tokens, and how many of its first `max_length` tokens
-        carry loss."""
+        """Return two lists with a number for each row that has an answer: its tokens, and how many
+        of its first `max_length` tokens carry loss."""
         settings = self.settings
-        # This is called for SFT only; no other settings have `loss_on`.
+        # The method is called for SFT only; no other settings have `loss_on`.
         loss_on = settings.loss_on if isinstance(settings, SFTSettings) else "assistant"
         rows = [row for row in self.env.lengths if row.turns]
         totals = [row.total for row in rows]
@@ -357,7 +370,8 @@ class Plan:
         return totals, supervised
 
     def _pair_lengths(self) -> tuple[list[int], list[int]]:
-        """The tokens of each answer of all pairs: with its prompt, and without it."""
+        """Return two lists with a number for each answer of all DPO pairs: its tokens with the
+        prompt, and its tokens without the prompt."""
         totals: list[int] = []
         answer_lengths: list[int] = []
         for row in self.env.lengths:
@@ -370,17 +384,20 @@ class Plan:
 def rollouts(
     plan: SamplingPlan, prompts: float, rows: float, episode: Lengths, batches: int = 1
 ) -> Work:
-    """The work of sampling and scoring `rows` episodes.
+    """Return the work of sampling and scoring `rows` episodes.
 
     Args:
+        plan: the model and the tasks.
         prompts: number of different tasks; each prompt is read once.
+        rows: number of episodes.
         episode: the lengths of a typical episode.
         batches: the least number of batches in which the episodes are sampled.
     """
     loaded = plan.loaded
-    context = min(episode.total, plan.limits.max_length)  # every token is taken to see all of it
+    # An upper bound: every token is assumed to attend to the whole episode.
+    context = min(episode.total, plan.limits.max_length)
     tokens_written = rows * episode.turn_tokens * episode.turns
-    # Every turn after the first reads the conversation so far again.
+    # For every turn after the first, the model reads the conversation so far again.
     tokens_read = prompts * episode.prompt + rows * context * max(0.0, episode.turns - 1)
     decode_operations = tokens_written * _decode_operations_per_token(loaded, context)
     read_operations = 2 * loaded.model.linear_params * tokens_read
@@ -388,42 +405,46 @@ def rollouts(
     return Work(
         sample_operations=decode_operations + read_operations,
         decode_steps=steps,
-        # Each step reads all weights; each token that is written, the cache of those before it.
+        # Each step reads all weights. Each written token reads the cache of the tokens before it.
         moved_bytes=steps * loaded.weights + _cache_bytes_read(loaded, tokens_written, context),
         scores=rows,
     )
 
 
 def _decode_steps(plan: SamplingPlan, rows: float, episode: Lengths, batches: int) -> float:
-    """Decoding steps in which `rows` episodes are sampled, in at least `batches` batches. For each
-    turn a batch takes as many steps as the longest of its answers has tokens."""
+    """Return the number of decoding steps for `rows` episodes in at least `batches` batches.
+
+    For each turn a batch takes as many steps as its longest answer has tokens.
+    """
     batch_count = max(batches, math.ceil(rows / plan.rows_at_once))
     return batch_count * episode.longest_turn * episode.turns
 
 
 def _cache_bytes_read(loaded: LoadedModel, tokens: float, context: float) -> float:
-    """The bytes of the cache that are read to sample `tokens`, each after `context` tokens."""
+    """Return the bytes of the key-value cache that are read to sample `tokens` tokens, each of
+    which attends to `context` tokens."""
     bytes_per_token = loaded.model.cached_numbers * loaded.width
     return tokens * context * bytes_per_token
 
 
 def _decode_operations_per_token(loaded: LoadedModel, context: float) -> float:
-    """Operations of sampling one token that attends to `context` tokens."""
+    """Return the operations of sampling one token that attends to `context` tokens."""
     model = loaded.model
-    # Two operations, a multiplication and an addition, for each parameter.
+    # Two operations for each parameter: a multiplication and an addition.
     layers_and_head = 2 * (model.linear_params + model.head_params) + 2 * loaded.adapter
-    # Four for each number of the token's queries and each token that it attends to: a product with
-    # the key and one with the value.
+    # Four operations for each number of the token's queries and each token that it attends to: two
+    # for the product with the key, two for the product with the value.
     attention = 4 * model.attention_width * context
     return layers_and_head + attention
 
 
 def update_work(plan: Plan, rows: float, tokens: float, length: float, supervised: float) -> Work:
-    """The work of one optimizer step, forward and backward.
+    """Return the work of one optimizer step, forward and backward.
 
     Args:
+        plan: the run.
         rows: number of sequences in the step.
-        tokens: tokens of all sequences together; a prompt that several share counts once.
+        tokens: tokens of all sequences together; a prompt that several sequences share counts once.
         length: tokens of a typical sequence.
         supervised: tokens of a typical sequence that carry loss.
     """
@@ -431,12 +452,12 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
         plan.model,
         plan.loaded.adapter,
         tokens=tokens,
-        # Each token attends to those before it, which are half of the row on average.
+        # Each token attends to the tokens before it, which are half of the row on average.
         pairs=rows * length**2 / 2,
         scored=rows * supervised,
     )
     if plan.settings.gradient_checkpointing:  # activations are computed a second time
-        # The tokens as whole sequences: fewer than `rows` where rows share their prompt.
+        # The tokens expressed as whole sequences; fewer than `rows` if rows share a prompt.
         sequences = tokens / max(1.0, length)
         operations += forward_operations(plan, sequences, length)
     if plan.packed:
@@ -449,35 +470,37 @@ def update_work(plan: Plan, rows: float, tokens: float, length: float, supervise
 def update_operations(
     model: ModelFacts, adapter: float, *, tokens: float, pairs: float, scored: float
 ) -> float:
-    """Operations of a forward and backward pass through frozen layers with an adapter.
+    """Return the operations of a forward and backward pass through frozen layers with an adapter.
 
     Args:
+        model: the model's sizes.
         adapter: number of parameters of the adapter.
         tokens: tokens that run through the layers.
-        pairs: pairs of a token and one that it attends to, itself included; half the square of a
-            row's length.
+        pairs: number of pairs of a token and a token that it attends to, itself included; about
+            half the square of a row's length, summed over the rows.
         scored: tokens whose log-probability is computed.
     """
-    # For each number of a token's queries: 4 forward, 8 backward.
+    # For each number of a token's queries: 4 operations forward, 8 backward.
     attention = 12 * model.attention_width * pairs
-    # A frozen parameter takes 2 forward and 2 backward, one of the adapter 2 and 4, because it also
-    # gets a gradient.
+    # Per token a frozen parameter takes 2 operations forward and 2 backward. A parameter of the
+    # adapter takes 2 and 4, because it also gets a gradient.
     layers = tokens * (4 * model.linear_params + 6 * adapter)
     output_layer = 4 * model.head_params * scored
     return layers + attention + output_layer
 
 
 def forward_operations(plan: Plan, rows: float, tokens: float) -> float:
-    """Operations of a forward pass without output layer: `rows` rows of `tokens` tokens each."""
+    """Return the operations of a forward pass over `rows` rows of `tokens` tokens each, without the
+    output layer."""
     model = plan.model
     parameters = 2 * model.linear_params + 2 * plan.loaded.adapter
-    # 4 operations for each token before it. On average half of the row is before it, which makes
-    # 4 * tokens / 2.
+    # Per token 4 operations for each token before it. On average half of the row is before it,
+    # which makes 4 * tokens / 2.
     attention = 2 * model.attention_width * tokens
     operations_per_token = parameters + attention
     return rows * tokens * operations_per_token
 
 
 def _mean(values: Sequence[float]) -> float:
-    """The mean of the values; 0 if there are none."""
+    """Return the mean of the values; 0 if there are none."""
     return sum(values) / len(values) if values else 0.0

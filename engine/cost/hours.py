@@ -17,11 +17,11 @@ from engine.records.settings import STOP_EARLY_PATIENCE
 from engine.sizing import ranks
 
 LEVELS = ("low", "likely", "high")
-# Without enough finished runs: factors for low and high, with speeds from the table ("model") or as
-# measured on this machine.
+# The factors for low and high if there are too few finished runs: with speeds from the table
+# ("model"), and with speeds measured on this machine.
 SPREAD = {"model": (0.35, 2.5), "measured": (0.65, 1.6)}
 _CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run's time
-# The usual standard deviation of that logarithm, which counts as much as so many finished runs.
+# The usual standard deviation of that logarithm, and how many finished runs it weighs as much as.
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 _NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 DOWNLOAD_RATE = 2e7  # bytes per second
@@ -32,8 +32,8 @@ class PredictedTime:
     """The time of a run, corrected by finished runs.
 
     Attributes:
-        likely_seconds: by phase.
-        hours: of the whole run, by level ("low", "likely", "high").
+        likely_seconds: phase -> likely seconds.
+        hours: level ("low", "likely", "high") -> hours of the whole run.
         basis: "measured" (by finished runs, or the machine's speed) or "model" (a table of speeds).
         runs: number of finished runs that corrected the hours.
     """
@@ -53,18 +53,21 @@ def predicted_time(
     download_bytes: int,
     load: float = 0.0,
 ) -> PredictedTime:
-    """Predict the time of a run of `algorithm`, from its plan and the machine's speed, corrected by
-    the finished runs of the home.
+    """Predict the time of a run from its plan and the machine's speed, corrected by finished runs.
 
     Args:
-        download_bytes: what is downloaded before the run starts.
-        load: how busy others keep the machine, as engine/core/hardware.py measures it.
+        plan: the run.
+        speed: the speed of the machine.
+        past_runs: the finished runs of the home.
+        algorithm: the run's algorithm; finished runs of the same algorithm correct its training.
+        download_bytes: bytes that are downloaded before the run starts.
+        load: how busy other processes keep the machine, as engine/core/hardware.py measures it.
     """
     phases = _corrected_phases(plan, speed, past_runs.factors(algorithm), download_bytes)
     corrected_hours = {level: sum(phases[level].values()) / 3600 for level in LEVELS}
     log_ratios = past_runs.log_time_ratios(algorithm)
     hours, basis, runs = hours_by_level(log_ratios, corrected_hours, speed.measured)
-    # Only the low estimate counts on the earliest end that is possible.
+    # Only the low estimate assumes that the run stops early, at the first possible moment.
     earliest_end = _earliest_end(plan, phases["low"])
     hours |= {"low": hours["low"] * earliest_end}
     if plan.device.kind == "cpu":
@@ -73,18 +76,22 @@ def predicted_time(
 
 
 def _slowed_hours(hours: Mapping[str, float], basis: str, load: float) -> dict[str, float]:
-    """The hours on a CPU that others keep busy, for the levels at which they count, by level. The
-    high estimate counts on as much more time as the others take; so does the likely one where the
-    speed is from a table (`basis` "model"), since a measured speed holds their share already."""
+    """Return level -> hours on a CPU that other processes keep busy, for the levels that change.
+
+    The "high" hours grow by the share of the CPU that others take (`load`). The "likely" hours grow
+    too if the speed comes from a table (`basis` is "model"): a measured speed was measured while
+    the others were running, so it includes their share already.
+    """
     slowed_levels = ("likely", "high") if basis == "model" else ("high",)
     return {level: hours[level] * (1.0 + load) for level in slowed_levels}
 
 
 def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
-    """The share of the whole run's time after which it may end early, at the earliest; 1 unless
-    `stop_early` is "heldout", which needs one evaluation more than its patience to end a run.
+    """Return the share of the run's time after which it may end early, at the earliest.
 
-    `seconds` are those of the whole run, by phase; the start is not shortened.
+    The share is 1 unless `stop_early` is "heldout". That setting ends a run after its patience (a
+    number of evaluations without a gain) and one more evaluation. `seconds` maps each phase to the
+    seconds of the whole run; the start is never shortened.
     """
     settings = plan.settings
     total = sum(seconds.values())
@@ -98,17 +105,17 @@ def _earliest_end(plan: Plan, seconds: Mapping[str, float]) -> float:
 def _corrected_phases(
     plan: Plan, speed: Speed, factors: Mapping[str, float], download_bytes: int
 ) -> dict[str, dict[str, float]]:
-    """Seconds by level ("low", "likely", "high") and phase, corrected by `factors`.
+    """Return level ("low", "likely", "high") -> phase -> seconds, corrected by `factors`.
 
-    The start includes a download of `download_bytes`. A phase without a factor stays as it is. What
-    several devices share takes less.
+    The start includes a download of `download_bytes`. A phase without a factor is not corrected.
+    Work that several GPUs share takes less time.
     """
     phases = {level: phases_of(plan, speed, level) for level in LEVELS}
     for seconds_by_phase in phases.values():
         seconds_by_phase["startup"] += download_bytes / DOWNLOAD_RATE
         for name in seconds_by_phase:
             seconds_by_phase[name] *= factors.get(name, 1.0)
-    # Processes on one CPU take each other's cores.
+    # On a CPU more processes save no time, because they take each other's cores.
     gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1
     beside, sharded = plan.job.sampling_gpus > 0, plan.loaded.shards > 1
     return {
@@ -120,14 +127,15 @@ def _corrected_phases(
 def hours_by_level(
     log_ratios: Sequence[float], corrected_hours: dict[str, float], measured: bool
 ) -> tuple[dict[str, float], str, int]:
-    """The range of a run's hours, from how far off the estimates of finished runs were.
+    """Return the range of a run's hours, from how far off the estimates of finished runs were.
 
-    Returns the hours by level ("low", "likely", "high"); their basis, "measured" (by finished runs,
-    or the machine's speed) or "model" (a table of speeds); and the number of finished runs.
+    Returns (level -> hours, basis, number of finished runs). The levels are "low", "likely" and
+    "high". The basis is "measured" if finished runs or a measured speed are behind the hours,
+    "model" if they come from a table of speeds.
 
     Args:
         log_ratios: for each finished run log(actual time / corrected time).
-        corrected_hours: the predicted hours by level, corrected by what finished runs took.
+        corrected_hours: level -> predicted hours, corrected by finished runs.
         measured: whether the machine's speed was measured.
     """
     if len(log_ratios) >= CALIBRATE_FROM:
@@ -143,8 +151,10 @@ def hours_by_level(
 
 
 def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, float]:
-    """The hours by level ("low", "likely", "high"): the `likely` hours times the middle and ends
-    of a 90 % prediction interval; `log_ratios` are log(actual / corrected time) of past runs."""
+    """Return level ("low", "likely", "high") -> hours of a 90 % prediction interval.
+
+    `likely` are the predicted hours. `log_ratios` holds log(actual / corrected time) of past runs.
+    """
     log_middle, half_width = _prediction_interval(log_ratios)
     return {
         "low": likely * math.exp(log_middle - half_width),
@@ -154,10 +164,12 @@ def _interval_hours(log_ratios: Sequence[float], likely: float) -> dict[str, flo
 
 
 def _prediction_interval(log_ratios: Sequence[float]) -> tuple[float, float]:
-    """The middle and half the width of a 90 % prediction interval for the log ratio (actual to
-    corrected time) of the next run."""
+    """Return the middle and half the width of a 90 % prediction interval for the next run.
+
+    The interval is one of log(actual / corrected time); `log_ratios` are those of past runs.
+    """
     count = len(log_ratios)
-    # The factor pulls the median towards 0, that is, towards the estimate as it is.
+    # The factor count / (count + 1) pulls the median towards 0, which is the estimate unchanged.
     middle = statistics.median(log_ratios) * count / (count + 1)
     # A few runs show little of the usual variation, so their standard deviation is mixed with
     # `_USUAL_SPREAD`, which counts as much as `_USUAL_RUNS` runs.

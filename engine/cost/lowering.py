@@ -15,20 +15,21 @@ from engine.sizing.layers import FITS
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to
 
-_MOST_LOWERINGS = 24  # steps of lowering one setting after another until a run fits
-_WORTHWHILE = 0.9  # a smaller value must be at most this share of the old one
-_LEAST_GROUP = 4  # completions of a task: with fewer their mean is too noisy as a baseline
-_TIGHT = 0.8  # share of a device's memory: with more it is tight
-_LEAST_TURN = 8  # tokens
+_MOST_LOWERINGS = 24  # the most times that a setting is lowered to make a run fit
+_WORTHWHILE = 0.9  # a smaller value must be at most this share of the old value
+_LEAST_GROUP = 4  # least group_size: the mean of fewer completions is too noisy as a baseline
+_TIGHT = 0.8  # a run that takes more than this share of a device's memory is tight
+_LEAST_TURN = 8  # least max_tokens that is suggested
 _ROWS_TO_KEEP = 0.95  # share of the rows that a lower limit must not cut
 
 
 def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
-    """Seconds of each phase of the run, before they are corrected by finished runs.
+    """Return phase -> seconds of the run, before finished runs correct them.
 
     Args:
+        plan: the run.
         speed: the speed of the machine.
-        level: "low", "likely" or "high".
+        level: how long sampled answers are assumed to be: "low", "likely" or "high".
     """
     model = plan.model
     is_first_run = not plan.seen.runs
@@ -38,9 +39,9 @@ def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
 
 
 def fit_of(total: int, available: int) -> Fit:
-    """How well `total` bytes fit into a device that has `available` bytes.
+    """Say how well `total` bytes fit into a device that has `available` bytes.
 
-    "too_big" above 92 %, "tight" above 80 %, else "fits".
+    Returns "too_big" above the share `FITS` of the device, "tight" above 80 %, otherwise "fits".
     """
     if total > FITS * available:
         return "too_big"
@@ -48,10 +49,13 @@ def fit_of(total: int, available: int) -> Fit:
 
 
 def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
-    """The one setting whose lowering saves most, as "max_length from 512 to 256"; "" if none helps.
+    """Name the setting whose lowering saves most, such as "max_length from 512 to 256"; "" if none
+    helps.
 
     Args:
-        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
+        plan: the run.
+        speed: the speed of the machine.
+        peak_bytes: the memory that the run takes now, to save memory; None to save time.
     """
     lowering = _best_lowering(plan, speed, peak_bytes)
     if lowering is None:
@@ -63,9 +67,10 @@ def lowered(plan: Plan, speed: Speed, peak_bytes: int | None) -> str:
 def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str, object]:
     """Lower one setting after another, until the run fits into memory.
 
-    Returns the new values by name; {} if the run fits as it is, or if no values make it fit.
+    Returns setting -> new value. Returns {} if the run fits as it is, or if no values make it fit.
 
     Args:
+        plan: the run.
         speed: the speed of the machine.
         correction: the factor by which finished runs correct the predicted memory.
     """
@@ -74,7 +79,7 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
         total = footprint.least_memory(plan).total
         if fit_of(int(total * correction), plan.device.memory_total) != "too_big":
             return changed
-        # Not corrected, because it is compared with predictions that are not corrected either.
+        # `total` stays uncorrected: `_best_lowering` compares it with bytes that are uncorrected.
         lowering = _best_lowering(plan, speed, peak_bytes=total)
         if lowering is None:
             break
@@ -85,10 +90,12 @@ def lower_until_it_fits(plan: Plan, speed: Speed, correction: float) -> dict[str
 
 
 def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowering | None:
-    """Find the single setting whose lowering saves most; None if no lowering helps.
+    """Find the setting whose lowering saves most; None if no lowering helps.
 
     Args:
-        peak_bytes: to save memory, the memory that the run takes now; to save time, None.
+        plan: the run.
+        speed: the speed of the machine.
+        peak_bytes: the memory that the run takes now, to save memory; None to save time.
     """
     best: _Lowering | None = None
     most_saved = 0.0
@@ -106,21 +113,22 @@ def _best_lowering(plan: Plan, speed: Speed, peak_bytes: int | None) -> _Lowerin
 
 
 def _with_setting(plan: Plan, name: str, value: object) -> Plan:
-    """The plan with one setting changed."""
+    """Return a copy of the plan with one setting changed."""
     return replace(plan, settings=plan.settings.model_copy(update={name: value}))
 
 
 def _likely_seconds(plan: Plan, speed: Speed) -> float:
-    """The likely seconds of the whole run."""
+    """Return the likely seconds of the whole run."""
     return sum(phases_of(plan, speed, "likely").values())
 
 
 def candidates(plan: Plan) -> list[tuple[str, int, int]]:
-    """The settings whose lowering could help, as (name, value, smaller value).
+    """Return the settings whose lowering could help, as (name, value, smaller value).
 
-    A smaller value is half the value, or what most rows need if that is more. A setting is left out
-    if its smaller value is over 90 % of the value, or if a group would get too small. Gradient
-    checkpointing is a candidate if it is off, as ("gradient_checkpointing", False, True).
+    The smaller value is half the value, or what most rows need if that is more. A setting is left
+    out if its smaller value is over 90 % of the value, or if a group (the completions of one task)
+    would get too small. If gradient checkpointing is off, ("gradient_checkpointing", False, True)
+    is one of the candidates.
     """
     needed = _needed_lengths(plan)
     lowerings: list[tuple[str, int, int]] = []
@@ -135,8 +143,10 @@ def candidates(plan: Plan) -> list[tuple[str, int, int]]:
 
 
 def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
-    """The numbers among the settings that cost memory or time, by name. Their order matters: of two
-    whose lowering saves equally much, the earlier one is lowered."""
+    """Return the numeric settings that cost memory or time, by name.
+
+    The order matters: of two settings whose lowering saves equally much, the earlier is lowered.
+    """
     if isinstance(settings, RowSettings):
         values = {
             "steps": settings.steps,
@@ -155,9 +165,9 @@ def _lowerable_settings(settings: TrainSettings) -> dict[str, int]:
 
 
 def _needed_lengths(plan: Plan) -> dict[str, int]:
-    """The values of max_length and max_tokens that 19 in 20 rows need, by setting.
+    """Return the values of max_length and max_tokens that suffice for 19 in 20 rows, by setting.
 
-    With lower values more of the rows would be cut or left out. SFT and DPO have no max_tokens.
+    With lower values more rows would be cut or left out. SFT and DPO have no max_tokens.
     """
     rows = plan.env.lengths
     settings = plan.settings
@@ -167,13 +177,14 @@ def _needed_lengths(plan: Plan) -> dict[str, int]:
         return {"max_length": _length_of_most([row.total for row in rows if row.turns])}
     prompt = _length_of_most([row.prompt for row in rows])
     return {
-        "max_length": max(1, prompt) + settings.max_tokens,  # the prompt and one whole turn
+        # Room for the prompt and one turn of full length.
+        "max_length": max(1, prompt) + settings.max_tokens,
         "max_tokens": max(_LEAST_TURN, plan.env.usual_turn),
     }
 
 
 def _length_of_most(lengths: list[int]) -> int:
-    """The smallest of the lengths that 19 in 20 of them do not exceed; 0 if there are none."""
+    """Return the 95th percentile of the lengths: 19 in 20 are not longer. Returns 0 for none."""
     if not lengths:
         return 0
     kept_count = math.ceil(_ROWS_TO_KEEP * len(lengths))

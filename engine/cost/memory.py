@@ -11,30 +11,34 @@ from engine.settings.run_size import BETWEEN_TURNS
 from engine.sizing import layers, servers
 from engine.sizing.plan import LEAST_ROWS, MICRO_FLOOR, Job
 
-_CHECKPOINT_BYTES = 12  # of a checkpoint for each parameter of the adapter: weights and moments
+# Bytes of a checkpoint for each parameter of the adapter: the weight and the optimizer's two
+# moments, 4 bytes each.
+_CHECKPOINT_BYTES = 12
 _CHECKPOINT_FILES = 200_000  # bytes of the other files of a checkpoint
-# Of a stored rollout, and of each of its tokens: about 5 bytes of text, and for some rollouts also
-# ids, masks and log-probabilities.
+# Bytes of a stored rollout, and of each of its tokens: about 5 bytes of text, and for some rollouts
+# also ids, masks and log-probabilities.
 _LINE_BYTES, _TOKEN_BYTES = 600, 12
-_STEP_BYTES = 600  # of the metrics and events of a step
+_STEP_BYTES = 600  # bytes of the metrics and events of a step
 
 
 def memory(plan: Plan) -> PeakMemory:
-    """The peak bytes that a run takes on the device, by item and in total, with the rows and the
-    microbatches that the worker chooses for it (engine/sizing/plan.py).
+    """Return the peak bytes that a run takes on the device, by item and in total.
 
-    Training and sampling alternate, so only the larger of the two counts in the total. The items
-    show both (`logits` the larger), so they may add up to more. The total never gets smaller when
-    rows, batch, rank or group get larger.
+    The run has the rows sampled at once and the microbatches that the worker chooses for it
+    (engine/sizing/plan.py). Training and sampling alternate, so only the larger of the two peaks
+    counts in the total. The items come from both (`logits` from the larger one), so they may add up
+    to more than the total. The total never gets smaller if rows, batch, rank or group get larger.
     """
     return _memory(plan, plan.job, plan.job.sampler_rows, plan.job.microbatch_tokens)
 
 
 def least_memory(plan: Plan) -> PeakMemory:
-    """The peak bytes of a run with the fewest rows sampled at once, by our own sampler, and the
-    smallest microbatches: what has to fit. It is the same for every GPU: a vLLM server is started
-    only where there is room for it too. On a CPU, where the worker does not adapt rows and
-    microbatches, the bytes of `memory`."""
+    """Return the least peak bytes of a run; if these do not fit, the run is refused.
+
+    They are those with the fewest rows sampled at once, the smallest microbatches, and our own
+    sampler: a vLLM server is started only if there is room for it. On a CPU the worker does not
+    adapt rows and microbatches, so the result is that of `memory`.
+    """
     if plan.device.kind == "cpu":
         return memory(plan)
     without_server = replace(plan.job, wants_server=False)
@@ -42,12 +46,16 @@ def least_memory(plan: Plan) -> PeakMemory:
 
 
 def _memory(plan: Plan, job: Job, rows_at_once: int, microbatch_tokens: float) -> PeakMemory:
-    """The peak bytes of a run that samples `rows_at_once` completions at the same time and trains
-    on microbatches of `microbatch_tokens` tokens.
+    """Return the peak bytes of a run with the given number of rows and size of microbatches.
 
-    The peak is the larger of training and sampling, which alternate. A vLLM server, where the run
-    has one, sleeps while the run trains, and holds the key-value cache while it samples. `job`:
-    what has to fit into the device, with a vLLM server or without.
+    The peak is the larger of training and sampling, which alternate. If the run has a vLLM server,
+    that sleeps while the run trains, and holds the key-value cache while it samples.
+
+    Args:
+        plan: the run.
+        job: the parts of the run that have to fit into the device, with or without a vLLM server.
+        rows_at_once: completions that are sampled at the same time.
+        microbatch_tokens: tokens of a microbatch in training.
     """
     training = _training_peak(plan, job, microbatch_tokens)
     sampling = _sampling_peak(plan, job, rows_at_once)
@@ -70,10 +78,10 @@ class _Peak:
 
     Attributes:
         total: all bytes, weights and adapters included.
-        logits: those of the logits.
-        overhead: what the libraries keep beside all of it.
-        activations: of the largest forward pass; 0 in sampling.
-        kv_cache: keys and values of the completions; 0 in training.
+        logits: bytes of the logits.
+        overhead: bytes that the libraries keep beside everything else.
+        activations: bytes of the activations of the largest forward pass; 0 in sampling.
+        kv_cache: bytes of the keys and values of the completions; 0 in training.
     """
 
     total: float
@@ -84,8 +92,11 @@ class _Peak:
 
 
 def _training_peak(plan: Plan, job: Job, microbatch_tokens: float) -> _Peak:
-    """The peak of training: weights, adapters, and the activations and logits of the largest
-    forward pass, of `microbatch_tokens` tokens; with what a sleeping server keeps."""
+    """Return the peak of training, in bytes.
+
+    It has the weights, the adapters, the activations and logits of the largest forward pass (a
+    microbatch of `microbatch_tokens` tokens), and what a sleeping vLLM server keeps.
+    """
     pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
     activations = _activation_bytes(plan, pass_tokens)
     logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
@@ -96,8 +107,11 @@ def _training_peak(plan: Plan, job: Job, microbatch_tokens: float) -> _Peak:
 
 
 def _sampling_peak(plan: Plan, job: Job, rows_at_once: int) -> _Peak:
-    """The peak of sampling `rows_at_once` completions: their cache and logits, in this process
-    beside weights and adapters, or in a server. A server on GPUs of its own is counted alone."""
+    """Return the peak of sampling `rows_at_once` completions, in bytes.
+
+    The key-value cache and the logits are in this process, beside weights and adapters, or in a
+    vLLM server. If the server has GPUs of its own, the peak is that of such a GPU.
+    """
     longest = _longest_sampled_sequence(plan)
     kv_cache, logits = _sampling_bytes(plan, job, rows_at_once, longest)
     held = _weight_bytes(plan) + job.adapters
@@ -105,22 +119,25 @@ def _sampling_peak(plan: Plan, job: Job, rows_at_once: int) -> _Peak:
         held = held + kv_cache + logits
     overhead = _overhead_bytes(plan, held)
     server = _awake_bytes(job) + (kv_cache if job.has_server else 0.0)
-    is_alone = job.has_server and job.sampling_gpus  # of a GPU where nothing else is
+    is_alone = job.has_server and job.sampling_gpus  # the server has GPUs of its own
     total = server if is_alone else held + overhead + server
     return _Peak(total, logits, overhead, kv_cache=kv_cache)
 
 
 def _weight_bytes(plan: Plan) -> float:
-    """Bytes of all weights in memory: the model's, two copies of them, and a teacher's.
+    """Return the bytes of all weights in memory: the model's, two copies of them, and a teacher's.
 
-    One copy has the adapter merged in, for training; the other has the layout for sampling, and its
-    memory is not given back during training. Where the worker makes no copies, they count 0.
+    One copy has the adapter merged in, for training. The other has the layout for sampling, and
+    stays in memory during training. If the worker makes no copies, they count 0.
     """
     return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.job.other_weights
 
 
 def _awake_bytes(job: Job) -> float:
-    """Bytes of a vLLM server that samples, its keys and values left out; 0 without one."""
+    """Return the bytes of a vLLM server while it samples, without its keys and values.
+
+    Returns 0 if the job has no server.
+    """
     if not job.has_server:
         return 0.0
     weights = servers.server_weights(job.loaded) / job.server.gpus_of_model
@@ -128,21 +145,21 @@ def _awake_bytes(job: Job) -> float:
 
 
 def _largest_pass_tokens(plan: Plan, microbatch_tokens: float) -> float:
-    """The most tokens that one forward pass of training reads."""
+    """Return the most tokens that one forward pass of training reads."""
     longest_sequence = _longest_trained_sequence(plan)
     if not plan.packed:  # each row is a forward pass of its own
         return longest_sequence
-    # The rows of a step fill microbatches; a longer row goes alone.
+    # The rows of a step fill microbatches. A row that is longer than a microbatch has its own pass.
     largest_microbatch = max(longest_sequence, microbatch_tokens)
     return min(_batch_tokens(plan), largest_microbatch)
 
 
 def _weight_copy_bytes(plan: Plan) -> float:
-    """Bytes of one copy of the weights of all matrices; 0 if the worker makes no copies.
+    """Return the bytes of one copy of the weights of all matrices; 0 if the worker makes no copies.
 
-    On a CPU with enough memory our own forward makes two. Of the layers it keeps one with the
-    adapter merged in for training, and one in another layout for sampling; of the output layer one
-    for the forward and one for the backward pass.
+    On a CPU with enough memory our own forward makes two copies. Those of the layers are one with
+    the adapter merged in, for training, and one in another layout, for sampling. Those of the
+    output layer are one for the forward and one for the backward pass.
     """
     if not plan.model.own_forward or plan.device.kind != "cpu":
         return 0.0
@@ -155,8 +172,10 @@ def _weight_copy_bytes(plan: Plan) -> float:
 
 
 def _batch_tokens(plan: Plan) -> float:
-    """Tokens that the forward passes of one optimizer step read. A prompt that several answers
-    share counts once, because it is computed once."""
+    """Return the tokens that the forward passes of one optimizer step read.
+
+    A prompt that several answers share counts once, because it is computed once.
+    """
     settings = plan.settings
     if isinstance(settings, RowSettings):
         return plan.step_tokens + plan.replayed_tokens
@@ -167,7 +186,7 @@ def _batch_tokens(plan: Plan) -> float:
 
 
 def _usual_length(plan: Plan) -> float:
-    """Tokens of a typical sequence that is trained on: a row, or in GRPO and distillation an
+    """Return the tokens of a typical training sequence: a row, or in GRPO and distillation an
     episode."""
     if isinstance(plan.settings, RowSettings):
         return plan.trained_row().total
@@ -175,28 +194,30 @@ def _usual_length(plan: Plan) -> float:
 
 
 def _episode_level(plan: Plan) -> str:
-    """Which estimate of an episode's length the memory is planned with, "high" or "likely".
+    """Return the level of an episode's length for which memory is planned, "high" or "likely".
 
-    It is "likely" only if finished runs of the base model have measured how long its answers are.
+    The level is "likely" only if finished runs of the base model have measured how long its answers
+    are.
     """
     return "high" if plan.seen.answer_length_share is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, job: Job, rows_at_once: int, longest: float) -> tuple[float, float]:
-    """The bytes of memory that sampling takes, for all completions sampled at the same time.
+    """Return the bytes of the key-value cache and of the logits for all completions at once.
 
-    Returns the bytes of the key-value cache and those of the logits. Both are 0 if the run samples
-    nothing: it trains on rows, and its setting `eval_rows` is 0.
+    Both are 0 if the run samples nothing, because it trains on rows and its `eval_rows` is 0.
 
     Args:
-        rows_at_once: completions that are sampled at the same time, if there are so many.
+        plan: the run.
+        job: the parts of the run that have to fit into the device, with or without a vLLM server.
+        rows_at_once: the most completions that are sampled at the same time.
         longest: tokens of the longest completion with its prompt.
     """
     samples_anything = isinstance(plan.settings, RolloutSettings) or plan.settings.eval_rows > 0
     if not samples_anything:
         return 0.0, 0.0
     at_once = min(_sampled_completions(plan), rows_at_once)
-    if job.has_server:  # its logits are among its buffers, and it copies no cache
+    if job.has_server:  # the server's buffers include its logits, and it never copies the cache
         cache_bytes = at_once * longest * job.loaded.cache_token_bytes
         return cache_bytes / job.server.gpus_of_model, 0.0
     cache_bytes, logit_bytes = layers.sampled_row_bytes(plan.loaded, plan.device.kind, longest)
@@ -204,11 +225,11 @@ def _sampling_bytes(plan: Plan, job: Job, rows_at_once: int, longest: float) -> 
 
 
 def _sampled_completions(plan: Plan) -> int:
-    """The most completions that the run asks for at once, in an evaluation or in a step."""
+    """Return the most completions that an evaluation or a step of the run needs."""
     completions = plan.settings.eval_rows
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
-        # Held-out rows are not answered. Only the batteries are, the questions that show what the
-        # model forgets.
+        # The model does not answer held-out rows, but only the batteries (questions that show what
+        # it forgets).
         completions = max((battery.tasks for battery in plan.batteries), default=0)
     if isinstance(plan.settings, RolloutSettings):  # each step samples completions to train on
         completions = max(completions, plan.rows)
@@ -216,7 +237,7 @@ def _sampled_completions(plan: Plan) -> int:
 
 
 def _longest_trained_sequence(plan: Plan) -> float:
-    """Tokens of the longest sequence that is trained on."""
+    """Return the tokens of the longest sequence that is trained on."""
     if isinstance(plan.settings, RolloutSettings):
         return _longest_sampled_sequence(plan)
     limit = plan.settings.max_length
@@ -229,39 +250,39 @@ def _longest_trained_sequence(plan: Plan) -> float:
 
 
 def _longest_sampled_sequence(plan: Plan) -> float:
-    """Tokens of the longest sequence that is sampled.
+    """Return the tokens of the longest sequence that is sampled.
 
-    It is assumed to have max_turns turns of max_tokens tokens each. If finished runs have measured
-    the turns, 1.5 times their mean is assumed, but not more than max_turns.
+    The sequence is assumed to have max_turns turns of max_tokens tokens each. If finished runs have
+    measured the turns, 1.5 times their mean is assumed, but not more than max_turns.
 
-    SFT and DPO on an environment that does not score sample only short answers, to the questions
-    that show what the model forgets. The length of the longest sequence that is trained on is
-    returned for them, as an upper bound.
+    SFT and DPO on an environment without a scorer sample only short answers, to the questions that
+    show what the model forgets. For them the length of the longest training sequence is returned as
+    an upper bound.
     """
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         return _longest_trained_sequence(plan)
     turns = plan.turns("high")  # max_turns
     if plan.seen.turns is not None:
         turns = min(turns, math.ceil(1.5 * plan.seen.turns))
-    # What the model says, and between its turns the environment.
+    # The turns of the model, and the replies of the environment between them.
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
     longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
     return min(plan.max_length, longest_prompt + sampled)
 
 
 def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
-    """Bytes of memory beyond `model_bytes`, which are those of weights, adapter, activations and
-    cache."""
+    """Return the bytes that libraries take beside `model_bytes`, the bytes of weights, adapter,
+    activations and cache."""
     overhead = layers.overhead_bytes(plan.device.kind, model_bytes)
     if plan.device.kind == "cuda" or plan.seen.runs:
         return overhead
-    # The first run of a model in a home also loads it through transformers, which takes the
-    # library's own bytes and a second copy of the weights, to compare the results of both.
+    # The first run of a model in a home also loads the model through transformers, to compare the
+    # results of both. That takes the bytes of the library and a second copy of the weights.
     return overhead + (1.3e8 + plan.loaded.weights)
 
 
 def _activation_bytes(plan: Plan, tokens: float) -> float:
-    """Peak bytes of activations for a microbatch of `tokens` tokens."""
+    """Return the peak bytes of activations for a microbatch of `tokens` tokens."""
     recomputes, kind = plan.settings.gradient_checkpointing, plan.device.kind
     if kind == "cuda" and not plan.job.is_own:
         return tokens * layers.foreign_token_bytes(plan.model, recomputes=recomputes)
@@ -272,13 +293,14 @@ def _activation_bytes(plan: Plan, tokens: float) -> float:
 
 
 def disk(plan: Plan) -> int:
-    """The bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics, events."""
+    """Return the bytes that a run leaves on disk: checkpoints, rollouts, evaluations, metrics and
+    events."""
     adapter_parameters = plan.loaded.adapter
     checkpoint_bytes = adapter_parameters * _CHECKPOINT_BYTES + _CHECKPOINT_FILES
-    # One is saved at each evaluation, of which the last `keep_checkpoints` stay; and two more: the
-    # best one, and one that is being written.
+    # A checkpoint is saved at each evaluation, and the last `keep_checkpoints` stay. Two more are
+    # the best checkpoint, and the one that is being written.
     checkpoints = min(plan.settings.keep_checkpoints, plan.evaluations) + 2
-    # Each answer of an evaluation and each rollout is stored as a line; the longest are assumed.
+    # Each answer of an evaluation and each rollout is a line; all are assumed to be long.
     tokens_per_line = plan.episode("high").total
     line_bytes = _LINE_BYTES + _TOKEN_BYTES * tokens_per_line
     lines = run_work.evaluated_rows(plan)

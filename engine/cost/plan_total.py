@@ -11,12 +11,14 @@ NO_HOURS = Range(low=0.0, likely=0.0, high=0.0)
 
 
 def total(figures: Sequence[Estimate], evaluation_hours: Range) -> Estimate:
-    """The estimate of a whole plan: that of its first run, with the hours and the money of all
-    runs.
+    """Estimate a whole plan: the hours and the money are summed over all runs.
+
+    All other figures are those of the first run.
 
     Args:
-        figures: the estimates of its training runs, at least one.
-        evaluation_hours: the device hours of the evaluation at its end; `NO_HOURS` without one.
+        figures: the estimates of the plan's training runs, at least one.
+        evaluation_hours: the device hours of the evaluation at the plan's end; `NO_HOURS` if it has
+            none.
     """
     first = figures[0]
     hours = summed([*(run_figures.hours for run_figures in figures), evaluation_hours])
@@ -33,7 +35,7 @@ def total(figures: Sequence[Estimate], evaluation_hours: Range) -> Estimate:
 
 
 def summed(ranges: Sequence[Range]) -> Range:
-    """The sum of several figures, each from low to high."""
+    """Add up several ranges: low, likely and high each on their own."""
     return Range(
         low=round(sum(each.low for each in ranges), 4),
         likely=round(sum(each.likely for each in ranges), 4),
@@ -42,7 +44,7 @@ def summed(ranges: Sequence[Range]) -> Range:
 
 
 def priced(gpu_hours: Range, price: float) -> Range:
-    """What so many device hours cost at `price` for an hour."""
+    """Return the money for device hours at `price` per hour: low, likely and high."""
     return Range(
         low=round(price * gpu_hours.low, 4),
         likely=round(price * gpu_hours.likely, 4),
@@ -51,10 +53,9 @@ def priced(gpu_hours: Range, price: float) -> Range:
 
 
 def check_disk(figures: Sequence[Estimate], disk_free: int) -> int:
-    """The bytes that all runs of a plan write together, from their estimates.
+    """Return the bytes that all runs of a plan write together, from their estimates (`figures`).
 
-    Raises UserError DISK_FULL where the disk, of which `disk_free` bytes are free, has no room for
-    them.
+    Raises UserError DISK_FULL if less than that, plus a reserve, is free on the disk (`disk_free`).
     """
     needed = sum(each.disk_bytes for each in figures)
     if needed > disk_free - DISK_RESERVE:

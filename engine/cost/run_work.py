@@ -17,15 +17,15 @@ from engine.cost.flops import (
 from engine.models.model_files import ModelFacts
 from engine.records.settings import DistillSettings, DPOSettings, GRPOSettings, RowSettings
 
-# Share of the completions in groups whose rewards differ; only these are trained on.
+# Share of the groups (the completions of one task) whose rewards differ. Only these are trained on.
 _EFFECTIVE = {"low": 0.4, "likely": 0.75, "high": 1.0}
-# Share of the groups whose rewards are all equal; resample_uniform samples them again. At "high"
-# both shares are large, because more training and more sampling take more time.
+# Share of the groups whose rewards are all equal; the setting resample_uniform samples them again.
+# At "high" both shares are large, because more training and more sampling take more time.
 _UNIFORM = {"low": 0.0, "likely": 0.25, "high": 0.6}
 
 
 def works(plan: Plan, level: str) -> dict[str, Work]:
-    """The work of the whole run, by "training", "evaluation" and "saving".
+    """Return the work of the whole run under the keys "training", "evaluation" and "saving".
 
     Args:
         level: how long the sampled answers are: "low", "likely" or "high".
@@ -38,10 +38,10 @@ def works(plan: Plan, level: str) -> dict[str, Work]:
 
 
 def train_work(plan: Plan, level: str) -> Work:
-    """The work of all optimizer steps. GRPO and distillation train on rollouts, so theirs includes
-    sampling and scoring.
+    """Return the work of all optimizer steps.
 
-    `level` is how long the rollouts are taken to be: "low", "likely" or "high".
+    GRPO and distillation train on rollouts, so their work includes sampling and scoring. `level`
+    says how long rollouts are assumed to be: "low", "likely" or "high".
     """
     if isinstance(plan.settings, GRPOSettings):
         step = _grpo_step_work(plan, plan.settings, level)
@@ -53,7 +53,7 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _replay_work(plan: Plan) -> Work:
-    """The work of the rows that one step of SFT or GRPO replays; none without `keep`."""
+    """Return the work of the rows that one step of SFT or GRPO replays; none if `keep` is off."""
     if not plan.replayed_rows:
         return Work()
     replayed = plan.replayed_row()
@@ -67,7 +67,7 @@ def _replay_work(plan: Plan) -> Work:
 
 
 def _row_step_work(plan: Plan) -> Work:
-    """The work of one SFT or DPO step. DPO adds a forward pass of every answer through the
+    """Return the work of one SFT or DPO step. DPO adds a forward pass of every answer through the
     reference model."""
     row = plan.trained_row()  # `turn_tokens` are the tokens with loss
     step = update_work(
@@ -78,10 +78,10 @@ def _row_step_work(plan: Plan) -> Work:
         supervised=row.turn_tokens,
     )
     if isinstance(plan.settings, DPOSettings):
-        # Two operations per parameter, for each token of an answer.
+        # Two operations per parameter of the output layer, for each token of an answer.
         output_layer = 2 * plan.model.head_params * row.turn_tokens * plan.rows
-        # Tokens as a number of whole rows: fewer than plan.rows, because the two answers of a pair
-        # share one reading of their prompt.
+        # The tokens of the step, expressed as a number of whole rows. They are fewer than
+        # `plan.rows`, because the prompt of a pair is read once for both answers.
         rows_read = plan.step_tokens / max(1.0, row.total)
         layers = forward_operations(plan, rows_read, row.total)
         step += Work(train_operations=layers + output_layer)
@@ -89,17 +89,17 @@ def _row_step_work(plan: Plan) -> Work:
 
 
 def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
-    """The work of one GRPO step: sampling, scoring and the update.
+    """Return the work of one GRPO step: sampling, scoring and the update.
 
-    Only groups whose rewards differ are trained on. The others are sampled again, up to
-    `resample_uniform` times (a setting). `level` ("low", "likely" or "high") is how long the
-    episodes are taken to be.
+    Only groups (completions of one task) whose rewards differ are trained on. The others are
+    sampled again, up to `resample_uniform` times (a setting). `level` ("low", "likely" or "high")
+    says how long episodes are assumed to be.
     """
     episode = plan.episode(level)
     step = _grpo_update_work(plan, settings, level).times(settings.updates_per_batch)
     if settings.kl_coef > 0:  # the reference model reads every completion once
         step += Work(train_operations=forward_operations(plan, plan.rows, episode.total))
-    rounds = _sampling_rounds(settings, level)  # counted in batches, so with a fraction
+    rounds = _sampling_rounds(settings, level)  # in multiples of a batch, e.g. 1.25
     return step + rollouts(
         plan.sampling,
         prompts=settings.prompts_per_step * rounds,
@@ -110,30 +110,30 @@ def _grpo_step_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
 
 
 def _grpo_update_work(plan: Plan, settings: GRPOSettings, level: str) -> Work:
-    """The work of one update of GRPO; only groups with different rewards are trained on.
+    """Return the work of one update of GRPO, which trains on groups with different rewards only.
 
-    `level` ("low", "likely" or "high") says which of three guesses to take, both of the length of
-    the episodes and of the share of the groups that are trained on.
+    `level` ("low", "likely" or "high") selects one of three guesses, both of the length of the
+    episodes and of the share of the groups that are trained on.
     """
     episode = plan.episode(level)
     trained_rows = plan.rows * _trained_share(plan, settings, level)
-    # The prompt of a group goes through the model with one of its rows, not again with the others.
+    # The rows of a group have the same prompt, which goes through the model only once.
     rows_without_prompt = trained_rows * (1 - 1 / settings.group_size)
     saved_tokens = rows_without_prompt * episode.prompt
     return update_work(
         plan,
         trained_rows,
         tokens=trained_rows * episode.total - saved_tokens,  # of all rows together
-        length=episode.total,  # of one row, as the next
-        supervised=episode.turn_tokens * episode.turns,  # what the policy says carries loss
+        length=episode.total,  # of one row
+        supervised=episode.turn_tokens * episode.turns,  # of one row: the tokens of the policy
     )
 
 
 def _trained_share(plan: Plan, settings: GRPOSettings, level: str) -> float:
-    """The share of a batch's groups that are trained on, after all rounds of sampling.
+    """Return the share of a batch's groups that are trained on, after all rounds of sampling.
 
-    Groups whose rewards are all equal teach nothing and are sampled again; each time the same share
-    of them is assumed to become equal again. `level` is "low", "likely" or "high".
+    Groups whose rewards are all equal teach nothing and are sampled again. In each round the same
+    share of them is assumed to come out equal again. `level` is "low", "likely" or "high".
     """
     effective_share = _EFFECTIVE[level]
     if plan.seen.effective_share is not None and level == "likely":
@@ -144,10 +144,10 @@ def _trained_share(plan: Plan, settings: GRPOSettings, level: str) -> float:
 
 
 def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
-    """How much a GRPO step samples, in multiples of a whole batch.
+    """Return how much a GRPO step samples, in multiples of a whole batch, such as 1.25.
 
-    The first round samples a batch; each of the `resample_uniform` rounds after it only the groups
-    whose rewards are still all equal.
+    The first round samples a batch. Each of the `resample_uniform` later rounds samples only the
+    groups whose rewards are still all equal.
     """
     repeats = range(1, settings.resample_uniform + 1)
     # The power is the share of the groups whose rewards are all equal after `number` rounds.
@@ -155,8 +155,11 @@ def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
 
 
 def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Work:
-    """The work of one step of distillation: sampling, scoring, the forward pass of a teacher that
-    is loaded on this device, and the update, in which every completion is trained on."""
+    """Return the work of one step of distillation.
+
+    The step samples and scores completions, lets the teacher read them if it is loaded on this
+    device, and trains on all of them.
+    """
     episode = plan.episode(level)
     # The prompt of a group goes through the model once, not once for each of its rows.
     prompt_tokens = settings.prompts_per_step * episode.prompt
@@ -175,28 +178,30 @@ def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Wor
 def _teacher_work(
     teacher: ModelFacts, tokens: float, length: float, supervised: float, rows: float
 ) -> Work:
-    """The work of the teacher, which reads `tokens` tokens and computes the log-probabilities of
-    the supervised ones.
+    """Return the work of the teacher, which reads tokens and computes log-probabilities.
 
     Args:
+        teacher: the teacher's sizes.
+        tokens: tokens that the teacher reads, of all sequences together.
         length: tokens of a typical sequence.
-        supervised: tokens of a typical sequence that carry loss.
+        supervised: tokens of a typical sequence whose log-probabilities are computed.
         rows: number of sequences.
     """
-    # Two for each parameter, and four for each earlier token. On average half of the `length` is
-    # earlier, which makes 4 * length / 2.
+    # Two operations for each parameter, and four for each earlier token. On average half of the
+    # sequence is earlier, which makes 4 * length / 2.
     operations_per_token = 2 * teacher.linear_params + 2 * teacher.attention_width * length
     output_layer = 2 * teacher.head_params * supervised * rows
     return Work(train_operations=tokens * operations_per_token + output_layer)
 
 
 def evaluation_work(plan: Plan, level: str) -> Work:
-    """The work of all evaluations of the run, and of the batteries (questions that show what the
-    model forgets), with the questions that `keep` asks.
+    """Return the work of all evaluations of the run.
 
-    Held-out rows are evaluated at step 0, every eval_every steps and at the end. SFT also computes
-    the loss of the reference answers, DPO that of the held-out pairs. `level` ("low", "likely" or
-    "high") is how long the sampled answers are taken to be.
+    It includes the batteries (questions that show what the model forgets), and the questions that
+    the setting `keep` asks before the first step. Held-out rows are evaluated at step 0, every
+    eval_every steps and at the end. SFT also computes the loss of the reference answers, DPO that
+    of the held-out pairs. `level` ("low", "likely" or "high") says how long sampled answers are
+    assumed to be.
     """
     questions, answer = plan.own_answers()
     work = rollouts(plan.sampling, questions, questions, answer) if questions else Work()
@@ -206,8 +211,8 @@ def evaluation_work(plan: Plan, level: str) -> Work:
     if isinstance(plan.settings, RowSettings):
         work += _heldout_loss_work(plan, rows)
     if plan.env.scored:
-        # Some rows choose the checkpoint, the verdict is read on the others.
-        # Each is a batch of its own: two at step 0, one at each evaluation, one at the end.
+        # The rows that choose the checkpoint and the rows that are reported are separate batches:
+        # both at step 0, the first ones at each evaluation, the second ones at the end.
         episode = plan.episode(level)
         work += rollouts(
             plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
@@ -218,10 +223,10 @@ def evaluation_work(plan: Plan, level: str) -> Work:
 
 
 def evaluated_rows(plan: Plan) -> float:
-    """Number of answers in all evaluations of a run together.
+    """Return the number of answers in all evaluations of a run together.
 
-    Some rows are answered to choose the best checkpoint, others to report its result: dev rows and
-    held-out rows, or each half of the held-out rows where there are no dev rows.
+    Some rows are answered to choose the best checkpoint, others to report the result. These are the
+    dev rows and the held-out rows, or two halves of the held-out rows if there are no dev rows.
     """
     rows = plan.settings.eval_rows
     if plan.env.dev_rows:
@@ -236,19 +241,20 @@ def evaluated_rows(plan: Plan) -> float:
 
 
 def _heldout_loss_work(plan: Plan, rows: float) -> Work:
-    """The work of reading `rows` held-out answers to compute their loss."""
-    row = plan.trained_row()  # held-out answers are assumed to be as long as those trained on
+    """Return the work of reading `rows` held-out answers to compute their loss."""
+    row = plan.trained_row()  # held-out answers are assumed to be as long as the training rows
     layers = forward_operations(plan, rows, row.total)
-    # Two operations per parameter, for each token of an answer.
+    # Two operations per parameter of the output layer, for each token of an answer.
     output_layer = 2 * plan.model.head_params * row.turn_tokens * rows
     return Work(train_operations=layers + output_layer)
 
 
 def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
-    """The work of asking a battery's questions at step 0 and at the end.
+    """Return the work of asking a battery's questions (those that show what the model forgets) at
+    step 0 and at the end.
 
-    Answers have the battery's own length at the levels "low" and "high". At "likely" they have the
-    length that finished runs measured, if there were any.
+    Answers are assumed to have the battery's usual length. At the level "likely" they have the
+    length that finished runs measured, if there are such runs.
     """
     questions = 2 * battery.tasks  # all of them are asked twice
     answer = battery.answer
@@ -259,9 +265,10 @@ def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
 
 
 def save_work(plan: Plan) -> Work:
-    """The work of writing checkpoints, most of which is syncing them to disk.
+    """Return the work of writing checkpoints, most of which is syncing them to disk.
 
-    One is written every save_every steps, and at least one for each evaluation.
+    A checkpoint is written every save_every steps. At least as many are counted as there are
+    evaluations.
     """
     count = math.ceil(plan.settings.steps / plan.settings.save_every)
     return Work(saves=max(count, plan.evaluations))

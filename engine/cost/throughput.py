@@ -52,13 +52,14 @@ _GPUS = (
     ("V100", 1.1e14, 8.5e11),
     ("T4", 5.0e13, 2.8e11),
 )
-_UNKNOWN_GPU = (3.0e13, 3.0e11)  # the same rates, guessed low
-_POLL_S = 0.05
+_UNKNOWN_GPU = (3.0e13, 3.0e11)  # the rates of a GPU that is not in the table, guessed low
+_POLL_S = 0.05  # how often `ensure` looks whether the probe has ended
 _PATIENCE_S = 20.0  # how long a call waits for a probe that another call started
-# Share of startup_s by which the first run of a model starts later: it also loads the model through
-# transformers.
+# The first run of a model takes this share of startup_s longer to start, because it also loads the
+# model through transformers.
 _COMPARISON_SHARE = 0.6
-_PROBE_CPU_S = 120  # limit of CPU time: a probe takes seconds, and one that hangs must end
+# The CPU seconds after which a probe is killed. It normally takes a few; one that hangs must end.
+_PROBE_CPU_S = 120
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,15 @@ class Speed:
     """Rates and fixed times of one device.
 
     Attributes:
-        train_flops_per_s, sample_flops_per_s: sustained operations of the two phases.
-        moved_bytes_per_s: bytes read while decoding.
+        train_flops_per_s, sample_flops_per_s: sustained operations per second in training and in
+            sampling.
+        moved_bytes_per_s: bytes read per second while decoding.
         layer_decode_s: fixed seconds per layer of a decoding step, the same for any batch.
         layer_update_s: fixed seconds per microbatch and layer, forward and backward.
-        score_s: seconds an environment takes per completion.
+        score_s: seconds in which an environment scores a completion.
         save_s: seconds per checkpoint.
-        startup_s: seconds from the start of a run to its first evaluation, loading left out.
-        loaded_bytes_per_s: bytes of weights.
+        startup_s: seconds from the start of a run to its first evaluation, without loading weights.
+        loaded_bytes_per_s: bytes of weights loaded per second.
         measured: whether a probe measured the rates on this device.
     """
 
@@ -89,9 +91,11 @@ class Speed:
     measured: bool = False
 
     def seconds(self, work: Work, layers: int) -> dict[str, float]:
-        """Seconds that the work takes: for training, rollouts, rewards and checkpoints.
+        """Return the seconds that the work takes, under "training", "rollouts", "rewards" and
+        "checkpoints".
 
         Args:
+            work: the operations, bytes and counts.
             layers: number of layers of the model.
         """
         sampling_s = work.sample_operations / self.sample_flops_per_s
@@ -107,10 +111,10 @@ class Speed:
     def phases(
         self, works: Mapping[str, Work], layers: int, weight_bytes: int, *, is_first_run: bool
     ) -> dict[str, float]:
-        """Seconds of each phase of a run.
+        """Return phase -> seconds of a run.
 
         Args:
-            works: the work of "training", "evaluation" and "saving".
+            works: the work under "training", "evaluation" and "saving".
             layers: number of layers of the model.
             weight_bytes: bytes of the model's weights, which are loaded at the start.
             is_first_run: whether the home has no finished run of the model yet.
@@ -129,7 +133,8 @@ class Speed:
 
 
 def _gpu_rates(name: str) -> tuple[float, float]:
-    """(operations per second in bfloat16, bytes moved per second) of the GPU called `name`."""
+    """Return the peak rates of the GPU called `name`: (bfloat16 operations per second, bytes moved
+    per second)."""
     for part_of_name, flops_per_s, bytes_per_s in _GPUS:
         if part_of_name in name:
             return flops_per_s, bytes_per_s
@@ -137,17 +142,18 @@ def _gpu_rates(name: str) -> tuple[float, float]:
 
 
 def table(device: Device, cores: int, precision: str) -> Speed:
-    """The speed of a device without any measurement.
+    """Return the speed of a device by the table, without any measurement.
 
     Args:
-        cores: number of cores of the machine; it makes no difference for a GPU.
-        precision: "float32" or "bfloat16"; it makes no difference on a CPU.
+        device: the device.
+        cores: number of cores of the machine; it counts only if the device is a CPU.
+        precision: "float32" or "bfloat16"; it counts only if the device is a GPU.
     """
     return _cpu_speed(cores) if device.kind == "cpu" else _gpu_speed(device.name, precision)
 
 
 def _cpu_speed(cores: int) -> Speed:
-    """The usual speed of a CPU with so many cores."""
+    """Return the usual speed of a CPU with `cores` cores."""
     threads = min(cores, 16) ** 0.85  # cores share one memory, so more of them help less
     return Speed(
         train_flops_per_s=2.2e10 * threads,
@@ -163,17 +169,19 @@ def _cpu_speed(cores: int) -> Speed:
 
 
 def _gpu_speed(name: str, precision: str) -> Speed:
-    """The usual speed of a GPU of that name. Of the peak rates in `_GPUS`, a run reaches the shares
-    below; the times are in seconds."""
+    """Return the usual speed of the GPU called `name`.
+
+    A run reaches only a share of the peak rates in `_GPUS`: the factors below.
+    """
     peak_flops_per_s, moved_bytes_per_s = _gpu_rates(name)
-    if precision == "float32":  # about eight times slower than bf16
+    if precision == "float32":  # about eight times slower than bfloat16
         peak_flops_per_s /= 8
     return Speed(
         train_flops_per_s=0.2 * peak_flops_per_s,
         sample_flops_per_s=0.1 * peak_flops_per_s,
         moved_bytes_per_s=0.4 * moved_bytes_per_s,
         layer_decode_s=3.0e-4,  # captured as graphs; an H200 beside other work took 2.2e-4
-        layer_update_s=5.0e-3,  # it took 5.8e-3 with one more process on it
+        layer_update_s=5.0e-3,  # an H200 with one more process on it took 5.8e-3
         score_s=5e-4,
         save_s=0.5,
         startup_s=25.0,
@@ -182,10 +190,10 @@ def _gpu_speed(name: str, precision: str) -> Speed:
 
 
 def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
-    """The speed of a device: the measured rates, and those of the table for all others.
+    """Return the speed of a device: measured rates, completed by those of the table.
 
-    Only the table counts if there is no measurement, if it is of another kind of device, or if it
-    lacks one of the most important rates.
+    The table alone is used if there is no measurement, if the measurement is of another device, or
+    if it lacks one of the most important rates.
     """
     by_table = table(device, cores, precision)
     try:
@@ -196,19 +204,19 @@ def load(home: Home, device: Device, cores: int, precision: str) -> Speed:
         return by_table
     rates = _speed_fields({name: value for name, value in stored.items() if _is_rate(value)})
     most_important = {"train_flops_per_s", "sample_flops_per_s", "layer_decode_s", "layer_update_s"}
-    if not most_important <= rates.keys():  # by a probe of an earlier version: it is measured again
+    if not most_important <= rates.keys():  # an earlier version measured: it is measured again
         return by_table
     return replace(by_table, **rates, measured=True)
 
 
 def _is_of(stored: Mapping[str, Any], device: Device) -> bool:
-    """Whether a measurement is of this kind of device, and of a GPU also of its model."""
+    """Return whether a stored measurement is of this kind of device, and of the same GPU model."""
     same_kind = stored.get("device") == device.kind
     return same_kind and (device.kind == "cpu" or stored.get("name") == device.name)
 
 
 def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
-    """The fields of Speed, by name, that can be computed from a probe's figures.
+    """Return the fields of `Speed`, by name, that can be computed from a probe's figures.
 
     Args:
         probe: any of train_flops and sample_flops (operations per second), decode_step_s and
@@ -223,31 +231,33 @@ def _speed_fields(probe: dict[str, float]) -> dict[str, float]:
     if {"decode_step_s", "update_s", "layers"} <= probe.keys():
         speed["layer_decode_s"] = probe["decode_step_s"] / probe["layers"]
         speed["layer_update_s"] = probe["update_s"] / probe["layers"]
-    # A run is assumed to start as fast as the probe: it imports less, but starts an environment.
+    # A run is assumed to start as fast as the probe: the run imports less, but also starts an
+    # environment.
     if "startup_s" in probe:
         speed["startup_s"] = probe["startup_s"]
     return speed
 
 
 def _is_rate(value: Any) -> bool:
-    """Whether `value` is a positive finite number; true and false do not count as numbers."""
+    """Return whether `value` is a positive finite number; True and False do not count as
+    numbers."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value > 0
 
 
 def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
-    """Make sure that this machine is measured, if that takes at most `wait_s` seconds; returns
-    whether there is a measurement now.
+    """Measure the speed of this machine unless it is known, and wait at most `wait_s` seconds.
 
-    If there is none, a probe (a short measurement by a worker process) is started and waited for.
-    One that takes longer than `wait_s` goes on and serves later calls. No probe is started while a
-    run holds the device (a busy device would be measured), where no interpreter has torch, or where
-    the disk cannot be written.
+    Returns whether there is a measurement now. A probe (a short measurement by a worker process) is
+    started and waited for. If it takes longer than `wait_s`, it continues and serves later calls.
+    No probe is started while a run holds the device (a busy device would be measured), if no
+    interpreter has torch, or if the disk cannot be written.
     """
     if is_measured(home, hardware.device):
         return True
     if is_locked(_probe_lock_file(home)):
-        # The call that started it has waited already; on a busy machine a probe takes minutes.
+        # A probe runs already, and the call that started it has waited. On a busy machine a probe
+        # takes minutes, so this call waits less.
         wait_s = min(wait_s, _PATIENCE_S)
     else:
         try:
@@ -263,28 +273,28 @@ def ensure(home: Home, hardware: Hardware, wait_s: float) -> bool:
 
 
 def is_being_measured(home: Home) -> bool:
-    """Whether a probe of this machine is under way."""
+    """Return whether a probe of this machine is running."""
     return is_locked(_probe_lock_file(home))
 
 
 def is_measured(home: Home, device: Device) -> bool:
-    """Whether the home holds a measurement of this device."""
-    # Cores and precision make no difference to whether there is one.
+    """Return whether the home holds a measurement of this device."""
+    # Any values of `cores` and `precision` do: they only change the rates of the table.
     return load(home, device, cores=1, precision="float32").measured
 
 
 def _probe_lock_file(home: Home) -> Path:
-    """The lock file that a probe holds while it runs."""
+    """Return the path of the lock file that a probe holds while it runs."""
     return home.speed.with_name("speed.lock")
 
 
 def _start_probe(home: Home, device: Device) -> bool:
-    """Start the probe of a device in the background; it holds the lock file while it runs.
+    """Start the probe of a device in the background; the probe holds the lock file while it runs.
 
-    Returns True if a probe is running now, which another call may have started; False if none can
-    be started.
+    Returns True if a probe is running now, which another call may have started. Returns False if no
+    probe can be started. Raises OSError if the disk cannot be written.
     """
-    if programs.trains_without_torch():  # a test has put scripts in the place of trainers
+    if programs.trains_without_torch():  # only in tests that replace trainers by scripts
         return False
     with Store(home) as store:
         if store.list_runs(limit=1, states=HOLDS_DEVICE):  # a busy device would be measured
@@ -304,8 +314,10 @@ def _start_probe(home: Home, device: Device) -> bool:
 
 
 def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
-    """Spawn the process of the probe, which sees only `device`, with a limit on its processor time.
-    It inherits the descriptor `lock`: the lock lasts as long as the probe keeps it open."""
+    """Spawn the probe as a process that sees only `device` and has limited CPU time.
+
+    The process inherits the file descriptor `lock`, so the lock is held until the process ends.
+    """
     of_device = {
         "HONESMITH_DEVICE": device.id,
         "HONESMITH_DEVICE_NAME": device.name,
@@ -321,5 +333,5 @@ def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
         pass_fds=(lock,),
     )
     if hasattr(resource, "prlimit"):
-        with contextlib.suppress(OSError):  # it may have ended already
+        with contextlib.suppress(OSError):  # the process may have ended already
             resource.prlimit(pid, resource.RLIMIT_CPU, (_PROBE_CPU_S, _PROBE_CPU_S))

@@ -1,9 +1,9 @@
-"""curate: good answers of a model become training rows.
+"""curate: choose good answers of models as training rows.
 
 Sources are evaluations, probes and training rollouts. Attempts are grouped and chosen
 (engine/curation/selection.py). Errors, answers that were cut off, repetitions and everything that
-holds a held-out task are dropped and counted. The rest is pushed as an SFT dataset; each row names
-where it came from. The held-out tasks of the sources become its held-out split.
+holds a held-out task are dropped and counted. The rest is pushed as a dataset for SFT, or of pairs
+for DPO; each row names its origin. The held-out tasks of the sources become its held-out split.
 """
 
 import json
@@ -44,10 +44,10 @@ from envs.json_types import TaskRow
 
 FEW_ROWS = 20  # fewer rows get a warning
 _EXAMPLES = 3  # kept attempts that a reply shows
-_EXAMPLE_CHARS = 500  # of each text of an example
-_SHORT_EXAMPLE_CHARS = 120  # where the reply would be too long otherwise
-_LONGEST_MODEL = 200  # characters of a model reference in a suggested call
-# Why an attempt is not kept: key in replies -> in words.
+_EXAMPLE_CHARS = 500  # the most characters of each text of an example
+_SHORT_EXAMPLE_CHARS = 120  # the same if the reply would otherwise be too long
+_LONGEST_MODEL = 200  # a model reference of so many characters is left out of suggested calls
+# Reasons why an attempt is not kept: key in replies -> explanation.
 REASONS = {
     "heldout": "its task is held out",
     "unknown_task": "its task is no training task of its environment version",
@@ -68,14 +68,14 @@ class _Outcome:
     """Which attempts are kept and which are dropped.
 
     Attributes:
-        kept: those that become training rows; with select="pairs" the better ones.
-        worse: the worse attempt of each kept one, in the same order; empty without pairs.
-        dropped: how many of the others there are, by reason.
-        first_dropped: the first attempt that was dropped, by reason.
-        overlaps: how many were contaminated, by kind of match.
-        kept_conversations: the conversations of the kept attempts, by `_conversation_text`.
-        unindexed: how many held-out tasks were compared with answers only as a whole, because the
-            index of word sequences was full.
+        kept: attempts that become training rows; with select="pairs" the better ones of the pairs.
+        worse: for pairs the worse attempt of each kept one, in the same order; else empty.
+        dropped: reason (key of REASONS) -> number of attempts dropped for it.
+        first_dropped: reason -> the first attempt that was dropped for it.
+        overlaps: kind of match, e.g. "exact" -> number of attempts that hold a held-out task.
+        kept_conversations: the conversations of kept attempts as `_conversation_text` writes them.
+        unindexed: number of held-out tasks that were compared with answers only as a whole, because
+            the index of word sequences was full.
     """
 
     kept: list[Attempt] = field(default_factory=list)
@@ -95,7 +95,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Example:
-    """An attempt as a reply shows it; `why` says why it was dropped, None if it is kept."""
+    """An attempt as a reply shows it. `why` says why it was dropped; None if it is kept."""
 
     task: str
     run: str
@@ -107,21 +107,23 @@ class Example:
     why: str | None = None
 
     def shortened(self, chars: int) -> "Example":
-        """The example with prompt and answer cut to `chars` characters each."""
+        """Return the example with prompt and answer cut to `chars` characters each."""
         return replace(self, prompt=clip(self.prompt, chars), answer=clip(self.answer, chars))
 
 
 @dataclass(frozen=True)
 class CurationReply(ReplyBase):
-    """What was chosen, and where it was saved.
+    """The reply of curate: what was chosen, and where it was saved.
 
     Attributes:
-        kept, tasks: attempts or pairs that become rows, and the tasks they are at.
-        attempts, groups: how many were considered.
-        dropped: how many attempts were not kept, by reason.
-        heldout_rows: how many held-out tasks the dataset gets.
-        env_id: the version that was pushed, "" for a preview.
-        contaminated: attempts that hold a held-out task, by kind of match; None without any.
+        kept: number of attempts or pairs that become rows.
+        tasks: number of different tasks of the kept attempts.
+        attempts, groups: number of attempts, and of groups of them, that were considered.
+        dropped: reason (key of REASONS) -> number of attempts dropped for it.
+        heldout_rows: number of held-out tasks that the dataset gets.
+        env_id: the version that was pushed; "" for a preview.
+        contaminated: kind of match -> number of attempts that hold a held-out task; None without
+            any.
     """
 
     summary: str
@@ -142,12 +144,12 @@ class CurationReply(ReplyBase):
 
 @dataclass(frozen=True)
 class _Selection:
-    """What was chosen, and from what.
+    """The attempts of the sources, and which of them were chosen.
 
     Attributes:
-        tasks: the task rows of each environment version, by the version's hash.
-        groups: all attempts of the sources, also those that are dropped, as `groups_of` makes them.
-        outcome: which of them are kept.
+        tasks: hash of an environment version -> its task rows.
+        groups: all attempts of the sources, in the groups that `groups_of` makes.
+        outcome: which of them are kept and dropped.
     """
 
     sources: Sequence[Source]
@@ -159,8 +161,8 @@ class _Selection:
 def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> CurationReply:
     """Choose training rows from runs; with `preview=False` also push them as the dataset `name`.
 
-    Raises UserError BAD_ARGUMENT (also if there is nothing to push), RUN_NOT_FOUND, NO_EVALUATION
-    or ENV_NOT_FOUND, and every error of `push_env`.
+    Raises UserError BAD_ARGUMENT if an argument cannot be used or nothing is left to push; the
+    errors of `load_sources` if a source cannot be read; and every error of `push_env`.
     """
     check_selection(choices.select, choices.max_per_task)
     name = checked_name(home, name)
@@ -171,7 +173,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     if not preview:
         push_reply = _save(home, name, selection, choices)
         reply = replace(reply, env_id=push_reply.env_id)
-        # The push warns of some of the same things.
+        # The push may give the same warning again.
         warnings += [warning for warning in push_reply.warnings if warning not in warnings]
     complete_reply = replace(
         reply,
@@ -183,10 +185,11 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
 
 
 def _select(home: Home, choices: Choices) -> _Selection:
-    """Read the attempts of the sources, and choose among them. Raises the errors of `curate`."""
+    """Read the attempts of the sources and choose among them. Raises UserError if a source cannot
+    be read or the rule `choices.where` cannot be used."""
     sources = load_sources(home, choices.source_ids)
     attempts = [attempt for source in sources for attempt in source.attempts]
-    # A rule may use every metric that any attempt has.
+    # The rule may name every metric that any attempt has.
     rule = Rule(choices.where, {metric for attempt in attempts for metric in attempt.metrics})
     tasks = _tasks_by_version(sources)
     groups = groups_of(attempts, choices.pool_models)
@@ -195,7 +198,7 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push what was chosen as the dataset `name`. Raises UserError BAD_ARGUMENT if nothing was
+    """Push the chosen attempts as the dataset `name`. Raises UserError BAD_ARGUMENT if none was
     chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
         raise _nothing_to_save(selection.outcome, selection.sources)
@@ -204,7 +207,7 @@ def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> Pus
 
 
 def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
-    """The reply about what was chosen, still without summary, env_id, next calls and warnings."""
+    """Make the reply about a selection. Its summary, env_id, next calls and warnings are empty."""
     outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
@@ -223,18 +226,19 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
 
 
 def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
-    """How many attempts were dropped, by reason, in the order of REASONS; reasons without any are
-    left out."""
+    """Return reason -> number of dropped attempts, in the order of REASONS; reasons with no attempt
+    are left out."""
     return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
 
 
 def _heldout_tasks(tasks: Mapping[str, list[TaskRow]]) -> list[TaskRow]:
-    """The held-out and the dev tasks: none is trained on. `tasks`: those of each version."""
+    """Return the held-out and the dev tasks, which are never trained on. `tasks` maps the hash of
+    each environment version to its task rows."""
     return [row for rows in tasks.values() for row in rows if row["split"] != "train"]
 
 
 def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
-    """The first attempt that was dropped for each reason, in the order of REASONS."""
+    """Return reason -> the first attempt that was dropped for it, in the order of REASONS."""
     return {
         reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
         for reason, why in REASONS.items()
@@ -243,13 +247,14 @@ def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]
 
 
 def _tasks_by_version(sources: Sequence[Source]) -> dict[str, list[TaskRow]]:
-    """The task rows of each environment version of the sources, by the version's hash, sorted."""
+    """Return hash -> task rows for each environment version of the sources, sorted by hash."""
     records = {source.record.hash: source.record for source in sources}
     return {env_hash: _tasks_to_curate(record) for env_hash, record in sorted(records.items())}
 
 
 def _tasks_to_curate(record: registry.EnvRecord) -> list[TaskRow]:
-    """The task rows of a version; of large data the held-out ones, as no others were asked."""
+    """Return the task rows of a version. Of data too large to copy only the held-out rows are
+    returned, because models were asked no others."""
     return list(registry.read_tasks(record, "heldout" if record.version.data else None))
 
 
@@ -261,14 +266,15 @@ def _keep_or_drop(
 ) -> _Outcome:
     """Decide for every attempt whether it is kept or dropped, and why.
 
-    Attempts at tasks that are no training tasks are dropped here, whole groups at once.
+    This function itself drops the groups at tasks that are no training tasks.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
-        tasks: the task rows of each environment version, by the version's hash.
+        tasks: hash of an environment version -> its task rows.
         rule: `choices.where`, parsed.
+        choices: how attempts are chosen.
     """
-    heldout = HeldOut(_heldout_tasks(tasks))  # finds held-out tasks in answers
+    heldout = HeldOut(_heldout_tasks(tasks))  # an index that finds held-out tasks in answers
     outcome = _Outcome(unindexed=heldout.unindexed)
     split_of_task = {
         (env_hash, row["id"]): row["split"] for env_hash, rows in tasks.items() for row in rows
@@ -277,7 +283,7 @@ def _keep_or_drop(
         split = split_of_task.get((env_hash, task))
         if split == "train":
             _keep_or_drop_group(group, rule, choices, heldout, outcome)
-        else:  # None: the version has no task of this id
+        else:  # `split` is None if the version has no task of this id
             outcome.drop("unknown_task" if split is None else "heldout", group)
     return outcome
 
@@ -289,8 +295,8 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Keep or drop each attempt of one group at a training task; `outcome` takes the result."""
-    # A rule may count attempts with an error (n_error), so it is asked before they are dropped.
+    """Keep or drop each attempt of one group at a training task; add the result to `outcome`."""
+    # The rule may count attempts with an error (n_error), so it is applied before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
     without_error = [attempt for attempt in group if attempt.error is None]
@@ -305,10 +311,10 @@ def _keep_or_drop_group(
 def _keep_pairs(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the pairs (a better and a worse attempt) of one group, at most `max_per_task`.
+    """Keep pairs (a better and a worse attempt) of one group, at most `choices.max_per_task`.
 
-    Pairs are made of the attempts that could become training rows. `outcome` takes them, and counts
-    all other attempts as dropped, each with its reason.
+    Pairs are made of the attempts that can become training rows. The pairs are added to `outcome`,
+    and all other attempts are counted there as dropped, each with its reason.
     """
     usable_attempts = _usable_attempts(attempts, heldout, outcome)
     pairs = pairs_in(usable_attempts)
@@ -317,7 +323,7 @@ def _keep_pairs(
         outcome.worse.append(worse)
     surplus_pairs = pairs[choices.max_per_task :]
     outcome.drop("not_selected", [attempt for pair in surplus_pairs for attempt in pair])
-    paired_ids = {id(attempt) for pair in pairs for attempt in pair}  # they are not hashable
+    paired_ids = {id(attempt) for pair in pairs for attempt in pair}  # attempts are not hashable
     outcome.drop(
         "unpaired", [attempt for attempt in usable_attempts if id(attempt) not in paired_ids]
     )
@@ -326,7 +332,7 @@ def _keep_pairs(
 def _usable_attempts(
     attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
 ) -> list[Attempt]:
-    """The attempts that can become training rows; `outcome` counts the others as dropped."""
+    """Return the attempts that can become training rows; `outcome` counts the others as dropped."""
     usable_attempts: list[Attempt] = []
     for attempt in attempts:
         reason = _drop_reason(attempt, heldout, outcome)
@@ -341,10 +347,10 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices` prefers; `outcome` takes them and the others.
+    """Keep the attempts of one group that `choices.select` prefers, and add them to `outcome`.
 
-    At most `max_per_task` are kept, unless all are selected; the others are counted as dropped,
-    each with its reason.
+    At most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
+    `outcome` as dropped, each with its reason.
     """
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
@@ -363,7 +369,8 @@ def _keep_best(
 
 
 def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
-    """Why an attempt cannot become a training row: a key of REASONS, or "" if it can.
+    """Return the reason why an attempt cannot become a training row, as a key of REASONS; "" if it
+    can.
 
     If the attempt holds a held-out task, the kind of match is counted in `outcome.overlaps`.
     """
@@ -382,11 +389,10 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
 
 def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
-    """How an attempt's conversation holds a held-out task: the kind of the strongest match.
-
-    A kind is a word such as "exact"; "" if the conversation holds no held-out task.
+    """Return how an attempt's conversation holds a held-out task: the kind of the strongest match,
+    such as "exact". Returns "" if it holds none.
     """
-    # The attempt as the training row it would become: "gold" is the prompt and the answer to learn.
+    # Build the training row that the attempt would become; "gold" is prompt and answer together.
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
     matches = heldout.matches(training_row)
@@ -397,9 +403,8 @@ def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
 
 
 def _conversation_text(attempt: Attempt) -> str:
-    """The whole conversation as one text, to find duplicates.
-
-    White space around messages is left out, so that it makes no difference.
+    """Return the whole conversation of an attempt as one text, by which duplicates are found. White
+    space around messages is removed, so that it makes no difference.
     """
     plain_messages = [
         {**message, "content": str(message.get("content") or "").strip()}
@@ -409,7 +414,7 @@ def _conversation_text(attempt: Attempt) -> str:
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
-    """The attempt as a reply shows it: its texts cut, its secrets hidden."""
+    """Return the attempt as a reply shows it, with texts cut and secrets hidden."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -422,7 +427,7 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
-    """Warnings about the chosen rows, for whoever trains on them; [] if there are none."""
+    """Return warnings about the chosen rows for the person who trains on them."""
     warnings = skipped_lines(sum(source.skipped for source in sources))
     warnings += _warnings_of_incorrect_rows(outcome.kept, select)
     if 0 < len(outcome.kept) < FEW_ROWS:
@@ -442,10 +447,10 @@ def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list
 
 
 def _warnings_of_incorrect_rows(kept_attempts: Sequence[Attempt], select: str) -> list[str]:
-    """A warning with the number of kept attempts that are not correct; [] without any, and where
-    `select` keeps no such attempts or cannot leave them out."""
+    """Return a list with one warning that counts the kept attempts which are not correct. Returns
+    [] if there are none, or if this `select` could not leave them out."""
     incorrect_count = sum(not attempt.correct for attempt in kept_attempts)
-    # correct and shortest keep right answers only; of a pair both answers may be wrong.
+    # correct and shortest keep only right answers. Both answers of a pair may be wrong on purpose.
     if not incorrect_count or select in ("correct", "shortest", PAIRS):
         return []
     return [
@@ -455,16 +460,17 @@ def _warnings_of_incorrect_rows(kept_attempts: Sequence[Attempt], select: str) -
 
 
 def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
-    """A warning where the sources are of several environment versions; else []."""
+    """Return a list with one warning if the sources come from several environment versions; else
+    []."""
     if len({source.record.hash for source in sources}) <= 1:
         return []
-    # An env_id ends in the hash of its version, so these are as many.
+    # An env_id ends with the hash of its version, so there are several of them too.
     names = sorted({source.record.env_id for source in sources})
     return [f"Tasks of {', '.join(names)} are kept apart, also where their ids agree."]
 
 
 def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
-    """The error for a call that should save a dataset, but keeps no attempt."""
+    """Make the error for a call that should save a dataset but keeps no attempt."""
     dropped_counts = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",
@@ -475,7 +481,8 @@ def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
 
 
 def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
-    """What to do if no attempt is kept: evaluate training tasks, loosen `where`, or preview."""
+    """Return the hint for a call that keeps no attempt: evaluate training tasks, loosen `where`, or
+    look at a preview."""
     dropped_count = sum(outcome.dropped.values())
     if outcome.dropped.get("heldout") == dropped_count:  # every attempt was at a held-out task
         first_source = sources[0]
@@ -494,7 +501,8 @@ def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
 
 
 def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
-    """The summary: how many attempts or pairs are kept and dropped, and whether they were saved.
+    """Return the summary: how many attempts or pairs are kept and dropped, and whether they were
+    saved.
 
     Example: "Preview of best, nothing is saved: 12 of 64 attempts are kept, at 9 tasks; dropped:
     2 heldout, 1 error."
@@ -511,24 +519,24 @@ def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
 
 
 def _counts_text(counts: Mapping[str, int]) -> str:
-    """The counts as text, such as "2 heldout, 1 error"; "" if nothing was dropped."""
+    """Return counts by reason as a text, such as "2 heldout, 1 error"; "" if there are none."""
     return ", ".join(f"{count} {reason}" for reason, count in counts.items())
 
 
 def _next_calls(
     reply: CurationReply, name: str, choices: Choices, sources: Sequence[Source]
 ) -> list[Call]:
-    """The calls to suggest next.
+    """Return the calls to suggest next:
 
-    - The dataset was saved: train on it, from the model that gave the answers if there is only one.
-    - A preview that keeps rows: the same call with `preview=False`.
-    - A preview that keeps none: no call.
+    - if the dataset was saved: train on it.
+    - for a preview that keeps rows: the same call with `preview=False`.
+    - for a preview that keeps no row: none.
     """
     if reply.env_id:
         return [_training_call(reply.env_id, choices, sources)]
     if not reply.kept:
         return []
-    # Choices that have their default are left out; `source_ids` is in every call, and comes first.
+    # Choices that have their default are left out. `source_ids` is always given, and comes first.
     defaults = as_json(Choices(source_ids=[]))
     given_choices = {
         key: value
@@ -545,24 +553,24 @@ def _next_calls(
 
 
 def _training_call(env_id: str, choices: Choices, sources: Sequence[Source]) -> Call:
-    """The call that trains on the saved dataset; it starts from the model that gave the answers, if
-    that is only one."""
+    """Return the call that trains on the saved dataset. It starts from the model that gave the
+    answers, if one model gave all of them and can be trained."""
     algorithm = "dpo" if choices.select == PAIRS else "sft"
     training = {"env_id": env_id, "algorithm": algorithm}
     models = {model for source in sources for model in source.models}
     if len(models) == 1:
         [model] = models
-        # "": the answers do not name their model. A very long reference is left to the caller, and
-        # so is what a model behind a URL teaches.
+        # The model is left out if it is not known (""), if its reference is very long, or if it is
+        # behind a URL and so cannot be trained.
         if model and len(model) < _LONGEST_MODEL and not model.startswith(PREFIX):
             training["model"] = model
     return Call("submit_train", training)
 
 
 def _shortened_to_fit(reply: CurationReply) -> CurationReply:
-    """The reply, made short enough to be sent.
+    """Return the reply, shortened if it is too long to be sent.
 
-    Each step is taken only if it is still too long:
+    Each step is taken only if the reply is still too long:
     1. shorten the examples of dropped attempts;
     2. keep one example of a kept attempt and none of dropped ones;
     3. keep the first five sources.

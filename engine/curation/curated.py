@@ -1,4 +1,5 @@
-"""A curated dataset: chosen attempts and the held-out tasks of their environments, pushed."""
+"""Writes a curated dataset (chosen attempts, and the held-out tasks of their environments) and
+pushes it."""
 
 import itertools
 import json
@@ -18,7 +19,7 @@ from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 from envs.tool_schemas import tools_of
 
-_HELD_OUT_EVERY = 5  # the pairs of every fifth task are held out
+_HELD_OUT_EVERY = 5  # the pairs of every fifth task are held out, to measure a run of DPO
 CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
 # The environment.py of every curated dataset.
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
@@ -38,10 +39,12 @@ class Choices:
     """How attempts are chosen.
 
     Attributes:
-        source_ids: evaluations, probes or GRPO runs; `run@step20` takes one step's rollouts.
+        source_ids: ids of evaluations, probes or GRPO runs; `run@step20` takes the rollouts of one
+            step.
         where: a rule over each task's attempts (engine/curation/selection.py: Rule).
         select: correct, best, best_n, shortest, all or pairs.
-        max_per_task: answers kept per task and model (correct, best_n, shortest), or pairs.
+        max_per_task: the most answers (correct, best_n, shortest) or pairs that are kept per task
+            and model.
         pool_models: treat the attempts of all models at a task as one group.
     """
 
@@ -57,6 +60,7 @@ class Chosen:
     """The attempts that become training rows.
 
     Attributes:
+        attempts: one for each row; for pairs the better one.
         worse: for pairs the worse attempt of each row, in the order of `attempts`; else empty.
     """
 
@@ -66,9 +70,9 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a row of a curated dataset comes from.
+    """The origin of a row of a curated dataset.
 
-    A held-out task has only `env_id` and `task`, because no attempt stands behind it.
+    A row that is a held-out task has only `env_id` and `task`, because it comes from no attempt.
     """
 
     env_id: str
@@ -82,7 +86,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class RowMetadata:
-    """The metadata of a row."""
+    """The metadata of a row in the file of a curated dataset."""
 
     origin: Origin
 
@@ -91,8 +95,8 @@ class RowMetadata:
 class DatasetRow(ReplyBase):
     """One row of a dataset file, as envs/dataset.py reads it.
 
-    A prompt or completion that is a string stands for a single message. `completion` is None for
-    a task without a known answer, `rejected` the worse answer of a pair, `group` the task's group.
+    A prompt or completion that is a string stands for a single message. `completion` is None if no
+    answer is known. `rejected` is the worse answer of a pair; `group` is the group of the task.
     """
 
     id: str
@@ -116,10 +120,14 @@ def save_dataset(
     """Write the chosen attempts and the held-out tasks as the dataset `name`, and push it.
 
     Args:
-        tasks: the task rows of each environment version, by the version's hash.
-        sources, choices: written to the dataset's curation.json.
+        home: the home to push to.
+        name: the name of the dataset.
+        chosen: the attempts that become rows.
+        tasks: hash of an environment version -> its task rows.
+        sources, choices: where the attempts came from and how they were chosen; both are written
+            to the dataset's curation.json.
 
-    Returns the reply of the push. Raises UserError as `push_env` does.
+    Returns the reply of the push. Raises every UserError of `push_env`.
     """
     records = {source.record.hash: source.record for source in sources}
     train, heldout = _dataset_rows(chosen, tasks, records)
@@ -141,12 +149,12 @@ def _write_dataset(
     (folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
     (folder / CARD).write_text(card, "utf-8")
     _write_rows(folder / "datasets" / "train.jsonl", train)
-    if heldout:  # else the dataset has no file of that name
+    if heldout:  # without held-out rows the file is not made
         _write_rows(folder / "datasets" / "heldout.jsonl", heldout)
 
 
 def _card_text(choices: Choices, sources: Sequence[Source]) -> str:
-    """The content of the dataset's curation.json."""
+    """Return the content of the dataset's curation.json: the choices and the sources."""
     card = {
         "made_by": "curate",
         **as_json(choices),
@@ -160,11 +168,11 @@ def _dataset_rows(
     tasks: Mapping[str, list[TaskRow]],
     records: Mapping[str, EnvRecord],
 ) -> tuple[list[DatasetRow], list[DatasetRow]]:
-    """The training rows and the held-out rows of the dataset.
+    """Return the training rows and the held-out rows of the dataset.
 
-    Chosen attempts become training rows, and held-out tasks held-out rows. Of pairs for DPO those
-    at every fifth task become held-out rows too, because held-out tasks have no pairs. `tasks` and
-    `records` have the task rows and the record of each environment version, by its hash.
+    Chosen attempts become training rows; held-out tasks become held-out rows. Pairs for DPO at
+    every fifth task become held-out rows too, because held-out tasks have no pairs. `tasks` and
+    `records` map the hash of an environment version to its task rows and to its record.
     """
     prefixes = _id_prefixes(records)
     heldout = _heldout_rows(tasks, records, prefixes)
@@ -186,7 +194,8 @@ def _dataset_rows(
 def _with_own_tools(
     chosen: Chosen, rows: Sequence[DatasetRow], tasks: Mapping[str, list[TaskRow]]
 ) -> list[DatasetRow]:
-    """The rows of the chosen attempts, with the tools of their task where it has its own."""
+    """Return the rows of the chosen attempts; if a task has tools of its own, its rows get these
+    tools in place of the environment's. `tasks` maps hash -> task rows."""
     own_tools = {
         (env_hash, task["id"]): tools
         for env_hash, task_rows in tasks.items()
@@ -205,14 +214,14 @@ def _attempt_rows(
     prefixes: Mapping[str, str],
     used_ids: set[str],
 ) -> list[DatasetRow]:
-    """A training row of each chosen attempt, with the worse answer of its pair if it has one.
+    """Make a training row of each chosen attempt, with the worse answer of its pair if it has one.
 
-    Each row gets an id such as "task#1" that is not in `used_ids`, and is then added there.
-    `records` and `prefixes` have the record of each environment version and the beginning of its
-    ids, by the version's hash.
+    Each row gets an id such as "task#1" that is not in `used_ids`; the id is then added there.
+    `records` and `prefixes` map the hash of an environment version to its record and to the prefix
+    of its ids.
     """
     rows = []
-    # `worse` is empty without pairs; each attempt then has None.
+    # Without pairs `chosen.worse` is empty, and zip_longest gives None for each attempt.
     for attempt, worse in itertools.zip_longest(chosen.attempts, chosen.worse):
         row_id = _take_free_id(f"{prefixes[attempt.env_hash]}{attempt.task}", used_ids)
         row = _attempt_row(attempt, records[attempt.env_hash], row_id)
@@ -225,9 +234,10 @@ def _heldout_rows(
     records: Mapping[str, EnvRecord],
     prefixes: Mapping[str, str],
 ) -> list[DatasetRow]:
-    """The dataset rows of the held-out tasks and of the dev tasks.
+    """Make the dataset rows of the held-out and the dev tasks.
 
-    All arguments are by the hash of the environment version: task rows, record, beginning of ids.
+    The arguments map the hash of an environment version to its task rows, its record and the prefix
+    of its ids.
     """
     return [
         _heldout_row(row, records[env_hash], prefixes[env_hash])
@@ -238,9 +248,10 @@ def _heldout_rows(
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
-    """What the ids of the rows of each environment version begin with, by the version's hash.
+    """Return hash of an environment version -> prefix of the ids of its rows.
 
-    With several versions it is six digits of the hash, because their tasks may have equal ids.
+    With several versions the prefix is six digits of the hash and a slash, because their tasks may
+    have equal ids. With one version it is "".
     """
     if len(records) > 1:
         return {env_hash: f"{env_hash[:6]}/" for env_hash in records}
@@ -248,10 +259,10 @@ def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
 
 
 def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
-    """The tasks whose pairs are held out, as (hash of the version, task).
+    """Return the tasks whose pairs are held out, as (hash of the version, task id).
 
-    It is every fifth task that has a pair; none if the attempts are no pairs. Without held-out
-    pairs nothing could measure a run of DPO: held-out tasks have no worse answer.
+    It is every fifth task with a pair; none if the attempts are no pairs. Held-out pairs are needed
+    to measure a run of DPO, because the held-out tasks have no worse answer.
     """
     if not chosen.worse:
         return set()
@@ -266,7 +277,7 @@ def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
 
 
 def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
-    """Make a training row of a chosen attempt: its whole conversation, and where it came from."""
+    """Make the training row of a chosen attempt, with its whole conversation and its origin."""
     origin = Origin(
         env_id=attempt.env_id,
         task=attempt.task,
@@ -277,7 +288,7 @@ def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow
         reward=attempt.reward,
     )
     metadata = RowMetadata(origin)
-    tools = record.tools or None  # None: an empty list would stand in every row
+    tools = record.tools or None  # None is not written, an empty list would stand in every row
     return DatasetRow(
         id=row_id,
         split="train",
@@ -291,9 +302,10 @@ def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
     """Convert a held-out task of an environment to a dataset row with the same prompt and answer.
 
-    The id is `prefix` and the id of the task.
+    The id of the row is `prefix` and the id of the task.
     """
-    # A task row stores every prompt as messages; "text" names what the environment gave as strings.
+    # A task row stores every prompt as messages. Its "text" lists the fields that the environment
+    # gave as strings.
     prompt_was_string = "prompt" in (row.get("text") or [])
     prompt = row["prompt"][0]["content"] if prompt_was_string else row["prompt"]
     metadata = RowMetadata(Origin(env_id=record.env_id, task=row["id"]))
@@ -309,12 +321,11 @@ def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
 
 
 def _answer_of(row: TaskRow) -> str | Sequence[ChatMessage] | None:
-    """The answer of a task row as messages, or as a string if the environment gave it as one.
-
-    Empty or None if the row has no answer.
+    """Return the answer of a task row as messages, or as a string if the environment gave it as
+    one. Returns an empty list or None if the row has no answer.
     """
-    answer = row.get("answer")  # of a task that is only scored
-    if row.get("gold"):  # of a task with an answer to learn: the prompt, and the answer after it
+    answer = row.get("answer")
+    if row.get("gold"):  # the reference conversation: the prompt, then the answer to learn
         answer = row["gold"][len(row["prompt"]) :]
     # "text" lists the fields that the environment gave as strings instead of messages.
     answer_was_string = "answer" in (row.get("text") or [])
@@ -325,7 +336,7 @@ def _answer_of(row: TaskRow) -> str | Sequence[ChatMessage] | None:
 
 
 def _take_free_id(base: str, used_ids: set[str]) -> str:
-    """The first of `base#1`, `base#2` and so on that is not in `used_ids`; adds it to them."""
+    """Return the first of `base#1`, `base#2` and so on that is not in `used_ids`; add it there."""
     number = 1
     while f"{base}#{number}" in used_ids:
         number += 1
@@ -358,7 +369,7 @@ def checked_name(home: Home, name: str) -> str:
         raise UserError(
             "BAD_ARGUMENT",
             f"{name} is an environment already ({newest.env_id})",
-            # With the ending it still has at most 40 characters.
+            # 35 characters of the name and the ending make at most 40, which a name may have.
             hint=f'Choose a name of its own, such as "{name[:35]}-best".',
             field="name",
         )

@@ -1,8 +1,8 @@
-"""Which of a model's attempts become training rows: groups, rules over them, choices within them.
+"""Decides which of a model's attempts at tasks become training rows.
 
 Attempts are grouped by environment version, task and model. A rule such as `0 < avg < 1 and n >= 4`
-keeps or drops a whole group; `select` then takes attempts out of it. Ties are decided the same way,
-whatever order the sources came in. All functions are pure and get attempts that are loaded already.
+keeps or drops a whole group; `select` then takes attempts out of the group. The result does not
+depend on the order of the sources. All functions are pure: they read no files.
 """
 
 import re
@@ -18,22 +18,25 @@ PAIRS = "pairs"
 SELECTS = ("correct", "best", "best_n", "shortest", "all", PAIRS)
 FIXED_COUNT = ("best", "all")  # selections that ignore max_per_task
 EXAMPLE = "0 < avg < 1 and n_correct >= 2"
-# Text in quotes, which is left alone; else `name@k`.
+# Matches a text in quotes (group 1), so that an @ within it is left alone; or `name@k`, such as
+# pass@4 (groups 2 and 3).
 _PASS_AT_K = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\W\d]\w*)?\s*@\s*(\w*)""")
-_MOST_K = 1024  # far more attempts than anybody makes at a task
+_MOST_K = 1024  # largest k of pass@k, far more attempts than anybody makes at a task
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One rollout or one answer of an evaluation, with where it came from.
+    """One attempt at a task (a rollout, or an answer of an evaluation), with its origin.
 
     Attributes:
         source: id of the run.
-        env_id: the environment version that scored it.
-        step: training step, 0 in an evaluation.
-        member: counts attempts at a task within its source and step.
-        prompt, messages: what was asked; then the turns of model and environment.
-        tokens: how many the model wrote.
+        env_id: the environment version that scored the attempt.
+        task: id of the task.
+        model: reference of the model; for a rollout the id of the training run.
+        step: training step; 0 in an evaluation.
+        member: number of the attempt among those at the same task in the same source and step.
+        prompt, messages: what was asked, and the following turns of model and environment.
+        tokens: how many tokens the model wrote.
         error: why there is no score; None if there is one.
     """
 
@@ -62,8 +65,8 @@ class Attempt:
     def correct(self) -> bool:
         """Whether the answer is right.
 
-        The environment's own verdict counts; if it gives none, a reward above 0. An attempt that
-        could not be scored is never correct.
+        The environment's own verdict decides; if it gives none, the answer is right if its reward
+        is above 0. An attempt that could not be scored is never correct.
         """
         if self.error is not None:
             return False
@@ -71,29 +74,26 @@ class Attempt:
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
-        """A key that sorts attempts in the same way, whatever order the sources were given in.
-
-        The text comes last; it decides between two answers that are equal in everything else.
-        """
+        """A key that sorts attempts in a way that does not depend on the order of the sources. The
+        answer's text is its last part, for attempts that are equal in everything else."""
         text = "\n".join(str(message.get("content", "")) for message in self.messages)
         return (self.source, self.step, self.member, self.model, text)
 
 
-Key = tuple[str, str, str]  # of a group: environment hash, task, model
+Key = tuple[str, str, str]  # key of a group: (environment hash, task, model)
 
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a rule can refer to, for one task's attempts.
-
-    Values that need a scored attempt are None if no attempt was scored.
+    """The values about one task's attempts that a rule can refer to.
 
     Attributes:
-        avg, best, worst: of the rewards, over the attempts that were scored.
+        avg, best, worst: mean, largest and smallest reward of the scored attempts; None if no
+            attempt was scored.
         solved: whether any attempt is correct.
-        n, n_correct, n_error: attempts in all, correct ones, and ones that could not be scored.
-        length: mean tokens of the scored attempts.
-        metrics: mean of each named metric.
+        n, n_correct, n_error: numbers of all attempts, of correct ones, of those without a score.
+        length: mean number of tokens of the scored attempts; None if there are none.
+        metrics: name -> mean of the metric over the scored attempts that have it.
     """
 
     avg: float | None
@@ -128,9 +128,10 @@ def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[
 
 
 class Rule:
-    """A `where` of curate: an expression over one task's attempts, as "pass@4 > 0.5 and n >= 8".
+    """The argument `where` of curate: a condition on one task's attempts, such as "pass@4 > 0.5 and
+    n >= 8".
 
-    It may use
+    The expression may use
     - the names of `TaskFacts`;
     - metrics of the environment, by name or as metrics["name"];
     - pass@k, the unbiased chance that one of k attempts is correct.
@@ -142,16 +143,14 @@ class Rule:
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
-        """Parse the expression; the docstring of the class describes its language and the error.
-
-        `metrics` are the names of the metrics that it may use.
-        """
+        """Parse the expression; the docstring of the class describes the arguments and errors."""
         self.expression = expression
-        self.k_by_variable: dict[str, int] = {}
-        # Python has no `pass@4`: `_variable_of` puts a variable in its place, and notes it in
-        # `k_by_variable`.
+        self.k_by_variable: dict[str, int] = {}  # e.g. {"pass_at_4": 4}
+        # `pass@4` is no Python expression. `_variable_of` replaces it by a variable, and adds that
+        # to `k_by_variable`.
         python_expression = _PASS_AT_K.sub(self._variable_of, expression)
-        # Any other metric can only be written as metrics["its name"].
+        # A metric whose name is no identifier, or is that of a fact, can only be written as
+        # metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
         self._where = Where(
             python_expression,
@@ -163,12 +162,12 @@ class Rule:
     def matches(self, group: Sequence[Attempt]) -> bool:
         """Whether the attempts at one task match the rule.
 
-        False if the rule compares a value that they do not have. Raises UserError BAD_ARGUMENT if
-        the expression divides by zero, is neither true nor false, or asks for pass@k of fewer than
-        k scored attempts.
+        False if the rule compares a value that is None. Raises UserError BAD_ARGUMENT if the
+        expression divides by zero, if its value is neither true nor false, or if it asks for pass@k
+        and there are fewer than k scored attempts.
         """
         facts = facts_of(group)
-        # A fact wins over a metric of the same name.
+        # A fact replaces a metric of the same name.
         values: dict[str, object] = {**facts.metrics, **vars(facts)}
         scored_count = facts.n - facts.n_error
         for name, k in self.k_by_variable.items():
@@ -182,14 +181,14 @@ class Rule:
         return self._where.matches(values, group[0].task)
 
     def _variable_of(self, match: re.Match[str]) -> str:
-        """The text that replaces a match of `_PASS_AT_K` in the expression.
+        """Return the text that replaces a match of `_PASS_AT_K` in the expression.
 
-        For text in quotes that is the text itself. For `pass@4` it is the variable `pass_at_4`,
-        which is added to `k_by_variable`. Raises UserError BAD_ARGUMENT for another name before the
-        @, or a k not from 1 to 1024.
+        A text in quotes is returned unchanged. `pass@4` becomes the variable `pass_at_4`, which is
+        added to `k_by_variable`. Raises UserError BAD_ARGUMENT if another name than pass stands
+        before the @, or if k is not a whole number from 1 to `_MOST_K`.
         """
         quoted_text, name, k = match.groups()
-        if quoted_text is not None:  # an @ within quotes is part of a text
+        if quoted_text is not None:  # an @ in quotes is part of a text, not pass@k
             return quoted_text
         if name != "pass":
             raise self._error(
@@ -205,17 +204,18 @@ class Rule:
             )
         variable = f"pass_at_{int(k)}"
         self.k_by_variable[variable] = int(k)
-        return f" {variable} "  # spaces, so that it does not grow together with a word beside it
+        return f" {variable} "  # the spaces keep the variable apart from a word beside it
 
     def _error(self, fault: str, hint: str) -> UserError:
-        """The error for this rule; `fault` goes on after its text, as "uses avg@4"."""
+        """Make the error for this rule. `fault` follows the text of the rule in the message, e.g.
+        "uses avg@4; only pass takes @k"."""
         return UserError(
             "BAD_ARGUMENT", f"where {self.expression[:200]!r} {fault}", hint=hint, field="where"
         )
 
 
 def facts_of(group: Sequence[Attempt]) -> TaskFacts:
-    """The facts about the attempts at one task; `group` must have at least one."""
+    """Compute the facts about the attempts at one task; `group` must hold at least one attempt."""
     scored_attempts = [attempt for attempt in group if attempt.error is None]
     rewards = [attempt.reward for attempt in scored_attempts]
     return TaskFacts(
@@ -234,7 +234,7 @@ def facts_of(group: Sequence[Attempt]) -> TaskFacts:
 
 
 def _mean_metrics(attempts: Sequence[Attempt]) -> dict[str, float | None]:
-    """The mean of each metric over the attempts that have it, in alphabetical order."""
+    """Return name -> mean of each metric, over the attempts that have it, in alphabetical order."""
     names = sorted({name for attempt in attempts for name in attempt.metrics})
     return {
         name: _mean([attempt.metrics[name] for attempt in attempts if name in attempt.metrics])
@@ -243,12 +243,12 @@ def _mean_metrics(attempts: Sequence[Attempt]) -> dict[str, float | None]:
 
 
 def check_selection(select: str, max_per_task: int) -> None:
-    """Check how attempts are to be selected.
+    """Check the arguments `select` and `max_per_task` of curate.
 
-    Raises UserError BAD_ARGUMENT:
-    - `select` is not one of SELECTS;
-    - `max_per_task` is not an integer of at least 1;
-    - `max_per_task` is given although this `select` ignores it.
+    Raises UserError BAD_ARGUMENT
+    - if `select` is not one of SELECTS;
+    - if `max_per_task` is not an integer of at least 1;
+    - if `max_per_task` is not 1 although `select` ignores it (FIXED_COUNT).
     """
     if select not in SELECTS:
         raise UserError(
@@ -257,7 +257,7 @@ def check_selection(select: str, max_per_task: int) -> None:
             hint=f"Use one of {', '.join(SELECTS)}.",
             field="select",
         )
-    # True is an int in Python, but no count.
+    # In Python True is an int, but it is no count.
     is_count = isinstance(max_per_task, int) and not isinstance(max_per_task, bool)
     if not is_count or max_per_task < 1:
         raise UserError(
@@ -277,9 +277,10 @@ def check_selection(select: str, max_per_task: int) -> None:
 
 
 def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[Attempt]]:
-    """(attempts of a group that `select` may take, the preferred ones first; those it rules out).
+    """Divide the attempts of a group into those that `select` may take and those it rules out.
 
-    "correct" and "shortest" rule out attempts that are not correct; the others rule out none.
+    Returns (candidates, the preferred ones first; attempts ruled out). "correct" and "shortest"
+    rule out attempts that are not correct; any other `select` rules out none.
     """
     if select in ("correct", "shortest"):
         candidates = [attempt for attempt in group if attempt.correct]
@@ -290,11 +291,11 @@ def ranked(group: Sequence[Attempt], select: str) -> tuple[list[Attempt], list[A
 
 
 def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
-    """The attempts sorted by how much `select` prefers them.
+    """Sort attempts by how much `select` prefers them.
 
-    - shortest: the shortest first, of equal ones the higher reward first.
+    - shortest: the shortest first; among equally short ones the higher reward first.
     - all: in the order of `sort_key`.
-    - correct, best, best_n: the highest reward first, of equal ones the shorter first.
+    - any other: the highest reward first; among equal rewards the shorter first.
     """
     if select == "shortest":
         return sorted(attempts, key=lambda a: (a.tokens, -a.reward, a.sort_key))
@@ -304,13 +305,13 @@ def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
 
 
 def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
-    """Pairs of a better and a worse attempt of a group.
+    """Make pairs of a better and a worse attempt of a group, the most different pair first.
 
-    The best is paired with the worst, the second best with the second worst, and so on; attempts
-    that are equally good make no pair. A right attempt is better than a wrong one, else the one
-    with the higher reward is.
+    The best attempt is paired with the worst, the second best with the second worst, and so on. A
+    correct attempt is better than one that is not; otherwise the higher reward is better. Attempts
+    that are equally good make no pair.
     """
-    # The best first; of those that earned the same, the shorter one.
+    # Sorted from best to worst; of two with the same reward the shorter one comes first.
     by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))
     better_half = by_quality[: len(by_quality) // 2]
     worst_first = reversed(by_quality)
@@ -323,5 +324,5 @@ def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """The mean of the values; None if there are none."""
+    """Return the mean of the values; None if there are none."""
     return sum(values) / len(values) if values else None

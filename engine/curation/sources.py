@@ -1,4 +1,5 @@
-"""Answers that runs stored: attempts to curate from, and files of rows to score again."""
+"""Reads answers that runs stored: attempts from which training rows are chosen (curate), and files
+of answers that are scored again (regrade)."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -29,7 +30,7 @@ from engine.records.run_config import (
 )
 
 MOST_SOURCES = 32
-MOST_STEPS = 8  # of a training run, whose answers one regrade scores again
+MOST_STEPS = 8  # steps of a training run whose answers one regrade scores again
 
 Row = TrajectoryRecord | EvaluationRow
 
@@ -40,11 +41,12 @@ class SourceSummary:
 
     Attributes:
         id: the reference as the caller wrote it, such as "r-1@step20".
-        kind: algorithm of a training run, else the kind of run.
-        attempts: how many were read.
-        files: SHA-256 by path within the run's folder; in curation.json only, else None.
-        providers: of models behind a URL, by reference: the model's name there and the host; None
-            without any.
+        kind: the algorithm of a training run; of any other run its kind, such as "evaluate".
+        models: references of the models that made the attempts.
+        attempts: how many attempts were read.
+        files: path within the run's folder -> SHA-256; only in curation.json, else None.
+        providers: for models behind a URL, reference -> name of the model there and the host; None
+            if there are none.
     """
 
     id: str
@@ -58,13 +60,15 @@ class SourceSummary:
 
 @dataclass(frozen=True)
 class Source:
-    """One run with its attempts, its environment version and the files they were read from.
+    """One run with its attempts, its environment version and its files of answers.
 
     Attributes:
         ref: the reference as the caller wrote it, such as "r-1@step20".
+        row: the database row of the run.
         record: the environment version that scored the attempts.
-        files: SHA-256 of each file of answers, by path within the run's folder.
+        files: path within the run's folder -> SHA-256, for each file of answers.
         skipped: number of damaged lines in these files.
+        config: the config.json of the run.
     """
 
     ref: str
@@ -77,11 +81,11 @@ class Source:
 
     @property
     def models(self) -> list[str]:
-        """The models whose attempts these are, each once."""
+        """References of the models that made the attempts, each once."""
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
     def summary(self, *, with_files: bool = False) -> SourceSummary:
-        """The source without its attempts; `with_files` adds the hashes of its files."""
+        """Return what replies show of the source; `with_files` adds the hashes of its files."""
         row = self.row
         return SourceSummary(
             id=self.ref,
@@ -95,7 +99,7 @@ class Source:
 
     @property
     def providers(self) -> dict[str, str]:
-        """Of the models behind a URL, by reference: the model's name there and the host."""
+        """For models behind a URL: reference -> name of the model there and the host."""
         if not isinstance(self.config, EvaluateConfig):
             return {}
         return {ref: str(endpoint) for ref, endpoint in self.config.endpoints.items()}
@@ -104,9 +108,9 @@ class Source:
 def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
     """Read the attempts of every run ("r-1") or step of a run ("r-1@step20") in `source_ids`.
 
-    Raises UserError BAD_ARGUMENT (no id or more than 32, a run beside one of its steps, or a step
-    without rollouts), RUN_NOT_FOUND, NO_EVALUATION (a run has no answers), ENV_NOT_FOUND or
-    ENV_SEALED.
+    Raises UserError BAD_ARGUMENT if there is no id or more than 32, if a run is named beside one of
+    its steps, or if a step has no rollouts; RUN_NOT_FOUND if there is no such run; NO_EVALUATION if
+    a run has no answers; ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed.
     """
     sources = []
     for ref in _distinct_refs(source_ids):
@@ -119,7 +123,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 
 def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
-    """The references, each once. Raises UserError BAD_ARGUMENT for none or more than 32."""
+    """Return the references, each once. Raises UserError BAD_ARGUMENT if there are none or more
+    than `MOST_SOURCES`."""
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
         raise UserError(
@@ -135,7 +140,7 @@ def _refuse_run_beside_its_steps(sources: Sequence[Source]) -> None:
     """Raise UserError BAD_ARGUMENT if a whole run is named beside single steps of it."""
     run_ids = [source.row.run_id for source in sources]
     repeated_refs = [source.ref for source in sources if run_ids.count(source.row.run_id) > 1]
-    # A reference without an @ means the whole run.
+    # A reference without an @ names the whole run.
     if any("@" not in ref for ref in repeated_refs):
         raise UserError(
             "BAD_ARGUMENT",
@@ -150,7 +155,9 @@ class _AnswerFile:
     """A file of answers.
 
     Attributes:
-        model: the model that gave them; a training run itself for its rollouts.
+        path: the file.
+        model: reference of the model that gave the answers; for rollouts the id of the training
+            run.
         step: training step of the answers; 0 in an evaluation.
         record: the class that reads a line of the file.
     """
@@ -165,10 +172,13 @@ def _load_source(home: Home, ref: str, row: RunRow, step_name: str) -> Source:
     """Read the attempts of one run.
 
     Args:
+        home: the home that holds the run.
         ref: the reference as the caller wrote it.
-        step_name: what follows the @ of the reference, such as "step20"; "" reads all steps.
+        row: the database row of the run.
+        step_name: the part of the reference after the @, such as "step20"; "" reads all steps.
 
-    Raises UserError as `load_sources` does.
+    Raises UserError BAD_ARGUMENT if the step has no rollouts, NO_EVALUATION if the run has no
+    answers, and ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed.
     """
     run = home.run(row.run_id)
     config = run.read_config()
@@ -194,7 +204,7 @@ class _StoredAttempts:
     """The attempts of one run, read file by file.
 
     Attributes:
-        hashes: SHA-256 of each file that holds attempts, by its path within the run's folder.
+        hashes: path within the run's folder -> SHA-256, for each file that holds attempts.
         skipped: number of damaged lines in the files.
     """
 
@@ -203,10 +213,10 @@ class _StoredAttempts:
     skipped: int = 0
 
     def read(self, run: RunDir, row: RunRow, file: _AnswerFile) -> None:
-        """Add the attempts of one file of the run."""
+        """Add the attempts in one file of the run, and the hash of the file."""
         answers = file.record.read_file(file.path)
         self.skipped += answers.skipped
-        if not answers.records:  # an empty file, or one that does not exist yet, is no source
+        if not answers.records:  # the file is empty or does not exist yet: it gets no hash
             return
         for index, answer in enumerate(answers.records):
             self.attempts.append(_to_attempt(row, file, index, answer))
@@ -215,12 +225,12 @@ class _StoredAttempts:
 
 
 def _path_within(run: RunDir, path: Path) -> str:
-    """The path of a file of a run, from the run's folder on."""
+    """Return the path of a file relative to the folder of its run."""
     return str(path.relative_to(run.path))
 
 
 def _no_rollouts(ref: str, row: RunRow) -> UserError:
-    """The error for a run without answers; `ref` is the reference as the caller wrote it."""
+    """Make the error for a run without answers; `ref` is the reference as the caller wrote it."""
     return UserError(
         "NO_EVALUATION",
         f"{ref} has no rollouts to choose from (it is {row.state})",
@@ -230,7 +240,8 @@ def _no_rollouts(ref: str, row: RunRow) -> UserError:
 
 
 def _how_to_get_rollouts(row: RunRow) -> Hint:
-    """What to do about a run that has no rollouts: wait for it, or evaluate the trained model."""
+    """Return the hint for a run without rollouts: wait for an evaluation, or evaluate the model of
+    a training run."""
     if row.kind != "train":
         return Hint("Wait until it has some:", Call("wait_run", {"run_id": row.run_id}))
     evaluation = {"env_id": row.env_id, "models": [row.run_id], "split": "train", "attempts": 8}
@@ -243,13 +254,13 @@ def _how_to_get_rollouts(row: RunRow) -> Hint:
 def _answer_files(
     run: RunDir, row: RunRow, config: RunConfig, ref: str, step_name: str
 ) -> list[_AnswerFile]:
-    """The files with a run's answers: one per training step, or one per model of an evaluation.
+    """List the files with a run's answers: one per training step, or one per evaluated model.
 
-    `step_name` is the one step that is wanted, such as "step20"; "" wants all. Raises UserError
-    BAD_ARGUMENT for a step that has no rollouts, or any step of an evaluation.
+    `step_name`, such as "step20", asks for one step; "" asks for all. Raises UserError BAD_ARGUMENT
+    if that step has no rollouts, or if a step of an evaluation is asked for.
     """
     if row.kind == "train":
-        # The model of rollouts changes at every step: the run itself stands for it.
+        # The model that made the rollouts changes at every step, so the run's id stands for it.
         return [
             _AnswerFile(run.rollouts(step), model=row.run_id, step=step, record=TrajectoryRecord)
             for step in _chosen_steps(run, row, step_name)
@@ -268,10 +279,8 @@ def _answer_files(
 
 
 def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
-    """The numbers of the wanted training steps, such as [20] for "step20".
-
-    A `step_name` of "" wants all steps that have rollouts. Raises UserError BAD_ARGUMENT if the
-    named step has none.
+    """Return the number of the step that `step_name` names, e.g. [20] for "step20"; for "" those of
+    all steps with rollouts. Raises UserError BAD_ARGUMENT if the named step has no rollouts.
     """
     steps = run.rollout_steps()
     if not step_name:
@@ -292,12 +301,12 @@ def _chosen_steps(run: RunDir, row: RunRow, step_name: str) -> list[int]:
 
 
 def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Attempt:
-    """Convert the line at `index` of an answer file to an attempt.
+    """Convert the line at `index` of an answer file to an attempt; `run` is its run's row.
 
-    A value that the line lacks becomes a neutral one, such as reward 0 and stop_reason "stop".
+    A value that the line lacks gets a neutral one, e.g. reward 0 and stop_reason "stop".
     """
     messages = answer.messages
-    if not messages:  # a line that keeps the answer as plain text
+    if not messages:  # the line holds the answer as plain text
         messages = [{"role": "assistant", "content": answer.completion or ""}]
     return Attempt(
         source=run.run_id,
@@ -318,20 +327,19 @@ def _to_attempt(run: RunRow, file: _AnswerFile, index: int, answer: Row) -> Atte
 
 
 def _attempt_number(answer: Row, index: int) -> int:
-    """The number of an answer among the attempts at its task.
-
-    A line of an evaluation without the number gets the line's `index` in the file instead.
+    """Return the number of an answer among the attempts at its task. If a line of an evaluation
+    does not hold the number, the line's `index` in the file is returned.
     """
     if isinstance(answer, TrajectoryRecord):
         return answer.member
     if "attempt" not in answer.model_fields_set:
         return index
-    return answer.attempt or 0  # null in the line
+    return answer.attempt or 0  # the line may hold null
 
 
 def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
-    """A warning where answers are of models behind a URL: not every provider lets others be trained
-    on them. [] without such answers."""
+    """Return a list with one warning if models behind a URL gave some of the answers, because not
+    every provider allows training on its answers; else []."""
     providers = sorted({name for source in sources for name in source.providers.values()})
     if not providers:
         return []
@@ -339,7 +347,7 @@ def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
 
 
 def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
-    """A redactor that hides the secrets of every environment among the sources."""
+    """Return a redactor that hides the secrets of the environments of all sources."""
     # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)
@@ -347,13 +355,15 @@ def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
 
 
 class _AllRedactors(Redactor):
-    """Hides what any of several redactors hides."""
+    """A redactor that hides what any of several redactors hides."""
 
     def __init__(self, redactors: Sequence[Redactor]) -> None:
+        """Combine `redactors`, which are applied in order."""
         super().__init__()
         self._redactors = redactors
 
     def __call__(self, text: str) -> str:
+        """Return `text` with all secrets hidden."""
         for redact in self._redactors:
             text = redact(text)
         return text
@@ -364,9 +374,9 @@ class Stored:
     """The answers of a run that can be scored again.
 
     Attributes:
-        models: of each model its reference, and the path of its answers within the run's folder.
-        tasks: how many different tasks were answered.
-        attempts: how many at each task; a single one was sampled greedily.
+        models: for each model its reference and the path of its answers within the run's folder.
+        tasks: number of different tasks with an answer that was scored.
+        attempts: number of attempts at each task; a single one was sampled greedily.
         sampling: the settings that the answers were sampled with.
     """
 
@@ -387,11 +397,12 @@ class Stored:
 def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     """Find the stored answers of a run that `evaluate(regrade=run_id)` scores again.
 
-    Of an evaluation these are the answers of all its models; of a training run its held-out
-    answers, or with split="train" its rollouts, at no more than eight of its steps.
+    For an evaluation these are the answers of all its models. For a training run these are its
+    held-out answers, or with split="train" its rollouts, of at most `MOST_STEPS` steps.
 
-    Raises UserError RUN_NOT_FOUND, RUN_STATE (an evaluation or a probe has not ended),
-    ENV_SEALED or NO_EVALUATION (no answer has a reward).
+    Raises UserError RUN_NOT_FOUND if there is no such run, RUN_STATE if it is an evaluation or a
+    probe that has not ended, ENV_SEALED if its environment is sealed, and NO_EVALUATION if no
+    answer has a reward.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -417,7 +428,7 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
 
 
 def _scored_tasks(answers_of_models: Iterable[Sequence[Answer]]) -> set[str]:
-    """The tasks at which any of the models has an answer with a reward."""
+    """Return the ids of the tasks for which any model has an answer with a reward."""
     return {
         answer.task
         for answers in answers_of_models
@@ -427,7 +438,8 @@ def _scored_tasks(answers_of_models: Iterable[Sequence[Answer]]) -> set[str]:
 
 
 def _require_complete_answers(row: RunRow) -> None:
-    """Raise UserError RUN_STATE for an evaluation or a probe that may still store answers."""
+    """Raise UserError RUN_STATE if the run is an evaluation or a probe that has not ended, because
+    it may still store answers."""
     if row.kind != "train" and row.state not in TERMINAL:
         raise UserError(
             "RUN_STATE",
@@ -439,7 +451,7 @@ def _require_complete_answers(row: RunRow) -> None:
 
 
 def _nothing_to_regrade(row: RunRow) -> UserError:
-    """The error for a run without an answer that was scored."""
+    """Make the error for a run none of whose answers was scored."""
     return UserError(
         "NO_EVALUATION",
         f"{row.run_id} has no stored answers to score again (it is {row.state})",
@@ -451,11 +463,11 @@ def _nothing_to_regrade(row: RunRow) -> UserError:
 def _files_to_regrade(
     run: RunDir, config: RunConfig, split: str
 ) -> tuple[list[tuple[str, Path]], list[str]]:
-    """(the files with the answers to score again, warnings).
+    """Return the files with the answers to score again, and warnings.
 
-    Of a training run `split` chooses its rollouts ("train") or its held-out answers. A file comes
-    as a pair: the name of the model that answered, such as "r-1@step20", or for rollouts "r-1,
-    rollouts of step 20"; and the path.
+    For a training run, `split` chooses its rollouts ("train") or its held-out answers. Each file is
+    a pair (name, path). The name is that of the model that answered, e.g. "r-1@step20"; for
+    rollouts it is e.g. "r-1, rollouts of step 20".
     """
     if not isinstance(config, TrainConfig):
         models = enumerate(config.model_refs)
@@ -467,9 +479,9 @@ def _files_to_regrade(
 
 
 def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
-    """The settings that the answers of `split` were sampled with."""
+    """Return the settings that the answers of `split` were sampled with."""
     settings = config.settings
-    # A regraded evaluation has its settings as a plain dict.
+    # The config of a regraded evaluation holds the settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if isinstance(config, TrainConfig) and split != "train":
         sampling |= _evaluation_sampling(run)
@@ -477,23 +489,24 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
 
 
 def _attempts_per_task(config: RunConfig, split: str) -> int:
-    """How many answers the run stored for each task of `split`, as its config asks for them."""
+    """Return how many answers the config of the run asks for at each task of `split`."""
     if isinstance(config, TrainConfig):
         if split != "train":
             return 1  # held-out tasks are answered once
         if isinstance(config, GRPOConfig | DistillConfig):
             return config.settings.group_size
-        return 1  # SFT and DPO have no rollouts that this could be wrong about
+        return 1  # SFT and DPO have no rollouts, so the number does not matter
     if isinstance(config, ProbeConfig):
         return config.settings.group_size
     return config.attempts
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:
-    """(the files with the held-out answers of a training run at up to eight steps, warnings).
+    """Return the files with the held-out answers of a training run at up to `MOST_STEPS` steps, and
+    warnings.
 
-    A file comes as a pair: the name of the model that answered, such as "r-1@step20"
-    (`start_model` at step 0), and the path.
+    Each file is a pair: the name of the model that answered, e.g. "r-1@step20" (at step 0 it is
+    `start_model`), and the path.
     """
     evaluated_steps = run.eval_steps()
     steps = _spread_steps(evaluated_steps, _best_step(run))
@@ -508,7 +521,7 @@ def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]
 
 
 def _best_step(run: RunDir) -> int | None:
-    """The step of a run's best checkpoint; None without one."""
+    """Return the step of a run's best checkpoint; None if it has none."""
     checkpoint = run.resolve_checkpoint("best")
     if checkpoint is None:
         return None
@@ -518,10 +531,8 @@ def _best_step(run: RunDir) -> int | None:
 
 
 def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
-    """At most `MOST_STEPS` of the steps; all of them if they are no more.
-
-    They are the first, the last, `best` if it is one of the steps, and others spread evenly.
-    """
+    """Choose at most `MOST_STEPS` of the steps: the first, the last, `best` if it is one of them,
+    and others spread evenly between."""
     if len(steps) <= MOST_STEPS:
         return list(steps)
     required_steps = {steps[0], steps[-1]}
@@ -532,15 +543,13 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
 
 
 def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:
-    """About `count` of the steps at evenly spaced positions, without both ends."""
+    """Choose about `count` of the steps at evenly spaced positions, without the first and last."""
     gaps = count + 1
     positions = {round(number * (len(steps) - 1) / gaps) for number in range(1, gaps)}
     return {steps[position] for position in positions}
 
 
 def _evaluation_sampling(run: RunDir) -> JsonObject:
-    """The sampling settings of a training run's evaluations, from its manifest.
-
-    {} if the manifest is missing or does not hold them.
-    """
+    """Return the sampling settings of a training run's evaluations, from its manifest; {} if the
+    manifest is missing or does not hold them."""
     return dict(read_object(run.manifest).get("eval_sampling") or {})

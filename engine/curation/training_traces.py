@@ -1,7 +1,7 @@
-"""Rollouts of a run as training traces for other trainers: OpenEnv's `TrainingTrace`, schema 1.
+"""Writes rollouts of a run as training traces for other trainers (OpenEnv's `TrainingTrace`).
 
-A file of JSON lines, one trace for each rollout whose token ids were kept; a trace has a turn for
-each answer of the model, of every conversation of the rollout.
+The file holds JSON lines, one trace for each rollout whose token ids were kept. A trace has one
+turn for each answer of the model, in every conversation of the rollout.
 """
 
 import json
@@ -21,12 +21,17 @@ from engine.records.lines.trajectory_record import (
     read_trajectories,
 )
 
-SCHEMA = 1
+SCHEMA = 1  # version of OpenEnv's format
 
 
 @dataclass(frozen=True)
 class WrittenTraces(ReplyBase):
-    """Training traces that were written to `path`, one a line."""
+    """Training traces that were written to the file `path`, one on each line.
+
+    Attributes:
+        traces: number of rollouts.
+        turns: number of the model's answers in them.
+    """
 
     run_id: str
     path: str
@@ -36,10 +41,10 @@ class WrittenTraces(ReplyBase):
 
 
 def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
-    """Write the rollouts of a run whose token ids were kept; an existing file is replaced.
+    """Write those rollouts of a run whose token ids were kept into `path`, replacing the file.
 
-    Raises UserError: ENV_SEALED; NO_EVALUATION, none were kept; BAD_ARGUMENT if the file cannot be
-    written.
+    Raises UserError ENV_SEALED if the run's environment is sealed, NO_EVALUATION if no token ids
+    were kept, and BAD_ARGUMENT if the file cannot be written.
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
@@ -74,16 +79,16 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
 
 
 def trace_of(record: TrajectoryRecord, run_id: str) -> JsonObject:
-    """A rollout as a training trace, without turns where its tokens were not kept."""
+    """Convert a rollout to a training trace. If its tokens were not kept, `turns` is empty."""
     name = f"{run_id}-{record.step}-{record.group}-{record.member}"
-    told = {
+    metadata = {
         "task": record.task,
         "reward": record.reward,
         "advantage": record.advantage,
         "policy_step": record.policy_step,
     }
     turns = [
-        {"node_id": f"{name}-{place}-{number}", **turn, "metadata": told}
+        {"node_id": f"{name}-{place}-{number}", **turn, "metadata": metadata}
         for place, conversation in enumerate(record.conversations)
         for number, turn in enumerate(_turns(conversation))
     ]
@@ -91,17 +96,20 @@ def trace_of(record: TrajectoryRecord, run_id: str) -> JsonObject:
 
 
 def _turns(conversation: SampledIds) -> Iterator[JsonObject]:
-    """Each answer of the model with everything that it read before: a run of tokens that the mask
-    names. What the environment said between two answers is part of the later one's prompt."""
-    at = 0
-    for is_sampled, run in groupby(conversation.loss_mask):
-        length = len(list(run))
+    """Yield one turn for each answer of the model in a conversation.
+
+    An answer is a sequence of tokens whose loss mask is 1. The prompt of a turn is everything
+    before the answer, including what the environment wrote since the previous answer.
+    """
+    start = 0  # position in `conversation.ids` of the present sequence of equal mask values
+    for is_sampled, mask_values in groupby(conversation.loss_mask):
+        length = len(list(mask_values))
         if is_sampled:
-            read = conversation.prompt_ids + conversation.ids[:at]
+            prompt_ids = conversation.prompt_ids + conversation.ids[:start]
             yield {
-                "prompt_token_ids": read,
-                "completion_token_ids": conversation.ids[at : at + length],
-                "per_token_logps": conversation.logprobs[at : at + length],
-                "loss_mask": [0] * len(read) + [1] * length,
+                "prompt_token_ids": prompt_ids,
+                "completion_token_ids": conversation.ids[start : start + length],
+                "per_token_logps": conversation.logprobs[start : start + length],
+                "loss_mask": [0] * len(prompt_ids) + [1] * length,
             }
-        at += length
+        start += length

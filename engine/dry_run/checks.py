@@ -1,6 +1,6 @@
-"""The checks of one run, a method each, in the order in which they are made.
+"""The checks of one run before it is submitted, a method each, in the order in which they are made.
 
-A check that needs one that failed is skipped, and nothing is queued when a check fails.
+A check is skipped if a check that it needs has failed. A dry run itself queues nothing.
 """
 
 import sys
@@ -37,22 +37,30 @@ from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
 
-CALL_S = 46.0  # the whole call, the wait for a probe included
-_SHARED_SETTINGS = ("seed", "precision")  # what an SFT run and its probe have in common
+CALL_S = 46.0  # seconds that the whole call may take, with the wait for a probe
+_SHARED_SETTINGS = ("seed", "precision")  # settings that mean the same in SFT and in GRPO
 
 
 @dataclass
 class Facts:
-    """What earlier checks stored for later ones; None or empty until the check has been made.
+    """Results of earlier checks that later checks need; None or empty until the check is made.
 
     Attributes:
+        record: the environment version.
+        model: the start model.
+        machine: the hardware of this machine.
+        rows: the environment's rows in tokens of the model.
+        resolved: all settings, given or chosen, with their sources.
+        statistics: token statistics of the training rows, as JSON.
         row: for SFT, one row as it would be trained on.
         audit: the environment's stored reward audit.
-        exam: what the held-out tasks can show; None where none is scored.
-        probe: the result of the probe; None until it is done.
-        probe_run_id: the run of the probe; "" if none was started.
+        exam: what the held-out tasks (the exam) can show; None if none of them is scored.
+        forecast: the estimate of the run.
+        probe: result of the probe (a short run in which the model answers some tasks); None until
+            it is done.
+        probe_run_id: id of the probe's run; "" if none was started.
         too_hard: whether the probe shows that GRPO would learn next to nothing.
-        smoke: what the two steps of a smoke run came to; None without one.
+        smoke: result of the smoke run (two optimizer steps); None if there was none.
     """
 
     record: EnvRecord | None = None
@@ -73,32 +81,32 @@ class Facts:
 
 
 class DryRun:
-    """One dry run: what was asked for, its checks (a method each), and what they have stored.
+    """One dry run: the run to check, its checks (a method each), and their results.
 
-    A check stores in `facts` what later ones need. A UserError that it raises makes it fail.
+    A check stores in `facts` what later checks need. If a check raises a UserError, it fails with
+    the message and the hint of that error.
     """
 
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
-        """Take what is to be checked; the arguments are those of `dry_run`.
-
-        `settings` are as the user gave them.
-        """
+        """Prepare to check a run; the arguments are those of `dry_run`. `settings` holds only the
+        settings that the user gave."""
         self.home = home
         self.env_id = env_id
         self.model = model
         self.algorithm = algorithm
         self.settings = settings
-        # Hints are completed with this call; after some checks its arguments are more exact.
+        # Hints suggest a changed form of this call. It is built anew for each hint, because its
+        # arguments become more exact after some checks.
         self.check_list = CheckList(lambda: Call("dry_run", self.arguments()))
         self.facts = Facts()
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check except the probe, and return the list of them.
+        """Make every check except probe and smoke run, and return the list of checks.
 
-        Each line names a check and the earlier checks that it needs. `began` is the time on the
-        monotonic clock at which the call began.
+        Each line below names a check and the earlier checks that it needs. `began` is the value of
+        `time.monotonic()` at which the call began.
         """
         run_check = self.check_list.run_check
         run_check("env", (), self.check_env)
@@ -128,7 +136,7 @@ class DryRun:
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Check that the model exists and can be trained; store what its reference means."""
+        """Check that the model exists and can be trained; store the model."""
         ref = start_models.model_to_train(self.home, self.model)
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
@@ -139,24 +147,26 @@ class DryRun:
         return Outcome("pass", detail)
 
     def check_settings(self) -> Outcome:
-        """Whether every setting given exists and lies in its range."""
+        """Check that every given setting exists and lies in its range. Raises UserError if one does
+        not."""
         checked = resolution.validate(self.algorithm, self.settings)
         return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
 
     def check_resolved(self) -> Outcome:
-        """Check that the settings fit each other, the model and the rows.
+        """Choose every setting that was left out, and check that all settings fit each other, the
+        model and the rows.
 
-        Every setting that was left out is chosen. Stores the settings, the machine, the facts of
-        the environment's rows and the teacher; raises UserError where something does not fit.
+        Stores the settings, the machine, the facts of the environment's rows and the teacher.
+        Raises UserError if something does not fit.
         """
         ref = required(self.facts.model)
         machine = self.facts.machine = hardware.detect(self.home.root)
         rows = self.facts.rows = self._row_facts(ref)
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
-        # Only for its UserError: the setting keep_env may name an environment that is not here.
+        # Called only for its UserError: keep_env may name an environment that does not exist.
         env_checks.with_kept_version(self.home, resolved.settings)
         teacher = self.facts.teacher = teachers.resolve_teacher(self.home, resolved.settings, ref)
-        if teacher is not None and teacher.model is not None:  # None: a teacher behind a URL
+        if teacher is not None and teacher.model is not None:  # a teacher behind a URL has no model
             admission.require_files(teacher.model, field="settings.teacher")
         if resolved.warnings:
             return Outcome("warn", "; ".join(resolved.warnings))
@@ -164,7 +174,7 @@ class DryRun:
         return Outcome("pass", f"{len(resolved.sources)} settings, {steps}")
 
     def _row_facts(self, ref: ModelRef) -> env_facts.EnvFacts:
-        """Measure the environment's rows, with their lengths in tokens of the model `ref`."""
+        """Return the facts of the environment's rows, in tokens of the model `ref`."""
         return env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -175,9 +185,10 @@ class DryRun:
     def _resolved(
         self, ref: ModelRef, rows: env_facts.EnvFacts, machine: hardware.Hardware
     ) -> resolution.Resolved:
-        """Choose every setting that was not given; return all of them with their sources.
+        """Choose every setting that was not given; return all settings with their sources.
 
-        `inherited` facts are those of the adapter that `ref` continues.
+        `inherited` are the facts of the adapter that `ref` continues, whose rank and projections
+        the run must keep.
         """
         return resolution.resolve(
             self.algorithm,
@@ -191,12 +202,12 @@ class DryRun:
         )
 
     def check_interpreter(self) -> Outcome:
-        """Check that there is an interpreter that can train with these settings.
+        """Check that some Python interpreter can train with these settings.
 
         Raises UserError if there is none.
         """
         python = launcher.worker_python(self.home)
-        if self.facts.resolved is not None:  # None: an earlier check failed
+        if self.facts.resolved is not None:  # it is None if an earlier check failed
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
         return Outcome("pass", f"workers run with {python}")
 
@@ -212,7 +223,7 @@ class DryRun:
         if registry.env_python(record) != sys.executable:  # it has a virtual environment
             return Outcome("pass", f"{len(needed)} in the environment's own place")
         missing = env_packages.missing(needed)
-        if missing:  # a UserError that a check raises makes it fail
+        if missing:  # raising a UserError makes the check fail
             raise UserError(
                 "ENV_DEPS",
                 f"missing: {', '.join(missing)[:300]}",
@@ -221,7 +232,8 @@ class DryRun:
         return Outcome("pass", f"{len(needed)} found here")
 
     def check_secrets(self) -> Outcome:
-        """Check that all secrets of the environment are set. Raises UserError ENV_SECRETS."""
+        """Check that all secrets of the environment are set. Raises UserError ENV_SECRETS if one is
+        not."""
         record = required(self.facts.record)
         admission.check_secrets(record)
         if not record.secrets:
@@ -229,12 +241,12 @@ class DryRun:
         return Outcome("pass", f"{', '.join(record.secrets)} set")
 
     def check_isolation(self) -> Outcome:
-        """Check whether the environment's code can be confined on this machine, and how well."""
+        """Check how well the environment's code can be isolated on this machine."""
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
             return Outcome("fail", problem.message, problem.hint, code=problem.code)
-        if confinement.level != LIMITS:  # the weakest level
+        if confinement.level != LIMITS:  # LIMITS is the weakest level
             return Outcome("pass", f"{confinement.level}: {', '.join(confinement.holds)}")
         fix = "Push only environments you would run yourself; honesmith doctor says more."
         return Outcome("warn", f"{confinement.level}: {'; '.join(confinement.gaps)}", fix)
@@ -252,7 +264,8 @@ class DryRun:
         return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
 
     def check_wording(self) -> Outcome:
-        """Whether all training rows share a text, on which the model may come to depend."""
+        """Check whether all training rows share a text, e.g. a system prompt: the model may come to
+        depend on it."""
         return judge_wording(required(self.facts.record), required(self.facts.resolved).settings)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
@@ -264,7 +277,8 @@ class DryRun:
         return row.to_json() if row else {}
 
     def check_exam(self) -> Outcome:
-        """Judge what the held-out tasks can show, as far as known before the run; store it."""
+        """Check how small a gain the held-out tasks (the exam) can show, as far as that is known
+        before the run; store it."""
         exam = exam_of(
             self.home,
             env_id=required(self.facts.record).env_id,
@@ -293,13 +307,14 @@ class DryRun:
         return Outcome("warn", headline, fix)
 
     def overlap(self) -> contamination.Contamination:
-        """Which held-out tasks stand in the training rows, or in those the model was trained on."""
+        """Find the held-out tasks that occur in the training rows of this run, or in the rows that
+        the start model was trained on."""
         return contamination.of_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
-        """Judge what the stored reward audit says of the scorer: "ok", "warn" or "risk".
+        """Check the verdict of the stored reward audit about the scorer: "ok", "warn" or "risk".
 
-        A risk is a failure only for GRPO without accept_reward_risk, else a warning.
+        The check fails on a risk only for GRPO without accept_reward_risk; otherwise it warns.
         """
         record = required(self.facts.record)
         audit = record.audit.as_written()
@@ -322,12 +337,12 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory; store the forecast.
+        """Estimate the run's time and memory, and store the forecast.
 
-        It warns if records of earlier runs could not be read, so that the forecast was made without
-        them; a machine that is not measured yet is no warning, since the summary says so. The
-        machine is measured first, if the call has time left for that; it began at `began` on the
-        monotonic clock.
+        The machine is measured first, if the call, which began at `began` (`time.monotonic()`), has
+        time left for that. The check warns if the forecast was made without some earlier runs,
+        because their records could not be read. It does not warn if the machine is not measured
+        yet, because the summary says that.
         """
         wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
         throughput.ensure(self.home, required(self.facts.machine), wait_s)
@@ -340,13 +355,13 @@ class DryRun:
         return Outcome("pass", " ".join([detail, *unmeasured]))
 
     def _forecast(self) -> Forecast:
-        """The estimate of the run with the settings that were chosen. Decides first how many
-        devices it takes, by the estimates with each number, and stores that among the settings."""
+        """Return the estimate of the run with its settings. First decide on how many devices it
+        runs, by estimates with each number, and store that number in the settings."""
         model, machine = required(self.facts.model), required(self.facts.machine)
         rows = required(self.facts.rows)
 
         def forecast_of(settings: resolution.Resolved) -> Forecast:
-            """The estimate with these settings."""
+            """Estimate the run with these settings."""
             return estimate.estimate(
                 self.home,
                 settings,
@@ -373,7 +388,7 @@ class DryRun:
         total, available = figures.peak_memory.total, figures.memory_available
         detail = f"{size(total)} of {size(available)} on {figures.device}"
         if total > figures.memory_free:
-            # No reason to warn: memory in use now may be free when the run starts.
+            # This is no reason to warn: memory in use now may be free when the run starts.
             detail += f", of which {size(figures.memory_free)} are free now"
         if figures.fits:
             if figures.fit != "tight":
@@ -394,7 +409,8 @@ class DryRun:
         return Outcome("fail", detail, fix, code="DISK_FULL")
 
     def check_budget(self) -> Outcome:
-        """Check that the run is expected to stay within the default cap and the home's total.
+        """Check that the run is expected to stay within the default cap on GPU-hours and within the
+        total that the home allows.
 
         Raises UserError BUDGET if it likely does not.
         """
@@ -402,15 +418,15 @@ class DryRun:
         call = self.arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)
-        if warnings:  # at most one
+        if warnings:  # there is at most one
             return Outcome("warn", warnings[0], "Give the run a larger max_gpu_hours.")
         detail = f"at most {figures.gpu_hours.high:g} GPU-hours; {DEFAULT_GPU_HOURS:g} are allowed"
         return Outcome("pass", detail)
 
     def arguments(self) -> Mapping[str, object]:
-        """Return the arguments of the call of submit_train that this dry run checks.
+        """Return the arguments of the submit_train call that this dry run checks.
 
-        `env_id` is the whole id where the environment was looked up, else as the caller gave it.
+        `env_id` is the whole id if the environment was found, else what the caller gave.
         """
         record = self.facts.record
         env_id = record.env_id if record else self.env_id
@@ -424,26 +440,24 @@ class DryRun:
         return arguments
 
     def sft_arguments(self) -> Mapping[str, object]:
-        """Return the arguments of a submit_train by SFT on the same tasks.
-
-        {} where the tasks have no reference answers to learn from.
-        """
+        """Return the arguments of a submit_train call that trains by SFT on the same tasks; {} if
+        the tasks have no reference answers to learn from."""
         rows = self.facts.rows
         if rows is None or not rows.answered_rows:
             return {}
         arguments: dict[str, object] = {**self.arguments(), "algorithm": "sft"}
-        arguments.pop("settings", None)  # most of GRPO's do not apply to SFT
+        arguments.pop("settings", None)  # most settings of GRPO do not exist in SFT
         shared_settings = self.shared_settings()
         if shared_settings:
             arguments["settings"] = shared_settings
         return arguments
 
     def shared_settings(self) -> GivenSettings:
-        """The settings given that SFT and GRPO have in common."""
+        """Return the given settings that mean the same in SFT and in GRPO."""
         return {name: self.settings[name] for name in _SHARED_SETTINGS if name in self.settings}
 
 
 def seconds_left(began: float) -> float:
-    """Seconds until the dry run must answer: `CALL_S` after `began`, the start of the call on the
-    monotonic clock; never less than 0."""
+    """Return the seconds until the dry run must answer, at least 0. `began` is the value of
+    `time.monotonic()` at the start of the call, which may take `CALL_S` seconds."""
     return max(0.0, CALL_S - (time.monotonic() - began))

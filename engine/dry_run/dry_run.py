@@ -1,7 +1,7 @@
-"""The checks of a run before anything is spent: environment, model, settings, machine, money.
+"""Dry runs: checks of a run before anything is spent: environment, model, settings, machine, money.
 
-The same call gives the same report (`report_hash`), and with `samples` the finished probe of the
-first call.
+The same call gives the same report (`report_hash`). With `samples`, a repeated call gets the probe
+of the first call, once it has finished.
 """
 
 import time
@@ -29,13 +29,13 @@ def dry_run_request(
 
     Args:
         home: the home.
-        request: what could be submitted, and what is to be tried.
-        cap_function: the quota of the caller's key: returns the probe's cap on device hours for an
-            estimate of them, or raises a UserError. None where no quota applies.
+        request: what could be submitted, and what is to be tried (`samples`, `smoke`).
+        cap_function: the quota of the caller's key: takes the estimated device hours of a probe and
+            returns its cap, or raises a UserError. None if no quota applies.
 
-    Returns the reply. What it does not know, because a check failed, is empty; `probe` is the
-    probe's result, None until it is done, `smoke` that of the two steps. Raises UserError
-    BAD_ARGUMENT for a number of samples outside 0..256.
+    Returns the reply. Fields that are not known because a check failed are empty. `probe` is the
+    result of the probe (None until it is done), `smoke` that of the two optimizer steps. Raises
+    UserError BAD_ARGUMENT if `samples` is not from 0 to 256.
     """
     began = time.monotonic()
     _check_samples(request.samples)
@@ -43,7 +43,7 @@ def dry_run_request(
         return dry_run_plan(home, request, began, cap_function)
     run = DryRun(home, request.env_id, request.model, request.algorithm, dict(request.settings))
     run.run_checks(began)
-    report = report_of(run)  # without the probe, so that a second call gives the same hash
+    report = report_of(run)  # made before the probe, so that a second call gives the same hash
     try_model(run, request, began, cap_function)
     return report | results_of(run)
 
@@ -57,7 +57,8 @@ def dry_run(
     samples: int = 0,
     cap_function: Callable[[float], float] | None = None,
 ) -> Reply:
-    """Check a single run and return the reply; `dry_run_request` explains the arguments."""
+    """Check a single run without training it, and return the reply; `dry_run_request` explains the
+    arguments and errors."""
     request = DryRunRequest(
         env_id=env_id,
         model=model,

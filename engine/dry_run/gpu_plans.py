@@ -1,8 +1,8 @@
-"""What of LoRA training fits on which GPU and how it would run there: the page docs/gpus.md.
+"""Writes the page docs/gpus.md: which LoRA training fits on which GPU, and how it would run there.
 
-For every model, GPU and task the settings are resolved as for a user who leaves everything about
-the machine out. Where such a run is refused, recomputation, weights of 4 bits, and both are tried,
-in this order. Everything comes from the estimate of the run; nothing was measured on these GPUs.
+For every model, GPU and task the settings are chosen as for a user who gives no setting about the
+machine. If such a run is refused, three changes are tried in this order: recomputation, weights of
+4 bits, and both. All numbers are estimates; nothing was measured on these GPUs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,7 +61,8 @@ MODELS = {
     "Qwen3-32B": _dense(5120, 64, 64, 25600, 151936, 40960, tied=False),
     "Llama-3.3-70B": _dense(8192, 80, 64, 28672, 128256, 131072, tied=False),
 }
-# Name and memory in GiB, as the driver gives it; the machine has half as much again, at least 32.
+# Name -> memory in GiB as the driver reports it. The machine is assumed to have 1.5 times as much
+# memory of its own, and at least 32 GiB.
 GPUS = {
     "RTX 3060": 12,
     "RTX 4080": 16,
@@ -82,8 +83,9 @@ class Task:
     """A run on rows of one length.
 
     Attributes:
-        algorithm, given: what the user asks for.
-        prompt, answer: tokens of every row.
+        algorithm: the algorithm.
+        given: the settings that the user gives.
+        prompt, answer: tokens of the prompt and of the answer of every row.
     """
 
     algorithm: str
@@ -108,7 +110,7 @@ TASKS = {
         "grpo", {"prompts_per_step": 64, "group_size": 8, "max_tokens": 1024}, 512, 1024
     ),
 }
-# What is changed, one after the other, until a run is admitted.
+# Changes of the settings that are tried in this order until a run is admitted.
 _RECOMPUTED = {"gradient_checkpointing": True}
 _FOUR_BITS = {"quantization": "nf4", "gradient_checkpointing": False}
 CHANGES: tuple[Mapping[str, Any], ...] = ({}, _RECOMPUTED, _FOUR_BITS, _FOUR_BITS | _RECOMPUTED)
@@ -120,7 +122,7 @@ SHARDED_TASKS = ("SFT, rows of 2,048", "GRPO, 16 x 8, 512 + 512")
 
 @dataclass(frozen=True)
 class Cell:
-    """How a task would run: its plan, the memory of that, and the least memory it could take."""
+    """How a task would run: its plan, the memory it takes, and the least memory it could take."""
 
     plan: Plan
     memory: PeakMemory
@@ -128,7 +130,7 @@ class Cell:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether a submit takes it, as far as memory goes."""
+        """Whether a submit would accept the run, as far as memory is concerned."""
         device = self.plan.device
         return lowering.fit_of(self.least.total, device.memory_total) != "too_big"
 
@@ -142,9 +144,9 @@ def machine(memory_gib: int) -> Hardware:
 
 
 def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
-    """Plan a task with the settings of `change`, on a machine where vLLM is set up.
+    """Plan a task on a machine where vLLM is set up.
 
-    `change` holds the settings that differ from a user's, one of `CHANGES`.
+    `change` holds settings that are added to those that the user gives, e.g. one of `CHANGES`.
     """
     resolved = resolution.resolve(
         task.algorithm,
@@ -165,8 +167,8 @@ def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | 
 
 
 def fewest_shards(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
-    """Plan a task with the base sharded over the fewest such GPUs that admit it, recomputing where
-    it must; None where none of `SHARDS` does."""
+    """Plan a task with its base model sharded over as few of these GPUs as possible, with
+    recomputation only if needed. Returns None if no number in `SHARDS` is enough."""
     for gpus in SHARDS:
         for change in ({}, _RECOMPUTED):
             cell = planned(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
@@ -228,8 +230,8 @@ def _lines(task: Task) -> Iterator[str]:
 
 
 def _sharded_lines(task: Task) -> Iterator[str]:
-    """Yield the rows of a task's table for every model and GPU on which it is not admitted whole in
-    bfloat16, and is sharded."""
+    """Yield the rows of a task's table of sharded runs: one for each model and GPU where the model
+    in bfloat16 does not fit on one GPU, but does fit on several."""
     for model_name, model in MODELS.items():
         for gpu_name, memory_gib in GPUS.items():
             hardware = machine(memory_gib)
@@ -242,9 +244,8 @@ def _sharded_lines(task: Task) -> Iterator[str]:
 
 
 def _line(model: str, gpu: str, cell: Cell | None) -> str:
-    """Write a row of a table: how a task runs with `model` on `gpu`, memory in GB (10^9 bytes).
-
-    `cell` is None where nothing is admitted.
+    """Return a row of a table: how a task runs with `model` on `gpu`, with memory in GB (10^9
+    bytes). `cell` is None if no run is admitted.
     """
     if cell is None:
         return f"| {model} | {gpu} | refused |" + " |" * 13

@@ -1,7 +1,8 @@
-"""The dry run of a plan: each of its runs is checked, then what they take together.
+"""The dry run of a plan (several runs submitted together): each run is checked, and then what all
+of them take together.
 
-Every refusal names its step. Runs that differ by a varied setting alone mostly come to the same
-words: each is said once.
+Every failed check of a run names the step of the plan. Runs that differ only by a varied setting
+mostly give the same results; each of these is shown once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,14 +30,16 @@ def dry_run_plan(
 ) -> Reply:
     """Check a plan that could be submitted with the same request, without training anything.
 
-    Returns for each of its runs the settings that will be used, the time and the money, and for
-    all of them together the total and the cap. A probe or a smoke run is of the first run alone.
+    The reply has for each run its settings, time and money, and for all of them together the total
+    and the cap. Only the first run is tried by a probe or a smoke run.
 
     Args:
-        began: when the call began, on the monotonic clock.
+        home: the home.
+        request: the plan, and what is to be tried.
+        began: value of `time.monotonic()` at the start of the call.
         cap_function: the quota of the caller's key, as in `dry_run.dry_run_request`.
 
-    Raises UserError BAD_ARGUMENT for a `then` or `vary` that cannot be read.
+    Raises UserError BAD_ARGUMENT if `then` or `vary` of the request cannot be read.
     """
     planned_trainings, planned_evaluation = steps_of(request)
     runs: list[PlannedRun] = []
@@ -57,7 +60,7 @@ class _CheckedPlan:
     """The runs of a plan after their checks, and the checks of the plan as a whole."""
 
     def __init__(self, home: Home, request: DryRunRequest, runs: Sequence[PlannedRun]) -> None:
-        """Take the runs of a plan, which have made their checks."""
+        """Take the runs of a plan, each of which has already made its checks."""
         self.home = home
         self.request = request
         self.runs = runs
@@ -75,10 +78,10 @@ class _CheckedPlan:
         self.whole.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
 
     def _evaluation_outcome(self, planned: PlannedEvaluation) -> Outcome:
-        """Judge whether the evaluation can be carried out.
+        """Judge whether the evaluation at the end of the plan can be carried out; store its hours.
 
-        It asks the model that the plan starts from and those that its runs make. Stores its hours;
-        raises the UserErrors of an evaluation.
+        The evaluation asks the model that the plan starts from, and those that its runs make.
+        Raises UserError if a submit would refuse the evaluation.
         """
         evaluation.check_request(planned.request)
         start_model = self.runs[0].facts.model
@@ -96,9 +99,9 @@ class _CheckedPlan:
         return Outcome("pass", f"{counted(len(models), 'model')} on {counted(tasks, 'task')}")
 
     def check_together(self) -> None:
-        """Check what all runs take together: disk, and device hours against the one cap."""
+        """Check what all runs take together: space on disk, and device hours against their cap."""
         figures = self._figures()
-        if len(figures) < len(self.runs):
+        if len(figures) < len(self.runs):  # some run has no estimate, because its checks failed
             self.whole.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
             self.whole.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
             return
@@ -106,22 +109,21 @@ class _CheckedPlan:
         self.whole.run_check("budget", (), self._budget_outcome)
 
     def _disk_outcome(self, figures: Sequence[Estimate]) -> Outcome:
-        """Judge whether the disk holds what all runs write. Raises UserError DISK_FULL."""
+        """Judge whether the disk has room for what all runs write. Raises UserError DISK_FULL if it
+        has not."""
         disk_free = required(self.runs[0].facts.machine).disk_free
         needed = plan_total.check_disk(figures, disk_free)
         return Outcome("pass", f"all runs write about {size(needed)}")
 
     def _budget_outcome(self) -> Outcome:
-        """Judge whether all runs stay within their one cap and the home's total.
-
-        Raises UserError BUDGET.
-        """
+        """Judge whether all runs together stay within their one cap and within the total that the
+        home allows. Raises UserError BUDGET if they likely do not."""
         total = required(self.total)
         cap = self.request.cap_hours
         arguments = self.runs[0].arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, total, cap, arguments)
-        if warnings:  # at most one
+        if warnings:  # there is at most one
             return Outcome("warn", warnings[0], "Give the plan a larger max_gpu_hours.")
         high = total.gpu_hours.high
         return Outcome(
@@ -130,7 +132,7 @@ class _CheckedPlan:
 
     @property
     def total(self) -> Estimate | None:
-        """Return the estimate of all runs together; None where one of them has none."""
+        """The estimate of all runs together; None if one of them has no estimate."""
         figures = self._figures()
         if len(figures) < len(self.runs):
             return None
@@ -146,14 +148,15 @@ class _CheckedPlan:
         return [run.figures for run in self.runs if run.figures is not None]
 
     def _price(self) -> float:
-        """The price of a device hour; 0 where the home has none."""
+        """The price of a device hour; 0 if the home sets none."""
         return self.home.user_config().gpu_hour_price
 
     def entries(self) -> list[dict[str, object]]:
         """List the checks of the plan as the reply shows them.
 
-        First come those of single runs that `_is_to_be_shown`, with their step; then all checks of
-        the whole plan. A check that says the same of several runs of a step is shown once.
+        First come those checks of single runs that are to be shown (`_is_to_be_shown`), with their
+        step; then all checks of the whole plan. A check with the same detail for several runs of a
+        step is shown once.
         """
         entries: list[dict[str, object]] = []
         shown: set[tuple[int, str, str]] = set()  # (step, name, detail)
@@ -166,7 +169,7 @@ class _CheckedPlan:
         return entries + [check.to_json() for check in self.whole.checks]
 
     def reply(self) -> Reply:
-        """The reply about the plan."""
+        """Make the reply about the plan."""
         facts_of_first = self.runs[0].facts
         entries = self.entries()
         return {
@@ -183,10 +186,10 @@ class _CheckedPlan:
         }
 
     def _summary(self, entries: Sequence[Mapping[str, object]]) -> str:
-        """Say in one sentence whether the plan can be submitted.
+        """Return one sentence on whether the plan can be submitted.
 
-        It names the first refusal, or how long the plan takes and what its one cap is. `entries`
-        are the checks as the reply shows them.
+        If checks failed, it names the first of them. Otherwise it says how long the plan takes,
+        what its cap is, and what the first warning is. `entries` are the checks of the reply.
         """
         failed = self.failed
         if failed:
@@ -207,16 +210,16 @@ class _CheckedPlan:
         return f"{sentence} First: {_as_sentence(warned[0])}{more}."
 
     def _next_calls(self) -> list[Reply]:
-        """The call that submits the plan; none where a check failed."""
+        """Return the call that submits the plan; [] if a check failed."""
         if self.failed:
             return []
         return [Call("submit_train", self.runs[0].arguments()).to_json()]
 
     def _steps(self) -> list[Reply]:
-        """List an entry for each run of the plan, the evaluation last.
+        """Make the entry of each run of the plan for the reply, the evaluation last.
 
-        It says what the run trains on, its settings, hours and money. Of several runs of a step the
-        first has all settings, the others those that differ from the first.
+        An entry has the run's environment, model, settings, hours and money. If a step has several
+        runs, the first shows all settings, the others only those that differ from the first.
         """
         steps: list[Reply] = []
         first_settings_of_step: dict[int, Mapping[str, object]] = {}
@@ -238,25 +241,20 @@ class _CheckedPlan:
 
 
 def _is_to_be_shown(check: Check) -> bool:
-    """Return whether the reply shows a check of a single run.
-
-    That is so if it failed, it warns, or it tried the model (probe and smoke run).
-    """
+    """Whether the reply shows a check of a single run: if it failed or warns, or if it tried the
+    model (probe and smoke run)."""
     return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
 def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
-    """Make the entry of a training run in the reply.
-
-    `settings` are those of its settings that the entry shows.
-    """
+    """Make the entry of a training run in the reply. `settings` are the settings that it shows."""
     record, figures = run.facts.record, run.figures
     entry: Reply = {"step": run.step}
     if run.planned.label:
         entry["label"] = run.planned.label
     entry["algorithm"] = run.algorithm
     entry["env_id"] = record.env_id if record else run.env_id
-    if run.maker is None:  # the run that makes the start model
+    if run.maker is None:  # no run of the plan makes the start model: it exists already
         entry["model"] = run.model
     else:
         entry["model"] = f"the best of step {run.maker.step}"
@@ -269,8 +267,8 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
 
 
 def _start_of_grpo(settings: TrainSettings, maker_algorithm: str) -> Reply:
-    """Return the field `starts_from`: which success the model of the step before needs, so that the
-    groups of a GRPO step differ. {} for a step that is no GRPO behind SFT."""
+    """Return the field `starts_from` for a step of GRPO that follows SFT: the success that the SFT
+    model needs so that answers within a group earn different rewards. {} for any other step."""
     if not isinstance(settings, GRPOSettings) or maker_algorithm != "sft":
         return {}
     size = settings.group_size
@@ -284,10 +282,8 @@ def _start_of_grpo(settings: TrainSettings, maker_algorithm: str) -> Reply:
 
 
 def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
-    """Return the fields `hours` and, where a device hour has a price, `money`.
-
-    Each has low, likely and high. The money is that of `gpu_hours`; a `price` of 0 means none.
-    """
+    """Return the field `hours`, and the field `money` (the price of `gpu_hours`) if a device hour
+    has a price (`price` is not 0). Each has the keys low, likely and high."""
     fields: Reply = {"hours": hours.to_json()}
     if price:
         fields["money"] = plan_total.priced(gpu_hours, price).to_json()
@@ -295,17 +291,14 @@ def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
 
 
 def _total_fields(total: Estimate, cap: float) -> Reply:
-    """Return the `total` of the reply.
-
-    It has hours and money of all runs together, their shared `cap` in device hours, and what the
-    estimate rests on.
-    """
+    """Return the field `total` of the reply: hours and money of all runs together, their shared
+    `cap` in device hours, and the basis of the estimate."""
     fields = _cost_fields(total.hours, total.gpu_hours, total.gpu_hour_price)
     return fields | {"max_gpu_hours": cap, "basis": total.basis}
 
 
 def _as_sentence(entry: Mapping[str, object]) -> str:
-    """Write a check as text, with its step where it is about one: "step 2: data: 3 rows ..."."""
+    """Return a check as text, with the step if it is about one: "step 2: data: 3 rows ..."."""
     label_note = f" ({entry['label']})" if entry.get("label") else ""
     step_note = f"step {entry['step']}{label_note}: " if "step" in entry else ""
     return f"{step_note}{entry['name']}: {entry['detail']}"

@@ -1,4 +1,5 @@
-"""The estimate of a plan: what each of its runs will take, and all of them together."""
+"""Estimates a plan (several runs submitted together): what each of its runs will take, and all of
+them together."""
 
 from engine.core import hardware
 from engine.core.format import counted, words
@@ -19,11 +20,12 @@ from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 def estimate_request(home: Home, request: TrainRequest) -> Reply:
     """Estimate the run or the plan that could be submitted with this request; return the reply.
 
-    Of a model behind a URL (openai:NAME) it is an evaluation that is estimated.
+    If the model is behind a URL (openai:NAME), an evaluation of it is estimated.
 
     Raises UserError if a submit would refuse an environment, a model or the settings.
     """
-    if is_endpoint(request.model) and not request.is_plan:  # it can be asked, not trained
+    # A model behind a URL cannot be trained, only evaluated.
+    if is_endpoint(request.model) and not request.is_plan:
         asked = EvaluationRequest(request.env_id, [request.model], settings=request.settings)
         return estimate_endpoint(home, asked)
     if request.is_plan:
@@ -36,14 +38,14 @@ def estimate_request(home: Home, request: TrainRequest) -> Reply:
 def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     """Estimate every run of a plan; return the reply.
 
-    The machine is measured first if it never was. Raises UserError, naming the step, if a submit
-    would refuse what it trains.
+    If the speed of the machine was never measured, it is measured first. Raises UserError, whose
+    message names the step, if a submit would refuse the plan.
     """
     machine = hardware.detect(home.root)
     throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
     steps = plans.resolved_steps(home, request, is_admitted=False)
-    total = steps.total  # what all runs take together
-    fits = all(run_figures.fits for run_figures in steps.figures)  # each into its device's memory
+    total = steps.total  # the estimate of all runs together
+    fits = all(run_figures.fits for run_figures in steps.figures)  # into the memory of the device
     arguments = {name: value for name, value in request.given_arguments().items() if value}
     call = Call("submit_train", arguments)
     return {
@@ -68,10 +70,10 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
 
 
 def _summary(steps: ResolvedSteps, total: Estimate, cap: float, *, fits: bool) -> str:
-    """Say in one sentence what the plan will take.
+    """Return one sentence on what the plan will take.
 
-    `cap` is the limit of GPU-hours of all runs together; `fits` whether every run fits into the
-    memory.
+    `cap` is the limit of GPU-hours for all runs together. `fits` says whether every run fits into
+    the memory.
     """
     count = len(steps.trainings) + (steps.evaluation is not None)
     hours = total.hours
@@ -96,7 +98,8 @@ def _over_cap(total: Estimate, cap: float) -> list[str]:
 
 
 def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
-    """List an entry for each run of the plan; `price` is that of a device hour, 0 for none."""
+    """Make the entry of each run of the plan for the reply. `price` is that of a device hour; 0:
+    none is set."""
     entries = [_training_entry(training) for training in steps.trainings]
     if steps.evaluation is not None:
         hours = steps.evaluation.resolved.hours
@@ -106,10 +109,8 @@ def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
 
 
 def _training_entry(training: PlanTraining) -> Reply:
-    """Make the entry of a training run in the reply.
-
-    It has step and label, what it trains on, its steps, hours, money, and memory in bytes.
-    """
+    """Make the entry of a training run in the reply: step, label, environment, number of optimizer
+    steps, hours, money, and memory in bytes."""
     planned, resolved = training.planned, training.resolved
     figures = resolved.forecast.estimate
     entry: Reply = {"step": planned.step, "algorithm": planned.request.algorithm}
@@ -121,8 +122,6 @@ def _training_entry(training: PlanTraining) -> Reply:
 
 
 def _cost(hours: Range, money: Range, price: float) -> Reply:
-    """Return the fields `hours` and, where a device hour has a price, `money`.
-
-    Each has low, likely and high; a `price` of 0 means none.
-    """
+    """Return the field `hours`, and the field `money` if a device hour has a price (`price` is not
+    0). Each has the keys low, likely and high."""
     return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})

@@ -1,6 +1,8 @@
-"""One run of a plan, checked like a run of its own, except for what the plan has as a whole.
+"""One run of a plan. It is checked like a separate run, except for what is checked for the whole
+plan.
 
-It may start from a model that an earlier run of the plan is still to make; its cap is the plan's.
+The run may start from a model that an earlier run of the plan has yet to make. It shares one cap
+with all runs of the plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from engine.runs.submit.plan_steps import PlannedTraining
 from engine.runs.submit.plans import model_made
 from engine.runs.submit.requests import TrainRequest
 
-# What a plan has as a whole: one device at a time, one disk, one cap.
+# Checks that are made once for the whole plan: its runs share one disk and one cap.
 _OF_THE_PLAN = ("disk", "budget")
 
 
@@ -30,11 +32,11 @@ class PlannedRun(DryRun):
         planned: PlannedTraining,
         earlier_runs: Sequence["PlannedRun"],
     ) -> None:
-        """Take one training run of a plan.
+        """Prepare to check one training run of a plan.
 
         Args:
             home: the home.
-            request: that of the whole plan.
+            request: the request for the whole plan.
             planned: the run.
             earlier_runs: the runs that come before it in the plan; `planned.previous_index` is the
                 index of the one among them that makes its start model.
@@ -43,36 +45,37 @@ class PlannedRun(DryRun):
         super().__init__(home, step.env_id, step.model, step.algorithm, dict(step.settings))
         self.request = request
         self.planned = planned
-        # The run that makes the start model; None where that exists already.
+        # The run that makes the start model; None if the start model exists already.
         self.maker: PlannedRun | None = None
         if planned.previous_index is not None:
             self.maker = earlier_runs[planned.previous_index]
 
     @property
     def step(self) -> int:
-        """Which step of the plan it is; 1 for the first."""
+        """Number of the plan's step that the run belongs to, counted from 1."""
         return self.planned.step
 
     @property
     def figures(self) -> Estimate | None:
-        """The estimate of the run; None where a check before it failed."""
+        """The estimate of the run; None if an earlier check failed."""
         return self.facts.forecast.estimate if self.facts.forecast else None
 
     @property
     def model_to_be(self) -> ModelRef | None:
-        """Return the model that the run is to make; None where its settings are not known."""
+        """The model that the run is to make; None if its start model or settings are not known."""
         if self.facts.model is None or self.facts.resolved is None:
             return None
         return model_made(self.facts.model, self.facts.resolved.settings)
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check of the run, but not those of the whole plan; `began` as in `DryRun`."""
+        """Make every check of the run, and drop those that are made for the whole plan. `began` is
+        the value of `time.monotonic()` at the start of the call."""
         check_list = super().run_checks(began)
         check_list.checks = [check for check in check_list.checks if check.name not in _OF_THE_PLAN]
         return check_list
 
     def check_model(self) -> Outcome:
-        """Check that the model exists or that the step before makes it; store what it is."""
+        """Check that the start model exists, or that an earlier step makes it; store the model."""
         if self.maker is None:
             return super().check_model()
         made = self.maker.model_to_be
@@ -82,12 +85,12 @@ class PlannedRun(DryRun):
         return Outcome("pass", f"the best of step {self.maker.step}")
 
     def overlap(self) -> Contamination:
-        """Find which held-out tasks occur in the rows that the model is trained on.
+        """Find the held-out tasks that occur in rows that the model is trained on.
 
-        These are the training rows of this run, of the runs that make its start model, and of those
-        that made the model of the plan's beginning.
+        These are the training rows of this run, of the earlier runs of the plan that make its start
+        model, and of those runs that made the model which the plan starts from.
         """
-        earlier_runs: list[PlannedRun] = []  # the nearest first
+        earlier_runs: list[PlannedRun] = []  # from the last to the first
         maker = self.maker
         while maker is not None:
             earlier_runs.append(maker)
@@ -98,18 +101,18 @@ class PlannedRun(DryRun):
         return contamination.of_training(self.home, record, start_model, earlier_envs)
 
     def check_disk(self) -> Outcome:
-        """Skipped: the disk is checked once for all runs of the plan."""
+        """Skip this check: the disk is checked once for all runs of the plan."""
         return Outcome("skip", "checked for the whole plan")
 
     def check_budget(self) -> Outcome:
-        """Skipped: the cap is checked once for all runs of the plan."""
+        """Skip this check: the cap is checked once for all runs of the plan."""
         return Outcome("skip", "checked for the whole plan")
 
     def arguments(self) -> Mapping[str, object]:
         """Return the arguments of the call that submits the whole plan.
 
-        `env_id` is the whole id where this is a run of the first step whose environment was looked
-        up, else as the user gave it.
+        `env_id` is the whole id if this run belongs to the first step and its environment was
+        found; otherwise it is what the user gave.
         """
         all_arguments = self.request.given_arguments()
         arguments = {name: value for name, value in all_arguments.items() if value}
@@ -120,8 +123,8 @@ class PlannedRun(DryRun):
     def entry(self, check: Check) -> dict[str, object]:
         """Return a check as the reply shows it, with the step, and the label of the run if any.
 
-        After the first step the call that mends it is left out: its arguments are of the first step
-        and cannot change a later one.
+        For later steps the call that would mend the check is left out: its arguments belong to the
+        first step and cannot change a later one.
         """
         fields = {"step": self.step, **check.to_json()}
         if self.planned.label:

@@ -1,4 +1,4 @@
-"""The check that lets the model answer some tasks, in a short run of its own: a probe."""
+"""The check "probe": the model answers some tasks in a short separate run, called a probe."""
 
 from collections.abc import Callable
 
@@ -17,16 +17,18 @@ from engine.runs.submit.requests import ProbeRequest
 def check_probe(
     run: DryRun, samples: int, began: float, cap_function: Callable[[float], float] | None
 ) -> Outcome:
-    """Sample the model in a run of its own, and judge whether GRPO has something to learn from.
+    """Let the model answer some tasks in a separate run, and judge whether GRPO could learn from
+    the answers.
 
-    Skipped if the environment does not score, or if the run does not end in the time that the
-    call has left.
+    The check is skipped if the environment does not score, if the model does not exist yet, or if
+    the run does not end in the time that the call has left.
 
     Args:
+        run: the dry run.
         samples: how many tasks are answered.
-        began: when the call began, on the monotonic clock.
-        cap_function: is given the device hours that the run needs at most, and returns how many it
-            may take; None where no quota applies.
+        began: value of `time.monotonic()` at the start of the call.
+        cap_function: takes the most device hours that the probe is estimated to need, and returns
+            how many it may take; None if no quota applies.
     """
     record = required(run.facts.record)
     if not record.scored:
@@ -49,10 +51,10 @@ def check_probe(
 def _start_probe(
     run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
 ) -> str:
-    """Submit the probe; return the id of its run.
+    """Submit the probe and return the id of its run.
 
-    A probe takes the settings of GRPO, so for other algorithms it gets only those that they share
-    with GRPO.
+    A probe takes settings of GRPO. For another algorithm it gets only the settings that the
+    algorithm shares with GRPO.
     """
     settings = run.settings if run.algorithm == "grpo" else run.shared_settings()
     request = ProbeRequest(record.env_id, run.model, samples, settings)
@@ -60,7 +62,8 @@ def _start_probe(
 
 
 def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
-    """Judge the result of the probe; store it, and whether its tasks are too hard for GRPO."""
+    """Store the result of the probe, and whether its tasks are too hard for GRPO; return what is to
+    be said of it."""
     path = run.home.run(run_id).result
     run.facts.probe = read_json(path)
     result = ProbeResult.read(path)
@@ -69,10 +72,7 @@ def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
 
 
 def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """Make the outcome of a probe that failed or was cancelled.
-
-    `status` is what `lifecycle.wait` returned.
-    """
+    """Make the outcome of a probe that failed or was cancelled; `status` is that of its run."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"
     fix = Hint.from_fields(error.get("hint", ""), error.get("call"))

@@ -1,4 +1,4 @@
-"""The reply to a dry run: what its checks came to, in words and in numbers."""
+"""Makes the reply to a dry run: the results of its checks, in words and in numbers."""
 
 import hashlib
 import json
@@ -12,11 +12,10 @@ from engine.dry_run.checks import DryRun
 from engine.environments import registry
 from engine.judgements import required, short_audit
 
-_FIX_CHARS = 240  # of the advice in the summary
-# What a short reply leaves out, and what it keeps of an estimate.
-_LEFT_OUT = ("sources", "row")
-_NONE = (None, "", [], {})
-_TRIED = ("probe", "smoke", "exam")  # checks that say more than passed
+_FIX_CHARS = 240  # the most characters of advice in the summary
+_LEFT_OUT = ("sources", "row")  # fields that a short reply leaves out
+_NONE = (None, "", [], {})  # values of fields that a short reply leaves out
+_TRIED = ("probe", "smoke", "exam")  # checks whose details matter even if they pass
 _SHOWN_SETTINGS = frozenset(
     {
         "steps",
@@ -43,14 +42,14 @@ _SHOWN_SETTINGS = frozenset(
     }
 )
 _FAULTY = ("warn", "risk")  # verdicts of audit probes that stay in a shortened reply
-_ESTIMATE_KEYS = ("hours", "money", "fits", "basis")
-_HASH_CHARS = 16  # of the report's SHA-256: enough to tell two reports apart
+_ESTIMATE_KEYS = ("hours", "money", "fits", "basis")  # what a short reply keeps of an estimate
+_HASH_CHARS = 16  # digits of the report's SHA-256, enough to tell two reports apart
 
 
 def report_of(run: DryRun) -> Reply:
-    """Return the parts of the reply that are known without the probe.
+    """Return the parts of the reply that are known without probe and smoke run.
 
-    Among them is `report_hash`, which is the same for the same call.
+    One of them is `report_hash`, which is the same whenever the same call is made again.
     """
     facts = run.facts
     resolved, forecast = facts.resolved, facts.forecast
@@ -68,10 +67,10 @@ def report_of(run: DryRun) -> Reply:
 
 
 def _report_hash(run: DryRun, report: Reply) -> str:
-    """Hash the report's parts that do not change from call to call; return hexadecimal text.
+    """Return a hash, in hex, of those parts of the report that are the same in every equal call.
 
-    It leaves out the estimate and the times of the audit, because free memory, free disk and times
-    do change.
+    The estimate and the times of the audit are left out: they change with the free memory, the free
+    disk and the speed of the machine.
     """
     facts = run.facts
     record, model = facts.record, facts.model
@@ -91,7 +90,7 @@ def _report_hash(run: DryRun, report: Reply) -> str:
 
 
 def results_of(run: DryRun) -> Reply:
-    """Return the parts of the reply that tell what the checks came to, the probe included."""
+    """Return the parts of the reply with the results of all checks, also of probe and smoke run."""
     return {
         "checks": [check.to_json() for check in run.check_list.checks],
         "probe": run.facts.probe,
@@ -104,11 +103,11 @@ def results_of(run: DryRun) -> Reply:
 
 
 def _summary(run: DryRun) -> str:
-    """Say in one sentence what the dry run came to, what matters first.
+    """Return the summary of the dry run in one sentence, the most important part first.
 
-    `Not ready: ...` with the first check that fails; else that GRPO would learn little, or `Ready
-    to train, about 12 min`, each followed by the names of the checks that warn and by what to do
-    about the first of them.
+    If checks fail, it is "Not ready: " with the first of them. Otherwise it says that GRPO would
+    learn little, or "Ready to train, about 12 min"; then come the names of the checks that warn,
+    and what to do about the first of them.
     """
     failed = run.check_list.failed
     if failed:
@@ -125,20 +124,19 @@ def _summary(run: DryRun) -> str:
 
 
 def _ready_sentence(run: DryRun) -> str:
-    """That training can begin and how long it takes, such as "Ready to train, about 12 min",
-    without a full stop."""
+    """Return that the run can begin and its estimated time: "Ready to train, about 12 min"."""
     figures = required(run.facts.forecast).estimate
     sentence = f"Ready to train, about {words(figures.hours.likely)}"
-    if figures.basis != "model":
+    if figures.basis != "model":  # "model": a table of speeds, because nothing was measured
         return sentence
     between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
     return f"{sentence} by a table ({between}: this machine is not measured yet)"
 
 
 def _little_to_learn(run: DryRun) -> str:
-    """Say that GRPO would learn little, because the tasks are too hard, and what helps.
+    """Return the sentence that GRPO would learn little because tasks are too hard, and what helps.
 
-    A group of the probe holds the answers to one task.
+    A group of the probe holds all answers to one task.
     """
     probe = required(run.facts.probe)
     first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
@@ -150,11 +148,11 @@ def _little_to_learn(run: DryRun) -> str:
 
 
 def _next_calls(run: DryRun) -> list[Call]:
-    """The calls to suggest next.
+    """Return the calls to suggest next:
 
-    - Where a check failed: what mends it, or the section of the playbook about it.
-    - Where GRPO would learn little: SFT, if possible, and the probe's answers.
-    - Otherwise: wait for an unfinished probe; submit the run.
+    - if a check failed: what mends it, or the section of the playbook about it.
+    - if GRPO would learn little: SFT, if possible, and the answers of the probe.
+    - otherwise: wait for an unfinished probe; submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
@@ -164,17 +162,15 @@ def _next_calls(run: DryRun) -> list[Call]:
         calls = [Call("submit_train", sft)] if sft else []
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", run.arguments())]
-    # `check_probe` returns "skip" for a probe that has not ended in time.
-    if facts.probe_run_id and check_list.status("probe") == "skip":  # it goes on
+    # The check of a probe that has not ended in time is skipped; its run goes on.
+    if facts.probe_run_id and check_list.status("probe") == "skip":
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
     return calls
 
 
 def _warnings(run: DryRun) -> list[str]:
-    """List the warnings of the reply.
-
-    The first says which environment was meant, where `env_id` was only the beginning of an id; then
-    comes one for every check with a warning.
+    """List the warnings of the reply: one for every check that warns. If `env_id` was only the
+    beginning of an id, a first warning says which environment was taken.
     """
     record = run.facts.record
     prefix_warnings = registry.prefix_meant(run.env_id, record) if record else []
@@ -183,12 +179,12 @@ def _warnings(run: DryRun) -> list[str]:
 
 
 def shortened(reply: Reply) -> Reply:
-    """Return the reply to a dry run of a run or a plan without what is rarely read; `left_out` says
-    how to see that.
+    """Return the reply to a dry run (of a run or a plan) without what is rarely read. Its field
+    `left_out` says how to see that.
 
-    Left out are checks that passed (their names stay in `passed`), what a warning says already,
-    settings that hardly anybody changes, where each setting comes from, the row as it is trained,
-    faultless probes of the audit, the parts of the estimate, and counts of 0.
+    Left out are checks that passed (their names stay in `passed`), details that a warning repeats,
+    settings that hardly anybody changes, the sources of settings, the row as it is trained, probes
+    of the audit without a fault, the parts of the estimate, and counts of 0.
     """
     if "checks" not in reply:
         return reply
@@ -201,7 +197,7 @@ def shortened(reply: Reply) -> Reply:
     if len(shown) < len(reply["checks"]):
         passed = [check["name"] for check in reply["checks"] if check not in shown]
         short["passed"] = ", ".join(passed)
-    if "steps" in reply:  # a plan
+    if "steps" in reply:  # only the reply about a plan has steps
         short["steps"] = _shortened_steps(reply["steps"])
     else:
         sources = reply.get("sources") or {}
@@ -213,10 +209,10 @@ def shortened(reply: Reply) -> Reply:
 
 
 def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
-    """The runs of a plan with fewer settings; a run that varies an earlier one of its step has only
-    those that differ, and they stay."""
+    """Return the runs of a plan, the first run of each step with fewer settings. The other runs of
+    a step show only the settings that differ from the first, so these stay."""
     short: list[Reply] = []
-    seen: set[object] = set()  # numbers of steps
+    seen: set[object] = set()  # numbers of the steps that already had a run
     for step in steps:
         if step["step"] not in seen and "settings" in step:
             step = step | {"settings": _shortened_settings(step["settings"], {})}
@@ -226,13 +222,14 @@ def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
 
 
 def _is_shown(check: Reply) -> bool:
-    """Whether a short reply shows a check by more than its name: it did not pass, or it tried or
-    measured something."""
+    """Whether a short reply shows more of a check than its name: if it failed or warns, or if it
+    measured something (`_TRIED`)."""
     return check["status"] not in ("pass", "skip") or check["name"] in _TRIED
 
 
 def _shortened_settings(settings: Reply, sources: Reply) -> Reply:
-    """The settings that decide most runs, and those that the user gave."""
+    """Return the settings that matter in most runs, and those that the user gave. `sources` maps
+    each setting to where its value comes from."""
     return {
         name: value
         for name, value in settings.items()
@@ -241,7 +238,7 @@ def _shortened_settings(settings: Reply, sources: Reply) -> Reply:
 
 
 def _shortened_statistics(statistics: Reply) -> Reply:
-    """The statistics of the rows without counts of 0 and the smallest lengths."""
+    """Return the statistics of the rows without counts of 0 and without the smallest lengths."""
     short = {}
     for name, value in statistics.items():
         if isinstance(value, dict):
@@ -259,10 +256,8 @@ def _shortened_audit(audit: Reply) -> Reply:
 
 
 def _shortened_estimate(figures: Reply) -> Reply:
-    """Return the main figures of an estimate.
-
-    Of the peak memory only the total in bytes is kept, and money only where a GPU-hour has a price.
-    """
+    """Return the main figures of an estimate. Of the peak memory only the total in bytes is kept;
+    money is kept only if a GPU-hour has a price."""
     short = {key: figures[key] for key in _ESTIMATE_KEYS if key in figures}
     if figures.get("peak_memory"):
         short["peak_memory"] = figures["peak_memory"]["total"]
@@ -272,10 +267,11 @@ def _shortened_estimate(figures: Reply) -> Reply:
 
 
 def _shortened_check(check: Reply, warnings: Sequence[str]) -> Reply:
-    """A check without its detail where a warning holds that already, and without empty fields."""
-    is_said = any(check["detail"] in warning for warning in warnings) if check["detail"] else False
+    """Return a check without empty fields, and without its detail if a warning contains that."""
+    detail = check["detail"]
+    is_in_warning = bool(detail) and any(detail in warning for warning in warnings)
     return {
         name: value
         for name, value in check.items()
-        if value not in _NONE and not (name == "detail" and is_said)
+        if value not in _NONE and not (name == "detail" and is_in_warning)
     }

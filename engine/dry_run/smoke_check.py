@@ -1,4 +1,4 @@
-"""The check that does two real optimizer steps on a few rows, in a worker, and throws them away."""
+"""The check "smoke": a worker does two real optimizer steps on a few rows and throws them away."""
 
 import os
 import secrets
@@ -29,15 +29,15 @@ from engine.runs.submit.training import ResolvedTraining
 
 STEPS = 2
 MOST_ROWS = 8
-_LEAST_S = 5.0  # a process with torch takes longer only to start
+_LEAST_S = 5.0  # seconds; merely starting a process with torch takes longer
 
 
 def check_smoke(run: DryRun, limit_s: float) -> Outcome:
     """Do two optimizer steps of the run on at most `MOST_ROWS` rows, and judge them.
 
-    They may take `limit_s` seconds, in a folder that is removed afterwards. Their result is stored
-    in `run.facts.smoke`. Skipped while a run holds the device, where another run has yet to make
-    the model, and where `limit_s` is too short.
+    The steps may take `limit_s` seconds. They are done in a folder that is removed afterwards; the
+    result is stored in `run.facts.smoke`. The check is skipped if a run holds the device, if
+    another run has yet to make the model, or if `limit_s` is too short.
     """
     obstacle = _obstacle(run, limit_s)
     if obstacle:
@@ -53,7 +53,7 @@ def check_smoke(run: DryRun, limit_s: float) -> Outcome:
 
 def _obstacle(run: DryRun, limit_s: float) -> str:
     """Return why the two steps cannot be done within `limit_s` seconds from now; "" if they can."""
-    maker = required(run.facts.model).waits_for
+    maker = required(run.facts.model).waits_for  # the run that has yet to make the model
     if maker:
         return f"{maker} is still to make the model"
     with Store(run.home) as store:
@@ -68,12 +68,13 @@ def _obstacle(run: DryRun, limit_s: float) -> str:
 def smoke_settings(settings: TrainSettings) -> TrainSettings:
     """Return the settings of the two steps: those of the run, with a few changes.
 
-    The steps use at most `MOST_ROWS` rows and a constant learning rate, without evaluations, early
-    stopping and replayed rows.
+    The two steps take at most `MOST_ROWS` rows and a constant learning rate. There are no
+    evaluations, no early stopping, and no rows replayed from earlier training (`keep`).
     """
     changes: dict[str, object] = {
         "steps": STEPS,
-        # A schedule spans the whole run; at a constant rate both steps change the model.
+        # Other schedules span the whole run and may begin or end at a rate of 0. At a constant rate
+        # both steps change the model.
         "lr_schedule": "constant",
         "warmup_ratio": 0.0,
         "eval_every": STEPS,
@@ -93,10 +94,10 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
 
 
 def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
-    """Write the folder of a smoke run (two training steps), as a submit writes that of a run.
+    """Write the folder of a smoke run in the form in which a submit writes the folder of a run.
 
-    It holds config.json with `smoke_settings`, and the adapters of the start model and of the
-    teacher.
+    The folder holds config.json with `smoke_settings`, and the adapters of the start model and of
+    the teacher.
     """
     facts = run.facts
     resolved = required(facts.resolved)
@@ -117,9 +118,10 @@ def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
 
 
 def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
-    """Run the worker in its own session to its end, and return its exit status.
+    """Run the worker on `folder` to its end, and return its exit status.
 
-    None where it was not done within `limit_s` seconds and was killed.
+    Returns None if the worker was not done within `limit_s` seconds and was killed. It runs in a
+    session of its own, so that its child processes can be killed with it.
     """
     python = launcher.worker_python(run.home)
     device = required(run.facts.machine).device.id
@@ -141,16 +143,16 @@ def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
             return None
         finally:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)  # the session that it leads
+                os.killpg(process.pid, signal.SIGKILL)  # also kills the worker's child processes
                 process.wait()
 
 
 @contextmanager
 def _lifeline() -> Iterator[int]:
-    """Context manager: yield the reading end of a pipe.
+    """Context manager: yield the reading end of a pipe, which the worker watches.
 
-    Its other end closes with this context, or with this process: the worker that reads it then
-    ends.
+    The other end is closed at the end of the block, or when this process dies. The worker notices
+    that and ends.
     """
     reading, writing = os.pipe()
     try:
@@ -161,9 +163,9 @@ def _lifeline() -> Iterator[int]:
 
 
 def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) -> Outcome:
-    """Judge what the steps came to.
+    """Make the outcome of the check from the files that the worker left in `folder`.
 
-    `status` is the exit status of the worker, None where it took longer than `limit_s` seconds.
+    `status` is the exit status of the worker; None if it took longer than `limit_s` seconds.
     """
     if status is None:
         return Outcome(
@@ -185,16 +187,14 @@ def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) ->
 
 
 def _stage(folder: RunDir) -> str:
-    """Say what the worker was doing when it ended, such as "step 2".
-
-    That follows from the events and metrics that it wrote.
-    """
+    """Return what the worker was doing when it ended, e.g. "step 2", from the events and metrics
+    that it wrote."""
     event_names = {event.event for event in Event.read_all(folder.events)}
     if SMOKE_SAVED in event_names:
         return "reading the saved adapter back"
     if "started" not in event_names:
         return "loading model, rows and environment"
-    # Optimizer steps count from 1: a line of step 0 is none.
+    # Optimizer steps count from 1; a line of step 0 comes from before the first one.
     steps_done = sum(line.step > 0 for line in read_metrics(folder.metrics))
     return f"step {steps_done + 1}" if steps_done < STEPS else "saving the adapter"
 
@@ -202,8 +202,8 @@ def _stage(folder: RunDir) -> str:
 def _judged(result: SmokeResult) -> Outcome:
     """Make the outcome of two steps that were done.
 
-    It passes, or warns that no update was tried, where all answers to a task earned the same
-    reward.
+    The check passes. It only warns if no update was tried, because in each group all answers to a
+    task earned the same reward.
     """
     seconds = ", ".join(f"{step.seconds:.2f}" for step in result.steps)
     phrases = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
@@ -221,10 +221,8 @@ def _judged(result: SmokeResult) -> Outcome:
 
 
 def _progress(result: SmokeResult) -> list[str]:
-    """Say what the steps measured, as parts of a sentence.
-
-    These are loss and reward as far as the algorithm has them, and the norms of the gradients.
-    """
+    """Return what the steps measured as parts of a sentence: loss and reward, if the algorithm has
+    them, and the norms of the gradients."""
     losses = [f"{step.loss:.4g}" for step in result.steps if step.loss is not None]
     rewards = [f"{step.reward_mean:.3g}" for step in result.steps if step.reward_mean is not None]
     norms = [f"{step.grad_norm:.3g}" for step in result.steps]

@@ -1,4 +1,5 @@
-"""What a dry run tries beside its checks, where it is asked to: a probe, and a smoke run."""
+"""Tries the model in a dry run, if the request asks for it: by a probe (the model answers some
+tasks), and by a smoke run (two optimizer steps)."""
 
 from collections.abc import Callable
 
@@ -8,7 +9,7 @@ from engine.dry_run.smoke_check import check_smoke
 from engine.judgements import Outcome
 from engine.runs.submit.requests import DryRunRequest
 
-_SMOKE_HOURS = 0.02  # that a quota must have left for two steps
+_SMOKE_HOURS = 0.02  # device hours that a quota must have left for a smoke run
 
 
 def try_model(
@@ -17,24 +18,24 @@ def try_model(
     began: float,
     cap_function: Callable[[float], float] | None,
 ) -> None:
-    """Try the model of a run as far as the request asks, and add what came of it to the checks.
+    """Try the model of a run in the ways that the request asks for, and add the results as checks.
 
-    The check "smoke" does two optimizer steps, the check "probe" answers some tasks. Both are
-    skipped where an earlier check failed.
+    The check "smoke" does two optimizer steps; in the check "probe" the model answers some tasks.
+    Both are skipped if an earlier check failed.
 
     Args:
-        run: the dry run, whose checks are made.
-        request: it says what is to be tried.
-        began: when the call began, on the monotonic clock.
-        cap_function: that of `dry_run_request`; raises UserError where the caller has no hours
-            left. None where nothing limits the caller.
+        run: the dry run, whose other checks are made already.
+        request: says what is to be tried.
+        began: value of `time.monotonic()` at the start of the call.
+        cap_function: the one of `dry_run_request`; raises UserError if the caller has no hours
+            left. None if no quota limits the caller.
     """
     check_list = run.check_list
     needs = [check.name for check in check_list.checks if check.status != "skip"]
     if request.smoke:
 
         def smoke() -> Outcome:
-            """Do the two steps. Raises UserError QUOTA where the caller has no hours left."""
+            """Do the two steps. Raises UserError QUOTA if the caller has no hours left."""
             if cap_function is not None:
                 cap_function(_SMOKE_HOURS)
             return check_smoke(run, request.smoke_s or seconds_left(began))

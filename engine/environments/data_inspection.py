@@ -1,4 +1,4 @@
-"""What is in a data file of any size, also in tokens of a given model."""
+"""Describes a data file of any size; with a model also in tokens of that model."""
 
 import math
 import random
@@ -42,23 +42,24 @@ def inspect(
     """Check a data file and describe its rows.
 
     Args:
-        path: the file, or the id of a dataset on the hub, whose first training file is meant.
-        model: the model with whose tokenizer and chat template tokens are counted; "": they are
-            not counted.
+        home: the home whose cache holds fetched datasets and indexes of large files.
+        path: the file, or the id of a dataset on the hub, whose first training file is then meant.
+        model: the model whose tokenizer and chat template count tokens; "": tokens are not counted.
         roots: folders that the file must lie in; None: any folder.
         wait_s: how many seconds fetching and reading may take.
 
-    Raises UserError DATASET_INVALID, DATASET_READING (not done in `wait_s`), PATH_OUTSIDE_ROOTS, or
-    MODEL_* or ADAPTER_MISMATCH for a model that cannot be used.
+    Raises UserError DATASET_INVALID if the file cannot be read as data, DATASET_READING if it is
+    not read within `wait_s`, PATH_OUTSIDE_ROOTS if it lies outside `roots`, and MODEL_* or
+    ADAPTER_MISMATCH if the model cannot be used.
     """
     deadline = time.monotonic() + wait_s
-    places = [Path(), *(roots or [])]  # where a folder of this name would be meant
+    places = [Path(), *(roots or [])]  # if a folder of this name lies in one, `path` means that
     dataset = hub_data.named_dataset(home, path, places, deadline)
     if dataset is not None:
         return _dataset_report(home, dataset, model, deadline)
     file = Path(path).expanduser().absolute()
     if roots is not None:
-        file = file.resolve()  # where a link leads counts, not where it lies
+        file = file.resolve()  # if it is a link, its target must lie inside `roots`
         resolve_inside(file.parent, list(roots))
     return _file_report(home, file, model, deadline)
 
@@ -66,10 +67,10 @@ def inspect(
 def _dataset_report(
     home: Home, dataset: hub_data.Dataset, model: str, deadline: float
 ) -> DataReport:
-    """Describe the first training file of a fetched dataset, with a warning about the others.
+    """Describe the first training file of a fetched dataset, with a warning about its other files.
 
     If all files are held out, the first of them is described. `deadline` is a value of
-    `time.monotonic()`; `model` as in `inspect`.
+    `time.monotonic()`; `model` means the same as in `inspect`.
     """
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) not in ("heldout", "dev")]
@@ -85,10 +86,10 @@ def _dataset_report(
 
 
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
-    """The report of one file. Raises UserError DATASET_READING, retryable, if a large file cannot
-    be read before `deadline`, a value of `time.monotonic()`."""
+    """Describe one file; `model` means the same as in `inspect`. Raises UserError DATASET_READING
+    (retryable) if a large file is not read by `deadline`, a value of `time.monotonic()`."""
     model_folder = catalog.resolve_model(home, model).base_path if model else None
-    rows: Sequence[TaskRow] = ()  # read only if their tokens are counted
+    rows: Sequence[TaskRow] = ()  # stays empty if no tokens are to be counted
     if _is_large(file):
         wait_s = max(0.0, deadline - time.monotonic())
         indexed = build.read_once(home, [file], file.parent, wait_s=wait_s)
@@ -105,8 +106,8 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
 
 
 def _is_large(file: Path) -> bool:
-    """Whether the file is too large to be read at once; False if it cannot be opened, because then
-    `datasets.inspect` says what is wrong."""
+    """Whether the file is so large that it is indexed and not read into memory. False if it cannot
+    be opened: `datasets.inspect` then raises the error for that."""
     try:
         return file.suffix.lower() in LINE_FORMATS and build.is_large([file])
     except OSError:
@@ -114,12 +115,12 @@ def _is_large(file: Path) -> bool:
 
 
 def _task_rows(file: Path) -> list[TaskRow]:
-    """The valid rows of a data file as they would be stored."""
+    """Return the valid rows of a data file in the form in which a push would store them."""
     return [stored_row(task.to_row(), "train") for task in datasets.valid_tasks(file)]
 
 
 def _large_report(file: Path, facts: DataIndex) -> DataReport:
-    """Turn the facts about a large file into the report that any other file gets."""
+    """Make the report of a large file, in the same form as for any other file, from its index."""
     report = DataReport(
         path=str(file),
         hash=facts.files[0].sha256[:12],
@@ -139,13 +140,13 @@ def _large_report(file: Path, facts: DataIndex) -> DataReport:
 
 
 def _as_dict(numbers: Spread) -> dict[str, int]:
-    """The spread of some numbers as JSON: least, median, 95th percentile and largest."""
+    """Return a spread as a dict: minimum, median, 95th percentile and maximum."""
     return {"min": numbers.min, "p50": numbers.p50, "p95": numbers.p95, "max": numbers.max}
 
 
 def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample of them. `model` is the reference that
-    the user gave."""
+    """Count the tokens of the rows, or of a seeded sample if there are more than `SAMPLE`. `model`
+    is the reference of the model as the user gave it, for the report."""
     tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
     lengths, refusals = _row_lengths(sample, tokenizer)
@@ -163,10 +164,10 @@ def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> To
 def _row_lengths(
     rows: Sequence[TaskRow], tokenizer: tokens.ChatTokenizer
 ) -> tuple[list[RowLengths], list[str]]:
-    """Measure the rows in tokens.
+    """Count the tokens of each row.
 
-    Returns (the lengths of the rows that the chat template takes, a text for each row that it
-    refuses, with the reason).
+    Returns two lists: the lengths of the rows that the chat template accepts, and for each row that
+    it refuses a text with the row's id and the reason.
     """
     lengths: list[RowLengths] = []
     refusals: list[str] = []

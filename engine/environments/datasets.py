@@ -1,4 +1,4 @@
-"""What is in a data file: shapes, bad rows by number, duplicates, lengths in characters."""
+"""Checks and describes a data file: shapes, bad rows by line, duplicates, lengths in characters."""
 
 import hashlib
 import json
@@ -17,9 +17,9 @@ from envs.config.problem import EnvProblem
 from envs.dataset import BadRow, data_files, read_rows, splits_of
 from envs.row_shapes import shape_of, to_task
 
-MOST_BAD_ROWS = 20  # in a report, so that it stays short
+MOST_BAD_ROWS = 20  # bad rows that a report lists, so that it stays short
 SAMPLE_ROWS = 2
-_SAMPLE_CHARS = 400  # of the prompt and of the answer of a sample row
+_SAMPLE_CHARS = 400  # the most characters of the prompt and of the answer of a sample row
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Duplicates:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Characters of prompts and answers: min, p50, p95, max."""
+    """Characters of prompts and of answers, each as {"min", "p50", "p95", "max"}."""
 
     prompt: dict[str, int]
     answer: dict[str, int]
@@ -51,9 +51,10 @@ class TokenLengths:
     """Tokens of rows, counted with the tokenizer and the chat template of `model`.
 
     Attributes:
-        counted: rows that were counted; a seeded sample where there are many.
-        prompt, answer, total: min, p50, p95, max.
-        refused_by_template: rows that the template refuses; `refusal` is what it says of the first.
+        counted: number of rows that were counted; of many rows only a seeded sample is counted.
+        prompt, answer, total: tokens as {"min", "p50", "p95", "max"}.
+        refused_by_template: number of rows that the chat template refuses; `refusal` is its message
+            for the first of them.
     """
 
     model: str
@@ -80,13 +81,14 @@ class DataReport(ReplyBase):
     """What is in a data file.
 
     Attributes:
-        hash: first 12 digits of its SHA-256.
-        rows, bad: lines that are rows, and lines that are not; `bad_rows` are the first of those.
-        shapes: rows by shape (envs/row_shapes.py names the shapes).
-        with_answer, with_tools: rows that have some; a preference has answers.
-        tokens: None if no model was named.
-        turns: assistant turns per row: min, p50, p95, max.
-        splits: rows per side ("train", "heldout"), as a push would assign them.
+        hash: first 12 digits of the file's SHA-256.
+        rows, bad: number of lines that are rows, and of those that are not; `bad_rows` are the
+            first of the latter.
+        shapes: shape -> number of rows (envs/row_shapes.py names the shapes).
+        with_answer, with_tools: number of rows with an answer (a preference counts), with tools.
+        tokens: lengths in tokens; None if no model was named.
+        turns: assistant turns per row as {"min", "p50", "p95", "max"}.
+        splits: number of rows per side ("train", "heldout"), as a push would assign them.
     """
 
     path: str
@@ -108,9 +110,9 @@ class DataReport(ReplyBase):
 
 
 def inspect(path: str | Path) -> DataReport:
-    """Check a data file and describe its rows, without a model.
+    """Check a data file and describe its rows, without counting tokens.
 
-    Bad rows, which are no valid task or repeat an id, are left out of all other figures. Raises
+    Rows that are no valid task, or repeat an id, count as bad and enter no other figure. Raises
     UserError DATASET_INVALID if the file as a whole cannot be read.
     """
     file = Path(path).expanduser()
@@ -128,11 +130,13 @@ def inspect(path: str | Path) -> DataReport:
 def _report(
     file: Path, converted: "_Converted", bad_rows: Sequence[BadRow], splits: dict[str, int]
 ) -> DataReport:
-    """The report of a data file without its summary and warnings.
+    """Make the report of a data file, without its summary and warnings.
 
     Args:
+        file: the data file.
+        converted: its valid rows as tasks.
         bad_rows: all lines that are no valid row, in order.
-        splits: how many rows each split has.
+        splits: number of rows per split.
     """
     tasks = converted.tasks
     return DataReport(
@@ -158,12 +162,12 @@ def _has_answer(task: Task) -> bool:
 
 
 def _assistant_turns(task: Task) -> int:
-    """Number of assistant turns in the reference answer."""
+    """Count the assistant turns in the reference answer of a task."""
     return sum(message.role == "assistant" for message in task.answer_messages)
 
 
 def _character_lengths(tasks: Sequence[Task]) -> Lengths:
-    """The spread of the characters of prompts and of answers."""
+    """Return the spread (see `spread`) of the characters of prompts and of answers."""
     return Lengths(
         prompt=spread([_count_characters(task.messages) for task in tasks]),
         answer=spread([_count_characters(task.answer_messages) for task in tasks]),
@@ -171,12 +175,14 @@ def _character_lengths(tasks: Sequence[Task]) -> Lengths:
 
 
 def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataReport:
-    """The report with its summary and its warnings; `warnings` come first among them."""
+    """Return `report` with a summary and warnings: first the given `warnings`, then those about its
+    rows."""
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
 def valid_tasks(file: Path) -> list[Task]:
-    """The rows of a data file that are tasks. Raises EnvProblem if it cannot be read at all."""
+    """Return the rows of a data file that are valid tasks. Raises EnvProblem if the file as a whole
+    cannot be read."""
     return _converted(read_rows(file).rows, file).tasks
 
 
@@ -185,8 +191,9 @@ class _Converted:
     """The rows of a data file, converted to tasks.
 
     Attributes:
-        shapes: how many of the tasks are written in each way (`row_shapes.shape_of`).
-        invalid_rows: those that are no valid task or repeat the id of an earlier one.
+        tasks: the valid rows.
+        shapes: shape -> number of tasks written in it (`row_shapes.shape_of`).
+        invalid_rows: rows that are no valid task or repeat the id of an earlier row.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -195,14 +202,14 @@ class _Converted:
 
 
 def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Converted:
-    """Convert the rows of a data file, each given with its line number. A row without an id gets
-    one from its place, such as "train-12" for line 12 of train.jsonl."""
+    """Convert the rows of a data file to tasks; `rows` are (line number, row). A row without an id
+    gets one from its place, e.g. "train-12" for line 12 of train.jsonl."""
     converted = _Converted()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)
     for line, row in rows:
         try:
-            # Id and split are for a row that has none of its own.
+            # The given id and split are used only if the row has none of its own.
             task = to_task(row, f"{file.stem}-{line}", split)
             _require_new_id(task.id, line_by_id)
         except ValueError as error:
@@ -215,16 +222,15 @@ def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Conve
 
 
 def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
-    """Raise ValueError if an earlier row has this id; `line_by_id` has the line of each such row by
-    its id."""
+    """Raise ValueError if an earlier row has this id. `line_by_id` maps the id of each earlier row
+    to its line number."""
     if task_id in line_by_id:
         raise ValueError(f"the id {task_id!r} is also that of line {line_by_id[task_id]}")
 
 
 def _split_by_name(file: Path) -> str | None:
-    """Return the split that the file's name stands for; None if it stands for none.
-
-    The names of the other data files of its folder count too (`splits_of`).
+    """Return the split that the name of a data file stands for, e.g. "heldout" for test.jsonl; None
+    if it stands for none. The names of the other data files in its folder matter too (`splits_of`).
     """
     other_files = [path for path in data_files(file.parent) if path.name != file.name]
     split_of_file, *_ = splits_of([file, *other_files])
@@ -235,7 +241,7 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
     """Count the rows per split, as a push would assign them.
 
     Returns the counts, such as {"train": 80, "heldout": 20}, and the warnings about the split. If a
-    row names an unknown split, both counts are 0 and the warning says so.
+    row names an unknown split, both counts are 0 and a warning says so.
     """
     if not tasks:
         return {"train": 0, "heldout": 0}, []
@@ -261,7 +267,7 @@ def _duplicates(tasks: Sequence[Task]) -> Duplicates:
 
 
 def _count_characters(messages: Sequence[Any]) -> int:
-    """Number of characters in the contents of all messages together."""
+    """Count the characters in the contents of all messages together."""
     return sum(len(message.content) for message in messages)
 
 
@@ -283,7 +289,7 @@ def spread(values: Sequence[int]) -> dict[str, int]:
 
 
 def _sample_row(task: Task) -> SampleRow:
-    """A task as a report shows it, with prompt and answer cut to 400 characters."""
+    """Return a task as a report shows it, with prompt and answer cut to 400 characters."""
     return SampleRow(
         id=task.id,
         prompt=task.prompt_text[:_SAMPLE_CHARS],
@@ -293,15 +299,14 @@ def _sample_row(task: Task) -> SampleRow:
 
 
 def _short_hash(path: Path) -> str:
-    """The first 12 hex digits of the file's SHA-256."""
+    """Return the first 12 hex digits of a file's SHA-256."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 def _summary(report: DataReport) -> str:
-    """Sum up a report in one sentence.
-
-    Such as "12 rows (10 prompt/answer, 2 messages), 1 that cannot be read."
+    """Return one sentence that sums up a report, e.g. "12 rows (10 prompt/answer, 2 messages), 1
+    that cannot be read."
     """
     shapes = ", ".join(f"{count} {name}" for name, count in report.shapes.items()) or "none"
     bad = f", {report.bad} that cannot be read" if report.bad else ""
@@ -309,7 +314,8 @@ def _summary(report: DataReport) -> str:
 
 
 def _warnings(report: DataReport) -> list[str]:
-    """Warnings for the author about rows that are unanswered, repeated, of mixed shapes or bad."""
+    """Return warnings for the author: rows without an answer, repeated rows, rows of several shapes
+    and bad rows."""
     warnings = []
     unanswered_count = report.rows - report.with_answer
     if unanswered_count:

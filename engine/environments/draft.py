@@ -1,4 +1,4 @@
-"""A version while a push makes it: its staging folder, its settings, and env processes of it whose
+"""A version while a push makes it: its staging folder, its settings, and its env processes, whose
 time limits fit into the push."""
 
 import contextlib
@@ -27,14 +27,16 @@ _STAGING = ".push-"
 
 @dataclass
 class Draft:
-    """A version being made.
+    """A version that is being made.
 
     Attributes:
+        name: the name that the environment is pushed under.
         folder: the staging folder, beside the stored versions.
         copied: the copy of the environment's files.
+        settings: those of its environment.toml.
         deadline: value of `time.monotonic()` by which the push must be done.
         python: path of the interpreter that has its packages; "" if any interpreter will do.
-        warnings, problems: texts that its author should read.
+        warnings, problems: texts that the author of the environment should read.
     """
 
     home: Home
@@ -59,12 +61,12 @@ class Draft:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the push has to be done; negative afterwards."""
+        """Seconds until the push must be done; negative after the deadline."""
         return self.deadline - time.monotonic()
 
     @property
     def secrets(self) -> dict[str, str]:
-        """The secrets of the version that are set for this server, by name."""
+        """Name -> value of the version's secrets that are set for this server."""
         return {name: os.environ[name] for name in self.settings.secrets if os.environ.get(name)}
 
     @property
@@ -73,10 +75,11 @@ class Draft:
         return [name for name in self.settings.secrets if not os.environ.get(name)]
 
     def process(self) -> EnvProcess:
-        """A new env process of the version, not started yet.
+        """Make an env process of the version that is not started yet.
 
-        Its time limits are those of the version, or less. The start may take what the push can
-        spare, and at least `push_limits.START_SECONDS`; a call at most `push_limits.CALL_SECONDS`.
+        Its time limits are those of the version, but not more than the push has time for. The start
+        may take what the push can spare (at least `push_limits.START_SECONDS`), and a call at most
+        `push_limits.CALL_SECONDS`.
         """
         limits = self.settings.limits
         spare_seconds = max(push_limits.START_SECONDS, self.seconds_left - push_limits.AFTER_START)
@@ -94,11 +97,11 @@ class Draft:
         )
 
     def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:
-        """Call `call` and return its result and the seconds it took.
+        """Call `call`; return its result and the seconds that it took.
 
-        `limit_s` is the time that `call` itself keeps to; it is not enforced here. An EnvProblem
-        that `call` raises goes through. If `call` used up `limit_s`, the problem gets a hint about
-        the limits of a push.
+        `limit_s` is the time limit that `call` enforces itself; this method does not. An EnvProblem
+        of `call` is passed on. If `call` used up `limit_s`, the problem gets a hint about the
+        limits of a push.
         """
         began = time.monotonic()
         try:
@@ -117,16 +120,16 @@ class Draft:
 
 @contextlib.contextmanager
 def staging(home: Home, name: str) -> Iterator[Path]:
-    """Context manager: a new staging folder beside the versions of `name`.
+    """Context manager: yield a new staging folder beside the versions of `name`.
 
-    It is removed at the end, unless it was renamed to a version. Staging folders that killed pushes
-    left behind are removed first.
+    The folder is removed at the end, unless it was renamed to a version. Staging folders that
+    killed pushes have left behind are removed first.
     """
     for old_folder in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(old_folder)
-    parent = home.env(name, "x").parent  # any hash: only the folder of the name is wanted
+    parent = home.env(name, "x").parent  # "x" stands for any hash: only its parent is needed
     folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
-    lock = _make_locked_folder(folder)  # a staging folder without a lock is of a killed push
+    lock = _make_locked_folder(folder)  # the lock shows other pushes that this push is alive
     try:
         yield folder
     finally:
@@ -137,8 +140,8 @@ def staging(home: Home, name: str) -> Iterator[Path]:
 
 
 def _make_locked_folder(folder: Path) -> int:
-    """Make the folder and lock it; returns the descriptor that holds the lock."""
-    while True:  # another push may remove the folder before it is locked
+    """Make the folder and lock it; return the descriptor that holds the lock."""
+    while True:  # again if another push removes the folder before it is locked
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _try_lock_folder(folder)
         if lock is not None:
@@ -148,13 +151,13 @@ def _make_locked_folder(folder: Path) -> int:
 def publish(folder: Path, final: Path) -> None:
     """Rename the finished version in `folder` to `final` and sync the change to disk.
 
-    If a complete version is already at `final`, that one stays and `folder` is left as it is.
-    Raises OSError if the rename fails for another reason.
+    If a complete version is already at `final`, that version and `folder` stay as they are. Raises
+    OSError if the rename fails for another reason.
     """
-    # FileNotFoundError: nothing is at `final`, as usual.
+    # FileNotFoundError: nothing is at `final`, which is the usual case.
     with contextlib.suppress(FileNotFoundError):
         if database_row(final) is None:
-            shutil.rmtree(final)  # the rest of an interrupted delete
+            shutil.rmtree(final)  # an interrupted delete has left this incomplete version
     try:
         os.rename(folder, final)
     except OSError:
@@ -165,18 +168,17 @@ def publish(folder: Path, final: Path) -> None:
 
 
 def database_row(folder: Path) -> recovery.Columns | None:
-    """The columns of the database row for the version in `folder`.
+    """Return the columns of the database row for the version in `folder`.
 
-    None if the folder does not hold a complete version: its env.json or its rows are missing.
+    Returns None if the folder holds no complete version: its env.json or its rows are missing.
     """
     row = recovery.env_row(folder)
     return row if row and (folder / registry.TASKS).is_file() else None
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a staging folder, unless a running push has locked it.
-
-    Its parent is removed too if nothing else is in it.
+    """Remove a staging folder, unless a running push has locked it. Its parent folder is removed
+    too if that is then empty.
     """
     lock = _try_lock_folder(folder)
     if lock is not None:
@@ -187,16 +189,16 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _try_lock_folder(folder: Path) -> int | None:
-    """Lock a folder without waiting; returns the open descriptor that holds the lock.
+    """Lock a folder without waiting; return the open descriptor that holds the lock.
 
     Returns None if another process holds the lock, or if the folder is gone or was replaced
-    meanwhile. Whoever closes the descriptor gives the lock back.
+    meanwhile. Closing the descriptor releases the lock.
     """
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return None
-    # OSError: somebody else has the lock, or the folder was removed after it was opened.
+    # OSError: another process has the lock, or the folder was removed after it was opened.
     with contextlib.suppress(OSError):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The path may lead to a new folder by now, which this lock does not protect.

@@ -1,5 +1,5 @@
-"""Token counts of an environment's rows for a given model; the defaults are computed from them.
-Of more than `SAMPLE` rows a seeded sample is counted.
+"""Token counts of an environment's rows for a given model; default settings are computed from them.
+If there are more than `SAMPLE` rows, a seeded sample of them is counted.
 """
 
 import contextlib
@@ -33,28 +33,28 @@ from envs.metering.judge_calls import NOTHING, JudgeUse
 from envs.tool_schemas import tools_of
 
 SAMPLE = 2000
-# Where max_tokens cuts more of the reference answers, success says little: none could be given.
+# If max_tokens is too short for a larger share of the reference answers, success says little.
 TOO_MANY_CUT = 0.1
 _VERSION = 4  # of the cache file; raise it when the counting changes
 # (length, known, turns) of a training row, as in RowShape.
 _StoredRow = tuple[int, int, list[tuple[int, int]]]
 # (prompt, training rows, pair) of a task's row, the first and the last as in RowLengths.
 _StoredLengths = tuple[int, list[_StoredRow], tuple[int, int] | None]
-_REFUSAL_CHARS = 300  # of the template's message that are kept
+_REFUSAL_CHARS = 300  # characters of the template's message that are kept
 
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Tokens of one task's row.
+    """Token counts of one task's row.
 
     Attributes:
-        prompt: the prompt, with the opening of the assistant's turn.
-        total: the reference conversation up to the end of its last assistant turn, as far as one
-            training row holds it; equal to `prompt` where there is no answer.
+        prompt: tokens of the prompt, with the opening of the assistant's turn.
+        total: tokens of the first training row: the reference conversation up to the end of the
+            row's last assistant turn. Equal to `prompt` if there is no answer.
         turns: (start, end) of each assistant turn in those tokens.
-        later: the further training rows of the conversation, where the chat template splits it.
-        pair: the conversations with the better and with the worse answer, as DPO trains them; None
-            where there is no such pair.
+        later: the further training rows, if the chat template splits the conversation.
+        pair: tokens of the conversations with the better and with the worse answer, as DPO trains
+            them; None if there is no such pair.
     """
 
     prompt: int
@@ -65,7 +65,7 @@ class RowLengths:
 
     @property
     def rows(self) -> list[RowShape]:
-        """The training rows of the conversation; [] where there is no answer."""
+        """The training rows of the conversation; [] if there is no answer."""
         first = RowShape(self.total, self.turns, is_last=not self.later)
         return [first, *self.later] if self.turns else []
 
@@ -76,6 +76,7 @@ class RowLengths:
 
     @property
     def _all_turns(self) -> list[tuple[int, int]]:
+        """(start, end) of every assistant turn in all training rows."""
         return [turn for row in self.rows for turn in row.turns]
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
@@ -85,18 +86,17 @@ class RowLengths:
 
     @property
     def longest_turn(self) -> int:
+        """Tokens of the longest assistant turn; 0 without an answer."""
         return max((stop - start for start, stop in self._all_turns), default=0)
 
     @property
     def answer(self) -> int:
-        """Tokens of the assistant turns after the prompt, which a policy would have to produce.
-
-        A prompt may hold assistant turns of its own; those end before the prompt does.
-        """
+        """Tokens of the assistant turns after the prompt. Turns within the prompt do not count."""
         return sum(stop - start for start, stop in self._all_turns if stop > self.prompt)
 
     @property
     def answer_turns(self) -> int:
+        """Number of assistant turns after the prompt."""
         return sum(1 for _, stop in self._all_turns if stop > self.prompt)
 
 
@@ -126,9 +126,9 @@ class EnvFacts:
         lengths: token counts of the train rows that were counted.
         duplicate_share: share of train rows whose prompt an earlier train row has.
         score_s: seconds one score takes (95th percentile of the audit); 0 if unknown.
-        waits, judge: whether it may wait for the network meanwhile; what judges take for it.
+        waits, judge: whether scoring may wait for the network; the mean use of judges per score.
         refused, refusal: how many counted rows the chat template refuses; its first message, or "".
-        without_reasoning: counted answers left out: thinking is required, and a turn has none.
+        without_reasoning: counted answers that lack the reasoning which `thinking` requires.
         reasoned: number of counted answers whose every turn has reasoning.
     """
 
@@ -152,15 +152,15 @@ class EnvFacts:
     dev_rows: int = 0
 
     def measured_rows(self, *, by_pairs: bool) -> int:
-        """Count the held-out rows (dev rows, if more) that a run can be measured on; without a
-        scorer a run of DPO (`by_pairs`) is measured by the loss of pairs: only rows with one."""
+        """Count the held-out rows (or dev rows, if more) that a run can be measured on. Without a
+        scorer a run of DPO (`by_pairs`) is measured by the loss of pairs: only these rows count."""
         if by_pairs and not self.scored and self.heldout_pairs is not None:
             return self.heldout_pairs
         return max(self.heldout_rows, self.dev_rows)
 
     @property
     def sft_rows(self) -> int:
-        """Training rows of SFT, estimated: all answers, times the rows per counted answer."""
+        """Estimated training rows of SFT: number of answers, times the rows per counted answer."""
         if not self.answered_lengths:
             return self.answered_rows
         rows = sum(len(row.rows) for row in self.lengths)
@@ -178,10 +178,12 @@ class EnvFacts:
 
     @property
     def multi_turn(self) -> bool:
+        """Whether a rollout may have several assistant turns."""
         return self.kind in ("multi", "command")
 
     @cached_property
     def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
         return max((row.prompt for row in self.lengths), default=0)
 
     @cached_property
@@ -193,7 +195,7 @@ class EnvFacts:
         return max((max(row.pair) for row in self.lengths if row.pair), default=0)
 
     def longest_row(self, algorithm: str) -> int:
-        """Tokens of the longest row that "sft" or "dpo" trains on; 0 where none was counted."""
+        """Tokens of the longest row that "sft" or "dpo" trains on; 0 if none was counted."""
         return self.longest_in_pairs if algorithm == "dpo" else self.longest_total
 
     @cached_property
@@ -203,14 +205,14 @@ class EnvFacts:
 
     @cached_property
     def usual_turn(self) -> int:
-        """Tokens that the longest assistant turn of 19 in 20 reference answers does not exceed; 0
-        if there is none."""
+        """The 95th percentile of the longest assistant turns of the reference answers, in tokens;
+        0 if there are none."""
         longest_turns = sorted(row.longest_turn for row in self.lengths if row.turns)
         return longest_turns[math.ceil(0.95 * len(longest_turns)) - 1] if longest_turns else 0
 
     def cut_share(self, max_tokens: int) -> float:
         """Share of the reference answers with an assistant turn of more than `max_tokens` tokens,
-        so that no sample could be that answer; 0 if there are none."""
+        which no sample of at most `max_tokens` could be; 0 if there are none."""
         longest_turns = [row.longest_turn for row in self.lengths if row.answer]
         cut_count = sum(1 for length in longest_turns if length > max_tokens)
         return _share(cut_count, len(longest_turns))
@@ -228,11 +230,10 @@ def env_facts(
     *,
     thinking: bool | Reasoning = False,
 ) -> EnvFacts:
-    """The facts of a pushed environment, counted once in tokens of the model in `model_folder`.
-    `thinking`: True and "require" count prompts with the think block switched on; False and "drop"
-    count answers without their reasoning; "keep" counts both as they are. Raises UserError
-    MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read.
-    """
+    """Return the facts of a pushed environment in tokens of the model in `model_folder`. Counts are
+    cached. `thinking`: True and "require" count prompts with the think block on; False and "drop"
+    count answers without their reasoning; "keep" counts both unchanged. Raises UserError
+    MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read."""
     tokenizer = tokens.load(model_folder)
     # The cache file is named after everything that the counts depend on.
     key = f"{_VERSION} {record.env_id} {tokenizer.fingerprint} {thinking}"
@@ -248,7 +249,7 @@ def env_facts(
 
 
 def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
-    """Put together the facts of an environment: those of its record, and its counted rows."""
+    """Make the facts of an environment from its record and from the counts of its rows."""
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -274,9 +275,9 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
 def _lengths_of(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """Make the lengths of a task from what the cache holds of it, the parts of a `_StoredLengths`;
-    of a task without training rows (`rows`) the prompt alone is counted."""
-    # `shared_tokens`: tokens at the beginning that the row before it holds too.
+    """Make the lengths of a task from the three parts of a `_StoredLengths`. If the task has no
+    training rows (`rows`), its `total` is the prompt."""
+    # `shared_tokens`: how many tokens at the beginning of a row also stand in the row before.
     shapes = [
         RowShape(length, tuple(turns), shared_tokens, is_last=number == len(rows))
         for number, (length, shared_tokens, turns) in enumerate(rows, start=1)
@@ -288,7 +289,7 @@ def _lengths_of(
 
 
 class _CachedCounts(Record):
-    """The counts of a version's rows, as the home's cache keeps them.
+    """The counts of a version's rows, as the home's cache stores them.
 
     Attributes:
         lengths: tokens of the prompt, the training rows and the pair of each counted row.
@@ -310,7 +311,7 @@ class _CachedCounts(Record):
 
 
 def _read_cache(path: Path) -> _CachedCounts | None:
-    """The counts in a cache file; None if it is missing, damaged or in an older format."""
+    """Return the counts in a cache file; None if it is missing, damaged or in an older format."""
     try:
         return _CachedCounts.read(path)
     except (OSError, DamagedRecord):
@@ -320,12 +321,11 @@ def _read_cache(path: Path) -> _CachedCounts | None:
 def _count_rows(
     record: "registry.EnvRecord", tokenizer: tokens.ChatTokenizer, thinking: bool | Reasoning
 ) -> _CachedCounts:
-    """Count an environment's rows, and the tokens of its train rows, or of a sample of `SAMPLE` of
-    them if there are more.
+    """Count an environment's rows, and the tokens of its train rows or of a sample of them.
 
     `thinking`: True and "require" switch on the think block of prompts; False and "drop" leave the
-    reasoning of answers out. Of the sampled rows that the chat template refuses, no tokens are
-    counted; `refused` is their number, and `refusal` the template's message for the first one.
+    reasoning of answers out. Rows that the chat template refuses are not measured: `refused` is
+    their number, and `refusal` the template's message for the first one.
     """
     train, heldout = _rows_by_split(record)
     sample = _sample(train)
@@ -349,25 +349,25 @@ def _count_rows(
 
 
 def _sample(rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
-    """At most `SAMPLE` of the rows, always the same ones."""
+    """Return at most `SAMPLE` of the rows, the same ones in every call."""
     return random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
 
 
 def _count_reasoned(rows: Iterable[TaskRow]) -> int:
-    """How many of the rows have a reference answer with reasoning in each turn."""
+    """Count the rows that have a reference answer with reasoning in each assistant turn."""
     return sum(1 for row in rows if row.get("gold") and has_reasoning(row["gold"]))
 
 
 def _count_pairs(rows: Iterable[TaskRow]) -> int:
-    """How many of the rows have a better and a worse answer."""
+    """Count the rows that have a better and a worse answer."""
     return sum(1 for row in rows if pair_of(row))
 
 
 def _rows_by_split(
     record: "registry.EnvRecord",
 ) -> tuple[Sequence[TaskRow], Sequence[TaskRow]]:
-    """The train rows and the held-out rows of a version."""
-    if record.version.data:  # large data: each row is read when it is asked for
+    """Return the train rows and the held-out rows of a version."""
+    if record.version.data:  # large data: a train row is read only when it is accessed
         return registry.read_tasks(record, "train"), registry.read_tasks(record, "heldout")
     rows = registry.read_tasks(record)
     train = [row for row in rows if row["split"] == "train"]
@@ -397,7 +397,7 @@ class _SampleLengths:
         tokenizer: tokens.ChatTokenizer,
         thinking: bool | Reasoning,
     ) -> None:
-        """Count the tokens of one more row, or note why that cannot be done."""
+        """Add the token counts of one row, or count the row as one that cannot be measured."""
         try:
             self.lengths.append(_stored_lengths(row, tools, tokenizer, thinking))
         except NoReasoning:
@@ -410,7 +410,7 @@ class _SampleLengths:
 
 @dataclass(frozen=True)
 class _RowKinds:
-    """How many train rows have an answer, how many a pair, and how many prompts differ."""
+    """Numbers of train rows with an answer, of those with a pair, and of different prompts."""
 
     answered: int
     paired: int
@@ -420,8 +420,8 @@ class _RowKinds:
 def _kinds_of(
     record: "registry.EnvRecord", train: Sequence[TaskRow], sample: Sequence[TaskRow]
 ) -> _RowKinds:
-    """The kinds of a version's train rows; `sample` are the rows of which tokens are counted."""
-    if record.version.data:  # large data, whose rows are not all read here
+    """Count the kinds of a version's train rows. `sample` are the rows whose tokens are counted."""
+    if record.version.data:  # large data: reading all rows here would take too long
         return _large_data_kinds(record, len(train), sample)
     return _RowKinds(
         distinct_prompts=len({json.dumps(row["prompt"], sort_keys=True) for row in train}),
@@ -433,10 +433,10 @@ def _kinds_of(
 def _large_data_kinds(
     record: "registry.EnvRecord", train_count: int, sample: Sequence[TaskRow]
 ) -> _RowKinds:
-    """The kinds of `train_count` rows of large data, the pairs as estimated from a sample."""
+    """Count the kinds of `train_count` rows of large data; estimate the pairs from a sample."""
     paired_in_sample = _count_pairs(sample)
     return _RowKinds(
-        # Counted when the files were read, where each row had an answer or was a preference.
+        # Counted at the push, which refuses rows that have no answer and are no preferences.
         distinct_prompts=record.version.distinct_prompts,
         answered=train_count if record.kind == "sft" else 0,
         paired=round(train_count * paired_in_sample / max(1, len(sample))),
@@ -463,7 +463,7 @@ def _stored_lengths(
     tokenizer: tokens.ChatTokenizer,
     thinking: bool | Reasoning,
 ) -> _StoredLengths:
-    """Count the tokens of one task row as the cache keeps them; raises what `row_lengths` raises.
+    """Count the tokens of one task row in the form of the cache; raises what `row_lengths` raises.
     `tools` are those of the environment; a row may have its own."""
     tools = tools_of(row, tools)
     chat = tokenizer.format(thinking=thinking in (True, "require"))
@@ -476,12 +476,12 @@ def _stored_lengths(
 
 
 def _stored_row(shape: RowShape) -> _StoredRow:
-    """Where a training row carries loss, as the cache keeps it."""
+    """Return the shape of a training row in the form of the cache."""
     return shape.length, shape.known, list(shape.turns)
 
 
 def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
-    """What to do with the reasoning of answers under the setting `thinking`."""
+    """Return what the setting `thinking` means for the reasoning of answers."""
     if thinking is True:
         return "keep"
     if thinking is False:
@@ -492,8 +492,8 @@ def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
 def _pair_lengths(
     row: TaskRow, tools: list[ToolSchema], chat: ChatFormat
 ) -> tuple[int, int] | None:
-    """Tokens of the conversations with the better and with the worse answer of a task row; None
-    where it has no such pair. Raises TemplateError if the chat template refuses one of them."""
+    """Count the tokens of a task row's conversations with the better and with the worse answer;
+    None if the row has no pair. Raises TemplateError if the chat template refuses one of them."""
     pair = pair_of(row)
     if pair is None:
         return None
@@ -509,26 +509,26 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows
     counted_rows = len(tokens_of.totals)
     return {
-        "rows": facts.train_rows,  # all of them, of which only a sample may be counted
-        # How many rows the figures on tokens are about: in SFT those that the counted answers
-        # become, in DPO those with a pair.
+        "rows": facts.train_rows,  # all train rows; perhaps only a sample of them is counted
+        # The number of rows behind the figures on tokens: in SFT the training rows of the counted
+        # answers, in DPO the rows with a pair.
         "counted": counted_rows,
         "split": facts.split_rows,  # answers that the chat template splits into several rows
         "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out
-        "prompt": spread(tokens_of.prompts),  # percentiles of tokens, as the next two
-        "target": spread(tokens_of.targets),  # what is learnt; in GRPO the reference answer
+        "prompt": spread(tokens_of.prompts),  # percentiles of tokens, like the next two
+        "target": spread(tokens_of.targets),  # tokens with loss; in GRPO the reference answer
         "total": spread(tokens_of.totals),
         "truncated_share": _share(tokens_of.truncated, counted_rows),
         "dropped": tokens_of.dropped,
-        "duplicate_share": round(facts.duplicate_share, 4),  # with the prompt of an earlier row
+        "duplicate_share": round(facts.duplicate_share, 4),  # rows that repeat an earlier prompt
         "zero_supervision": tokens_of.targets.count(0),  # rows without a token to learn
-        "without_answer": facts.train_rows - usable_rows,  # in DPO without a pair
+        "without_answer": facts.train_rows - usable_rows,  # in DPO: rows without a pair
         "refused_by_template": facts.refused,
     }
 
 
 def _tokens_of(facts: EnvFacts, settings: TrainSettings) -> "_RowTokens":
-    """The tokens of the rows that the algorithm of these settings trains on."""
+    """Count the tokens of the rows that the algorithm of these settings trains on."""
     if isinstance(settings, SFTSettings):
         return _sft_tokens(facts, settings)
     if isinstance(settings, DPOSettings):
@@ -538,10 +538,10 @@ def _tokens_of(facts: EnvFacts, settings: TrainSettings) -> "_RowTokens":
 
 @dataclass(frozen=True)
 class _RowTokens:
-    """Tokens of the rows that an algorithm trains on.
+    """Token counts of the rows that an algorithm trains on.
 
     Attributes:
-        prompts, totals, targets: of the prompts, of the whole rows, and of what is learnt.
+        prompts, totals, targets: tokens of the prompts, of the whole rows, of what is learnt.
         dropped: number of rows that are too long to learn from.
         truncated: number of rows that a limit on lengths would cut.
     """
@@ -554,8 +554,8 @@ class _RowTokens:
 
 
 def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
-    """The tokens of the rows that SFT trains on: of each task with an answer one or, if the chat
-    template splits it, several. A row without a token to learn within max_length is dropped."""
+    """Count the tokens of the rows that SFT trains on: one row for each task with an answer, or
+    several if the chat template splits it. Rows with no loss within max_length are dropped."""
     loss_on, max_length = settings.loss_on, settings.max_length
     answered = [task for task in facts.lengths if task.turns]
     rows = [row for task in answered for row in task.rows if row.trained(loss_on)]
@@ -569,8 +569,8 @@ def _sft_tokens(facts: EnvFacts, settings: SFTSettings) -> _RowTokens:
 
 
 def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
-    """The rows with a pair of answers; totals and targets are those of the better (chosen) one."""
-    # (prompt, whole conversation with the better answer, with the worse one)
+    """Count the tokens of the rows with a pair; totals and targets are of the better answer."""
+    # Tokens of (prompt, conversation with the better answer, conversation with the worse one).
     rows = [(row.prompt, *row.pair) for row in facts.lengths if row.pair]
     max_length = settings.max_length
     return _RowTokens(
@@ -583,13 +583,13 @@ def _dpo_tokens(facts: EnvFacts, settings: DPOSettings) -> _RowTokens:
 
 
 def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
-    """The rows of a run that samples, with answers expected to be as long as the reference ones."""
+    """Count the tokens of the rows of a run that samples, as if it sampled reference answers."""
     rows, max_tokens = facts.lengths, settings.max_tokens
     return _RowTokens(
         prompts=[row.prompt for row in rows],
         totals=[row.longest for row in rows],
         targets=list(facts.answers),
-        # An answer of full length would not fit after the prompt.
+        # Dropped: an answer of max_tokens would not fit after the prompt.
         dropped=sum(1 for row in rows if row.prompt + max_tokens > settings.max_length),
         truncated=sum(1 for row in rows if row.answer and row.longest_turn > max_tokens),
     )

@@ -1,8 +1,9 @@
 """Preference pairs: a better and a worse answer to one task.
 
-The one place that knows where a stored row keeps them: in its metadata, the better answer under
-`chosen`, or else as the row's reference answer, and the worse one under `rejected`; each as text,
-as messages, or as a whole conversation that begins with the row's prompt.
+This is the one place that knows where a stored row keeps them. The worse answer stands in the row's
+metadata under `rejected`. The better one stands there under `chosen`; if it does not, the row's
+reference answer is the better one. An answer is a text, a list of messages, or a whole conversation
+that begins with the row's prompt.
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,20 @@ from envs.json_types import ChatMessage, TaskRow
 
 
 class Preference(NamedTuple):
-    """Two whole conversations: the row's prompt, then the better or the worse answer."""
+    """Two whole conversations: the row's prompt with the better answer, and with the worse one."""
 
     chosen: list[ChatMessage]
     rejected: list[ChatMessage]
 
 
 def pair_of(row: TaskRow) -> Preference | None:
-    """The pair of a stored row; None for one that has none.
+    """Return the preference pair of a stored row, or None.
 
-    It has none if the better or the worse answer is missing, if the worse one is neither a text nor
-    messages of which the last is the assistant's, or if both answers are the same.
+    The result is None if the better or the worse answer is missing, if the worse answer is neither
+    a text nor messages that end with one of the assistant, or if both answers are the same.
     """
     rejected = _conversation(row, REJECTED)
-    # Without a better answer of its own, the reference answer is the better one.
+    # If the row has no answer under CHOSEN, its reference conversation holds the better answer.
     chosen = _conversation(row, CHOSEN) or row.get("gold")
     if not chosen or rejected is None or chosen == rejected:
         return None
@@ -34,15 +35,15 @@ def pair_of(row: TaskRow) -> Preference | None:
 
 
 def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
-    """The row's prompt with the answer in its metadata under `key`; None where there is no valid
-    answer."""
+    """Return the row's prompt followed by the answer in its metadata under `key`; None if there is
+    no valid answer there."""
     answer = (row.get("metadata") or {}).get(key)
     if isinstance(answer, str) and answer:
         answer = [{"role": "assistant", "content": answer}]
     if not isinstance(answer, list) or not all(_is_message(message) for message in answer):
         return None
     prompt = list(row["prompt"])
-    answer = _without_prompt(answer, prompt)  # which it may begin with
+    answer = _without_prompt(answer, prompt)  # the answer may be given with the prompt before it
     if not answer or answer[-1]["role"] != "assistant":
         return None
     return [*prompt, *answer]
@@ -51,7 +52,7 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
 def _without_prompt(
     messages: list[ChatMessage], prompt: Sequence[ChatMessage]
 ) -> list[ChatMessage]:
-    """The messages without the prompt, if they begin with it; else all of them."""
+    """Return `messages` without the prompt if they begin with it; else all of them."""
     beginning = [_role_and_content(message) for message in messages[: len(prompt)]]
     if beginning == [_role_and_content(message) for message in prompt]:
         return messages[len(prompt) :]
@@ -64,5 +65,6 @@ def _is_message(message: object) -> bool:
 
 
 def _role_and_content(message: ChatMessage) -> tuple[object, object]:
-    """What two messages are compared by; the stored prompt may lack other keys of a message."""
+    """Return role and content of a message, by which two messages are compared. Their other keys
+    are ignored, because the stored prompt may lack some."""
     return message["role"], message.get("content")

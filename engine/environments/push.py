@@ -1,7 +1,7 @@
-"""push_env: a folder becomes a version that never changes.
+"""push_env: store a folder as a version of an environment, which then never changes.
 
 A push copies and hashes the files, runs `tasks()` in the env process, splits the rows, replays the
-reference answers and audits the scorer. All of it is written to a staging folder that is renamed
+reference answers and audits the scorer. All of this is written to a staging folder that is renamed
 at the end, so a push that fails leaves nothing behind.
 """
 
@@ -47,14 +47,14 @@ from envs.host.process import EnvProcess
 from envs.json_types import EnvDescription, TaskRow
 
 _AUDIT_KEYS_IN_REPLY = ("verdict", "headline", "risks", "share", "fresh_process")
-_NAME_CHARS = 40  # that NAME allows
+_NAME_CHARS = 40  # the longest name that NAME allows
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,39}")
 
-# Called with the settings of environment.toml; raises UserError for what they may not ask for.
+# Called with the settings of environment.toml; raises UserError if they ask for what is forbidden.
 SettingsCheck = Callable[[EnvSettings], None]
-_AFTER_FETCHING_S = 20.0  # of a push, kept for what follows the fetching of a dataset
-_LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no time left
-_HINT_CHARS, _MESSAGE_CHARS = 700, 2000  # of an error of the environment that a reply shows
+_AFTER_FETCHING_S = 20.0  # seconds of a push that are kept for its work after fetching a dataset
+_LEAST_SCAN_S = 0.5  # seconds for the search for shared tasks, even if the push has no time left
+_HINT_CHARS, _MESSAGE_CHARS = 700, 2000  # the most that a reply shows of an environment's error
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class ShownProblem:
 
 @dataclass(frozen=True)
 class PushReply(ReplyBase):
-    """A version that is stored.
+    """The reply of a push, about the version that is stored.
 
     Attributes:
-        rows: per split; `split` says where the split came from.
+        rows: number of rows per split; `split` says how the split was decided.
         files: number of stored files.
         left_out: "path (reason)" of the files that were not stored.
         audit: the keys in `_AUDIT_KEYS_IN_REPLY` of audit.json.
@@ -101,18 +101,18 @@ def push_env(
     roots: list[Path] | None = None,
     check_settings: SettingsCheck | None = None,
 ) -> PushReply:
-    """Store the environment in the folder `path` as a version; the same content gives the same one.
+    """Store the environment in the folder `path` as a version; equal files give the same version.
 
     Args:
-        path: a folder inside one of `roots` (None: anywhere) or with the files of a stored version.
-            Or a dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known benchmark
-            (`benchmark:NAME`); both of these are fetched first.
-        name: the name to push under; "" takes the folder's.
+        path: a folder inside one of `roots` (None: anywhere), or one that holds the files of a
+            stored version. A dataset of the hub (`ORG/NAME`, `ORG/NAME:SUBSET`) or a known
+            benchmark (`benchmark:NAME`) is fetched first.
+        name: the name of the environment; "" takes the folder's name.
         install: install the packages of requirements.txt that are missing.
         check_settings: refuses a new version whose settings ask for too much; None allows all.
 
-    Raises UserError, for a fault of the environment or the arguments; nothing is stored then.
-    DATASET_READING: reading the data takes longer than one push may; the next push goes on there.
+    Raises UserError if the environment or an argument has a fault; nothing is stored then. The code
+    DATASET_READING means that reading the data takes longer than a push may; push again to go on.
     """
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
@@ -132,7 +132,8 @@ def push_env(
 
 
 def _with_origin(reply: PushReply, origin: str) -> PushReply:
-    """The reply, with the sentences about where the files came from, "" for none."""
+    """Return `reply` with `origin` (sentences about where the files came from; "" for none) at the
+    end of its summary."""
     return replace(reply, summary=f"{reply.summary} {origin}") if origin else reply
 
 
@@ -151,13 +152,13 @@ class _Source:
 
 
 def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: float) -> _Source:
-    """Find the folder to push. `path` names a folder, or a dataset or benchmark, which is fetched
-    into a folder first.
+    """Return the folder to push. If `path` names a dataset or a benchmark, it is first fetched into
+    a folder.
 
-    `deadline`: of the push, in seconds of `time.monotonic`. The other arguments and the errors are
-    those of `push_env`.
+    `deadline` is the value of `time.monotonic()` by which the push must be done. The other
+    arguments and the errors are those of `push_env`.
     """
-    # The rest of the push needs some of the time.
+    # Fetching must end earlier, because the rest of the push needs some of the time.
     dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
     if dataset is None:
         folder = _allowed_folder(home, path, roots)
@@ -168,22 +169,24 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
 def _fetched_dataset(
     home: Home, path: str | Path, roots: list[Path] | None, deadline: float
 ) -> hub_data.Dataset | None:
-    """The benchmark or dataset of the hub that `path` names; None if it names neither."""
-    places = [Path(), *(roots or [])]  # where a folder of this name would be meant
+    """Fetch the benchmark or the dataset of the hub that `path` names, and return it. Returns None
+    if `path` names neither."""
+    places = [Path(), *(roots or [])]  # if a folder of this name lies in one, `path` means that
     benchmark = benchmarks.named_benchmark(home, path, deadline)
     return benchmark or hub_data.named_dataset(home, path, places, deadline)
 
 
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
-    """The folder `path`, which must lie inside one of `roots` (None: anywhere) or hold the files of
-    a stored version. Raises UserError as `snapshot.resolve_inside` does."""
+    """Return the folder `path` as an absolute path. It must lie inside one of `roots` (None:
+    anywhere), or hold the files of a stored version. Raises UserError if there is no such folder,
+    if it lies outside `roots`, or if its version is sealed."""
     stored_version = _root_of_stored_version(home, path)
     allowed_roots = None if roots is None else [*roots, *stored_version]
     return snapshot.resolve_inside(path, allowed_roots)
 
 
 def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
-    """Return the SHA-256 by name of the files that stay where they are; None if all are copied."""
+    """Return file name -> SHA-256 of the large files that are not copied; None if all files are."""
     if large is None:
         return None
     return {file.name: file.sha256 for file in large.facts.files}
@@ -192,11 +195,11 @@ def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
 def _store_version(
     draft: Draft, large: Indexed | None, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Store the draft as a new version. If a version with the same content is stored already, that
-    one is pushed again.
+    """Store the draft as a new version. If a version with the same content exists, make that one
+    the newest of its name instead.
 
-    `large` is the draft's data if that is too large to copy, else None. `install`: install missing
-    packages; `check_settings` refuses settings that ask for too much.
+    `large` are the data of the draft if they are too large to copy, else None. `install` and
+    `check_settings` are those of `push_env`.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     if database_row(version_folder) is not None:
@@ -217,8 +220,8 @@ def _push_again(
     """Make the stored version in `version_folder` the newest of its name; `install` and
     `check_settings` are those of `push_env`.
 
-    Its audit is repeated if secrets that the audit lacked are set by now. But this gives them to
-    the version's code, so it is done only if `check_settings` accepts the version.
+    If secrets that the version's audit lacked are set by now, the audit is repeated. This gives the
+    secrets to the version's code, so it is done only if `check_settings` accepts the version.
     """
     if install:
         _reinstall_packages(draft)
@@ -228,15 +231,15 @@ def _push_again(
 
 
 def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
-    """The folder `path` as one more allowed root, if it holds the files of a stored version.
+    """Return [path] if `path` is the folder with the files of a stored version, else [].
 
-    Returns [path] or []. Such a folder may always be pushed again, but that of a sealed exam never:
-    raises UserError ENV_SEALED. The folder of the whole version is not allowed, because it also
-    holds the held-out rows.
+    Such a folder may be pushed again from anywhere, so it counts as one more allowed root. The
+    folder above it, that of the whole version, does not: it also holds the held-out rows. Raises
+    UserError ENV_SEALED if the version is a sealed exam (its tasks are shown to nobody).
     """
     folder = Path(path)
-    # A stored version lies at home.envs / name / hash / source. A slice, because a short path has
-    # fewer than three folders above it.
+    # The files of a version lie at home.envs / name / hash / source. `parents` is sliced because a
+    # short path has fewer than three folders above it.
     is_stored_version = folder.name == SOURCE and folder.parents[2:3] == (home.envs,)
     if is_stored_version:
         refuse_if_sealed(
@@ -246,21 +249,21 @@ def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
 
 
 def as_user_error(problem: EnvProblem) -> UserError:
-    """Convert a fault of the environment to a UserError, with secrets hidden and texts cut."""
+    """Convert a fault of the environment into a UserError, with secrets hidden and texts cut."""
     redact = Redactor().text
     hint = redact(problem.hint)[:_HINT_CHARS] or "Correct it and push again."
     return UserError(problem.code, redact(str(problem))[:_MESSAGE_CHARS], hint=hint, field="path")
 
 
 def _reinstall_packages(draft: Draft) -> None:
-    """Install the packages of a stored version again, if the virtual environment that held them is
-    gone.
+    """Install the packages of a stored version again if the virtual environment that held them is
+    gone; otherwise do nothing.
 
-    Raises UserError ENV_DEPS if they could not be installed in the time of the push.
+    Raises UserError ENV_DEPS if they cannot be installed in the time of the push.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     try:
-        registry.env_python(record)  # raises ENV_DEPS where it is gone
+        registry.env_python(record)  # raises ENV_DEPS if the virtual environment is gone
     except UserError as error:
         if error.code != "ENV_DEPS":
             raise
@@ -270,8 +273,8 @@ def _reinstall_packages(draft: Draft) -> None:
 def _build_version(draft: Draft, install: bool) -> None:
     """Write the rows, the audit and env.json of a new version into the draft's folder.
 
-    The copied files are there already. Raises EnvProblem for a fault of the environment, or
-    UserError ENV_DEPS (its packages) or ENV_INVALID (a split of an unknown name).
+    The copied files are there already. Raises EnvProblem if the environment has a fault, and
+    UserError ENV_DEPS if its packages are missing or ENV_INVALID if a row names an unknown split.
     """
     draft.python = _interpreter(draft, install)
     played = _play(draft)
@@ -281,7 +284,7 @@ def _build_version(draft: Draft, install: bool) -> None:
     task_rows.write(draft.folder / TASKS, played.rows)
     write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(played.audit))
     version = _env_version(draft, played, contamination)
-    version.write(draft.folder / FACTS)  # last, because it makes the folder a version
+    version.write(draft.folder / FACTS)  # written last: a folder with this file counts as a version
 
 
 @dataclass(frozen=True)
@@ -289,9 +292,10 @@ class _Played:
     """What a push learns by running the environment.
 
     Attributes:
-        description: of the environment; its `kind` is that of the version.
-        rows: with their sides and the conversations of their reference answers.
-        split: how the sides were decided.
+        description: what the environment says of itself; its `kind` is that of the version.
+        rows: the task rows, each with its side (train, dev or heldout) and the conversation of its
+            reference answer.
+        split: the sides, and how they were decided.
         audit: the content of audit.json.
         isolation: how the process was isolated, in words.
     """
@@ -304,19 +308,20 @@ class _Played:
 
 
 def _play(draft: Draft) -> _Played:
-    """Run the environment of a draft: get its rows, replay reference answers, audit its scorer.
+    """Run the environment of a draft: get its rows, replay its reference answers, audit its scorer.
 
-    Raises EnvProblem for a fault of the environment, or UserError ENV_INVALID.
+    Raises EnvProblem if the environment has a fault, and UserError ENV_INVALID if a row names an
+    unknown split.
     """
     with draft.process() as env, draft.process() as second_env:
         description, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
         rows, tasks_seconds = _timed_rows(draft, env)
         first_rows = [dict(row) for row in rows]  # copies: the rows are changed below
-        # For checks that need a process that has scored nothing; it starts when it is used.
+        # Some checks need a process that has scored nothing. It is started at its first use.
         second_process = push_audit.SecondProcess(
             second_env, first_rows, start_seconds, tasks_seconds, draft.deadline
         )
-        env_kind = description["kind"]  # of a dataset "sft", also where its rows are preferences
+        env_kind = description["kind"]  # "sft" for every dataset, even one of preferences
         kind = task_rows.kind_of(env_kind, rows)
         named_splits = [row.get("split") for row in rows]
         split = task_rows.assign_split(rows, draft)
@@ -338,18 +343,19 @@ def _play(draft: Draft) -> _Played:
 
 
 def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
-    """The rows that the environment's `tasks()` returns, and the seconds that took.
+    """Call the environment's `tasks()`; return its rows and the seconds that the call took.
 
-    The call may take what the push can spare, but not more than the environment's own limit.
+    The call may take as long as the push can spare, but not longer than the environment's own
+    limit.
     """
     spare_seconds = max(push_limits.TASKS_SECONDS, draft.seconds_left - push_limits.AFTER_START)
-    limit_s = min(env.limits.start_seconds, spare_seconds)  # it covers tasks() too
+    limit_s = min(env.limits.start_seconds, spare_seconds)  # start_seconds limits tasks() too
     return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
 def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
-    """What the train rows share with the held-out and the dev rows, searched for in the seconds
-    left, but for `_LEAST_SCAN_S` at least."""
+    """Search the train rows for texts of the held-out and dev rows, and return what they share. The
+    search takes at most `seconds_left`, but always gets `_LEAST_SCAN_S`."""
     train = [row for row in rows if row["split"] == "train"]
     heldout = [row for row in rows if row["split"] != "train"]
     scan_s = min(overlap.BUDGET_S, seconds_left)
@@ -357,10 +363,10 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 
 
 def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
-    """The content of env.json, from the `draft` to store and from what its code showed when it was
-    run (`played`). Secrets are hidden in the environment's own texts.
+    """Make the content of env.json for a draft. Secrets are hidden in the environment's own texts.
 
-    `contamination` tells what the train rows share with the held-out ones.
+    `played` is what running the environment has shown; `contamination` is what the train rows share
+    with the held-out ones.
     """
     redactor = Redactor(draft.secrets)
     copied, settings, description = draft.copied, draft.settings, played.description
@@ -390,7 +396,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
 
 
 def _params_as_json(settings: EnvSettings) -> JsonObject:
-    """The environment's own parameters, with TOML's dates as text, which JSON does not have."""
+    """Return the environment's own parameters with dates as texts, because JSON has no dates."""
     return json.loads(json.dumps(settings.params, default=str))
 
 
@@ -410,11 +416,11 @@ def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -
 
 
 def _interpreter(draft: Draft, install: bool) -> str:
-    """Path of the interpreter that has the packages of the environment's requirements.txt; "" if
-    the file names none.
+    """Return the path of an interpreter that has the packages of the environment's
+    requirements.txt; "" if the file names none. With `install`, missing packages are installed.
 
-    Raises UserError ENV_DEPS if packages are missing and `install` is False, or if they could not
-    be installed in the time of the push.
+    Raises UserError ENV_DEPS if packages are missing and `install` is False, or if they cannot be
+    installed in the time of the push.
     """
     needed = env_packages.read_requirements(draft.source)
     if not needed:
@@ -440,7 +446,8 @@ def _interpreter(draft: Draft, install: bool) -> str:
 
 
 def _packages_missing(missing: list[str]) -> UserError:
-    """The error for an environment whose packages are not installed; its hint is to install."""
+    """Make the error for an environment whose packages are not installed; the hint is to push with
+    `install`."""
     return UserError(
         "ENV_DEPS",
         f"packages are missing: {', '.join(missing)}",
@@ -465,17 +472,17 @@ def _publish_version(draft: Draft, version_folder: Path) -> None:
 
 
 def _make_newest(draft: Draft, version_folder: Path) -> None:
-    """Write the database row of a stored version again, so that it is the newest of its name."""
+    """Write the database row of a stored version again, which makes it the newest of its name."""
     row = database_row(version_folder)
-    assert row is not None  # `_store_version` has looked it up before
+    assert row is not None  # `_store_version` has checked this
     with Store(draft.home) as store:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
 def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
-    """The reply of a push, with secrets hidden in every text that the environment wrote.
+    """Make the reply of a push. Secrets are hidden in every text that the environment wrote.
 
-    `record` is the stored version, `copied` tells which files were copied.
+    `record` is the stored version, `copied` the copy of the pushed folder.
     """
     audit = record.audit.as_written()
     shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
@@ -490,7 +497,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         left_out=copied.left_out,
         audit=redact.value(shown_audit),
         problems=[ShownProblem(problem) for problem in problems],
-        isolation=record.isolation.partition(":")[0],  # the level; doctor says what it holds
+        isolation=record.isolation.partition(":")[0],  # only the level; `doctor` explains it
         secrets=list(record.secrets),
         network=record.limits.network,
         summary=_summary(record),
@@ -500,7 +507,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
 
 
 def _summary(record: registry.EnvRecord) -> str:
-    """One sentence about the version that was stored."""
+    """Return one sentence about the stored version: its rows per side, kind, scorer and audit."""
     train, dev, heldout = (record.rows.get(name, 0) for name in ("train", "dev", "heldout"))
     counts = f"{train} train, {dev} dev" if dev else f"{train} train"
     scorer = f", scored by {record.version.scorer}" if record.version.scorer else ""
@@ -512,7 +519,8 @@ def _summary(record: registry.EnvRecord) -> str:
 
 
 def _reply_warnings(record: registry.EnvRecord) -> list[str]:
-    """Warnings of a stored version, most urgent first: overlapping rows, then a failed audit."""
+    """Return the warnings of a stored version, most urgent first: rows that overlap between train
+    and held-out, then a failed audit, then all others."""
     warnings = push_audit.warnings_of(record)
     if record.audit.verdict != "ok":
         warnings.insert(0, f"reward audit: {record.audit.headline}")
@@ -521,28 +529,29 @@ def _reply_warnings(record: registry.EnvRecord) -> list[str]:
         remedy = ""
         if contamination.get("leaked"):
             remedy = "; drop_leaks = true under [split] in environment.toml leaves those rows out"
-        # Before the audit's.
+        # Inserted second, so that it stands before the warning about the audit.
         warnings.insert(0, f"contamination: {contamination['headline']}{remedy}")
     return warnings
 
 
 def _next_call(record: registry.EnvRecord) -> Call:
-    """The call that follows a push: an evaluation on an exam, which has no training rows; else the
-    dry run, by an algorithm that the environment is made for."""
+    """Return the call to suggest after a push: an evaluation if the version is an exam (scored, but
+    without training rows); else a dry run with an algorithm that fits the environment."""
     arguments: JsonObject = {"env_id": record.env_id}
     if record.scored and not record.rows.get("train"):
         return Call("evaluate", arguments | {"models": ["pebble"]})
-    # Without a scorer the default, grpo, would only be refused; scored data files have an answer in
-    # each row, by which the base first learns what is asked.
+    # The default algorithm, grpo, is refused without a scorer. Data files with a scorer have an
+    # answer in each row: SFT on these first teaches the base model what is asked.
     if not record.scored or record.version.scorer:
         arguments["algorithm"] = "dpo" if record.kind == "preference" else "sft"
     return Call("dry_run", arguments)
 
 
 def _version_name(requested: str, folder_name: str) -> str:
-    """The name to push under: `requested`, or one made from the folder's name if that is "".
+    """Return the name of the new version: `requested`, or if that is "" a name made from the
+    folder's name.
 
-    Raises UserError BAD_ARGUMENT for a name that NAME does not allow.
+    Raises UserError BAD_ARGUMENT if NAME does not allow `requested`.
     """
     if not requested:
         return _nearest_name(folder_name)
@@ -558,9 +567,8 @@ def _version_name(requested: str, folder_name: str) -> str:
 
 
 def _nearest_name(name: str) -> str:
-    """The most similar name that NAME allows, as "word-game" for "Word Game!".
-
-    "env" if no character of `name` can be used.
+    """Return the most similar name that NAME allows, e.g. "word-game" for "Word Game!"; "env" if no
+    character of `name` can be used.
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     shortened = words[:_NAME_CHARS].strip("-")  # the cut may leave a dash at the end

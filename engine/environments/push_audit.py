@@ -1,8 +1,9 @@
-"""The reward audit of a version: within a push, again once missing secrets have been set, and over
-every row (`honesmith env audit ENV --all`).
+"""The reward audit of a version: what its scorer pays for answers that are none.
 
-Of the last what was scored is kept in the home's cache until the audit is whole, so that it can be
-killed and goes on when it is asked for again. Its result takes the place of the push's audit."""
+An audit is made within a push, again when missing secrets have been set, and over every row
+(`honesmith env audit ENV --all`). The last one stores its scores in the home's cache until it is
+whole, so that a killed audit goes on when it is asked for again. Its result replaces the push's
+audit."""
 
 import fcntl
 import hashlib
@@ -35,7 +36,7 @@ from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 from envs.metering.judge_calls import JudgeUse
 
-# An audit of so many rows, or of this share, tells enough of a scorer.
+# An audit says enough about a scorer if it covers this many rows, or this share of all rows.
 ENOUGH_ROWS, ENOUGH_SHARE = 20, 0.5
 # The keys of an audit that a reply shows.
 _SHOWN = ("verdict", "headline", "risks", "weaknesses", "share", "problems", "fresh_process")
@@ -48,8 +49,8 @@ class SecondProcess:
     """A second env process of a push, for two checks: whether `tasks()` gives the same rows again,
     and whether answers get the same scores in a process that has not scored anything before.
 
-    `tasks()` is called before any scoring: scoring may draw random numbers, and `tasks()` would
-    give other rows after that.
+    `tasks()` is called before any scoring, because scoring may draw random numbers, after which
+    `tasks()` would give other rows.
 
     Attributes:
         process: the second process; it need not be started yet.
@@ -66,17 +67,18 @@ class SecondProcess:
     tasks_seconds: float
     deadline: float
     repeat_warnings: list[str] | None = None
-    _handed_out: bool = False  # whether `fresh` has returned it before
+    _handed_out: bool = False  # whether `fresh` has returned the process before
 
     def fresh(self) -> EnvProcess:
-        """A process that has scored nothing: this one, restarted if it was handed out before.
+        """Return a running process that has scored nothing. If an earlier call has returned the
+        process, it is restarted first.
 
-        Raises EnvProblem ENV_LIMITS if the push has too little time left to start it, or another
-        EnvProblem if the start fails.
+        Raises EnvProblem ENV_LIMITS if the push has too little time left to start the process, or
+        another EnvProblem if the start fails.
         """
         # Twice as long as the first process took to start, because this one may be slower.
         needed_seconds = 2 * self.start_seconds + push_limits.CALL_SECONDS
-        if self._handed_out:  # then it is the push's third process, which the audit uses for longer
+        if self._handed_out:  # the restarted process, the push's third, is used for longer
             needed_seconds += THIRD_S
         if self._seconds_left() < needed_seconds:
             message = f"it takes {self.start_seconds:.1f} s to start: too long for another"
@@ -89,10 +91,10 @@ class SecondProcess:
         return self.process
 
     def warnings(self) -> list[str]:
-        """Return a warning if `tasks()` gives other rows than in the first process; otherwise [].
+        """Return a list with one warning if `tasks()` gives other rows than in the first process,
+        or if that cannot be checked; otherwise [].
 
-        The warning also says if that could not be checked. `tasks()` is called the first time only;
-        later calls return the same list.
+        `tasks()` is called only the first time; later calls return the same list.
         """
         if self.repeat_warnings is None:
             warning = self._repeat_warning()
@@ -104,9 +106,10 @@ class SecondProcess:
         return self.deadline - time.monotonic()
 
     def _repeat_warning(self) -> str:
-        """Call `tasks()` and compare its rows with the first ones; returns a warning, or "".
+        """Call `tasks()` and compare its rows with those of the first process.
 
-        It also warns if the call failed, or if there was too little time for it.
+        Returns a warning if the rows differ, if the call failed, or if there is too little time for
+        it; otherwise "".
         """
         # Twice the time of the first process, because this one may be slower.
         if self._seconds_left() < 2 * (self.start_seconds + self.tasks_seconds):
@@ -117,7 +120,7 @@ class SecondProcess:
             return f"tasks() failed when it was called again: {problem}"
         if repeated_rows == self.rows:
             return ""
-        # Rows that only the longer list has are not counted.
+        # strict=False: rows that only the longer list has are not counted; both lengths are told.
         row_pairs = zip(self.rows, repeated_rows, strict=False)
         differing_count = sum(row != repeated_row for row, repeated_row in row_pairs)
         return (
@@ -130,14 +133,14 @@ class SecondProcess:
 def run_audit(
     env: EnvProcess, rows: list[TaskRow], kind: str, second_process: SecondProcess, draft: Draft
 ) -> JsonObject:
-    """Run the reward audit in the time the push has left; returns the content of audit.json.
+    """Run the reward audit in the time that the push has left; return the content of audit.json.
 
     If the version names secrets, `secrets_unset` lists those that are not set, so that a later push
-    that has them can repeat the audit.
+    with these secrets can repeat the audit.
     """
-    # One call may be under way when the time is up, and the second process has to start.
+    # Time is kept for one call that is under way at the end, and for starting the second process.
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
-    # The audit may take OVERRUN times its budget; it gets at least one second, however late it is.
+    # The audit may take OVERRUN times its budget. It gets at least one second, however late it is.
     fitting_s = min(push_limits.AUDIT_SECONDS, seconds_left / OVERRUN)
     budget_s = max(1.0, fitting_s)
     env.judge_budget = JudgeBudget()
@@ -150,7 +153,8 @@ def run_audit(
 
 
 def per_score(use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
-    """What judges took for one score of an audit, mean; `probes` are the lines of its report."""
+    """Return the mean use of judges (language models that score) per score of an audit, e.g. their
+    calls and tokens. `probes` are the lines of the audit's report."""
     scores = sum(line["rows"] for line in probes)
     return {name: round(value / max(1, scores), 6) for name, value in use.to_json().items()}
 
@@ -164,8 +168,8 @@ def is_outdated(draft: Draft) -> bool:
 def repeat_audit(draft: Draft, version_folder: Path) -> None:
     """Replace the audit of the stored version in `version_folder`; nothing else there changes.
 
-    The old audit is kept in the folder EARLIER under its hash, because earlier runs recorded that
-    hash, which `honesmith verify` searches for.
+    The old audit is kept in the folder EARLIER under its hash: earlier runs have recorded that
+    hash, and `honesmith verify` searches for it.
     """
     record = registry.read_version(draft.home, draft.name, draft.hash)
     draft.python = registry.env_python(record)  # the audit runs with the version's packages
@@ -174,31 +178,32 @@ def repeat_audit(draft: Draft, version_folder: Path) -> None:
 
 
 def replace_audit(record: registry.EnvRecord, report: JsonObject) -> None:
-    """Put `report` in the place of the stored version's audit, which is kept under EARLIER."""
+    """Store `report` as the audit of a stored version. The old audit is kept in EARLIER."""
     if record.secrets:
         report["secrets_unset"] = [name for name in record.secrets if not os.environ.get(name)]
     _store_audit(record.dir, report, registry.secrets_of(record.secrets))
 
 
 def seconds_for_all(audit: Mapping[str, Any]) -> float:
-    """How long an audit of every row would take about, by what this one took; 0 where it covered
-    every row, or scored none."""
+    """Estimate the seconds that an audit of every row would take, from the time that `audit` took.
+    Returns 0 if `audit` covered every row, or scored none."""
     share = float(audit.get("share") or 0.0)
     return 0.0 if share in (0.0, 1.0) else float(audit.get("seconds") or 0.0) / share
 
 
 def _store_audit(version_folder: Path, report: JsonObject, secrets: Mapping[str, str]) -> None:
-    """Replace the audit of the version in `version_folder`; the old one is kept under EARLIER."""
+    """Write `report`, without the values of `secrets`, as the audit of the version in
+    `version_folder`. The old audit is kept in EARLIER."""
     _keep_old_audit(version_folder)
     write_json(version_folder / AUDIT, Redactor(secrets).value(report))
 
 
 def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
-    """Audit a stored version with the rows that it has; returns the content of audit.json."""
+    """Audit a stored version with its stored rows; return the content of audit.json."""
     rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
-        # The stored rows stay: giving `repeat_warnings` says that tasks() need not be called again.
+        # The stored rows are kept, so `repeat_warnings` is given: tasks() is then not called.
         second_process = SecondProcess(
             second_env,
             rows,
@@ -220,9 +225,9 @@ def _keep_old_audit(version_folder: Path) -> None:
 
 
 def warnings_of(record: registry.EnvRecord) -> list[str]:
-    """All warnings about a stored version that a push reports, most urgent first.
+    """Return all warnings about a stored version that a push reports, most urgent first.
 
-    Which secrets are unset is checked now; the stored warning about it may be out of date.
+    Whether secrets are set is checked now, because the stored warning may be out of date.
     """
     stored = [text for text in record.version.warnings if not text.startswith(_UNSET_PREFIX)]
     unset = [name for name in record.secrets if not os.environ.get(name)]
@@ -235,8 +240,9 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
 
 
 def coverage(record: registry.EnvRecord) -> list[str]:
-    """That the audit scored few of the rows within its time, and how to have all scored, as a list
-    of one sentence; [] where it scored at least half of them, or enough to tell."""
+    """Return a list with one warning if the audit scored too few rows in its time; the warning says
+    how to have all rows scored. Returns [] if it scored at least `ENOUGH_ROWS` rows or
+    `ENOUGH_SHARE` of them, or none at all."""
     audit = record.audit
     if audit.rows_scored >= ENOUGH_ROWS or audit.share >= ENOUGH_SHARE or not audit.rows_scored:
         return []
@@ -248,7 +254,7 @@ def coverage(record: registry.EnvRecord) -> list[str]:
 
 
 def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
-    """The names of the secrets that were not set when the version was audited."""
+    """Return the names of the secrets that were not set when the version was audited."""
     if record.audit.secrets_unset is not None:
         return set(record.audit.secrets_unset)
     # Older releases wrote the names into a warning of the version instead.
@@ -259,13 +265,15 @@ def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
 
 
 def audit_reply(home: Home, env_id: str) -> Reply:
-    """The stored audit of a version, and how long one of every row would take."""
+    """Make the reply about the stored audit of a version. If the audit did not cover every row, the
+    reply also says how long that would take. Raises UserError ENV_NOT_FOUND if there is no such
+    version."""
     record = registry.find_env(home, env_id)
     return _reply(record, record.audit.as_written())
 
 
 def _require_scorer(record: registry.EnvRecord) -> None:
-    """Raise UserError BAD_ARGUMENT for a version without a scorer of single answers."""
+    """Raise UserError BAD_ARGUMENT if the version has no scorer that takes single answers."""
     if not record.scored or record.kind not in ("single", "multi"):
         message = f"{record.env_id} has no scorer that can be asked about single answers"
         raise UserError("BAD_ARGUMENT", message, hint="Audit one with score().", field="env_id")
@@ -274,15 +282,16 @@ def _require_scorer(record: registry.EnvRecord) -> None:
 def audit_all(
     home: Home, env_id: str, *, workers: int = 0, on_row: OnRow = lambda done, of: None
 ) -> Reply:
-    """Audit every row of a version and store the result; goes on where an earlier call ended.
+    """Audit every row of a version, store the result, and return the reply about it. Rows that an
+    earlier call scored before it was ended are not scored again.
 
     Args:
-        workers: env processes that score at once; 0 for as many as training would take.
-        on_row: called after each row with how many are done, and of how many.
+        workers: env processes that score at once; 0: as many as a training would use.
+        on_row: called after each row with (rows done, rows in all).
 
-    Raises UserError ENV_NOT_FOUND, ENV_SECRETS or ENV_DEPS, BAD_ARGUMENT where nothing is scored,
-    ENV_BUSY while another process does this audit, and EnvProblem where the environment does not
-    start.
+    Raises UserError ENV_NOT_FOUND if there is no such version, BAD_ARGUMENT if it has no scorer,
+    ENV_SECRETS or ENV_DEPS if secrets or packages are missing, ENV_BUSY if another process is doing
+    this audit, and EnvProblem if the environment does not start.
     """
     record = registry.find_env(home, env_id)
     _require_scorer(record)
@@ -292,7 +301,7 @@ def audit_all(
     began = time.monotonic()
     with _kept_rows(home, record.env_id) as file, registry.open_process(record) as process:
         process.judge_budget = JudgeBudget(borrowers=count)
-        process.describe()  # so that a fault of the environment comes now
+        process.describe()  # starts the process, so that a fault of the environment shows now
         whole = FullAudit(rows, record.kind, file, on_row=lambda done: on_row(done, len(rows)))
         with _fresh_processes(record) as fresh:
             report: JsonObject = {
@@ -307,7 +316,8 @@ def audit_all(
 
 @contextmanager
 def _kept_rows(home: Home, env_id: str) -> Iterator[Path]:
-    """The file that keeps what was scored, while no other process has it. Raises UserError BUSY."""
+    """Context manager: yield the file that keeps the scores of an unfinished audit, and lock it.
+    Raises UserError ENV_BUSY if another process holds the lock."""
     folder = home.cache / "audits"
     folder.mkdir(parents=True, exist_ok=True)
     lock = os.open(folder / f"{env_id}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -324,10 +334,12 @@ def _kept_rows(home: Home, env_id: str) -> Iterator[Path]:
 
 @contextmanager
 def _fresh_processes(record: registry.EnvRecord) -> Iterator[Callable[[], EnvProcess]]:
-    """Gives what starts env processes that have scored nothing; they end with the context."""
+    """Context manager: yield a function that starts an env process of the version, which has scored
+    nothing, and returns it. All these processes are closed at the end of the block."""
     started: list[EnvProcess] = []
 
     def fresh() -> EnvProcess:
+        """Start an env process and return it."""
         process = registry.open_process(record)
         started.append(process)
         process.describe()
@@ -341,7 +353,8 @@ def _fresh_processes(record: registry.EnvRecord) -> Iterator[Callable[[], EnvPro
 
 
 def _reply(record: registry.EnvRecord, audit: JsonObject) -> Reply:
-    """What an audit says, and how to have every row audited where not all were."""
+    """Make the reply about an audit (the content of audit.json). If the audit did not cover every
+    row, a warning says which command does."""
     reply: Reply = {
         "summary": f"{record.env_id}: {audit.get('headline') or 'no audit'}",
         "env_id": record.env_id,

@@ -1,4 +1,5 @@
-"""A push of data too large to copy: its files are hashed and indexed and stay where they are."""
+"""Pushes data that are too large to copy: the files are hashed and indexed, and stay where they
+are."""
 
 import os
 import shutil
@@ -18,23 +19,24 @@ from engine.records.env_version import EnvVersion
 from envs.audit.verdict import unscored
 from envs.dataset import FAULT_CHARS, SHOWN, SHOWN_CHARS
 
-_AFTER_READING_S = 8.0  # of a push, kept for what follows the reading
+_AFTER_READING_S = 8.0  # seconds of a push that are kept for its work after the reading
 _NO_CODE = "none needed: data without code"
-_LEAST_SCAN_S = 0.5  # for the search for shared tasks, even if the push has no time left
+_LEAST_SCAN_S = 0.5  # seconds for the search for shared tasks, even if the push has no time left
 
 
 def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
-    """The data of a folder as read and indexed, if it is too large to copy; None if it is not.
+    """Read and index the data files of a folder if they are too large to copy, and return the
+    result; None if they are not too large.
 
-    The files are read in a process of their own. If that takes longer than one call, the next call
-    goes on waiting for it.
+    A separate process reads the files. If that takes longer than this call may, the next call goes
+    on waiting for it.
 
     Args:
-        folder: absolute and without links.
+        folder: an absolute path without links.
         deadline: value of `time.monotonic()` by which the push must be done.
 
-    Raises UserError: DATASET_READING if they are still being read, DATASET_INVALID naming the bad
-    lines.
+    Raises UserError: DATASET_READING if the files are still being read; DATASET_INVALID if lines
+    cannot be used, which the message names.
     """
     files = build.large_files(folder)
     if not files:
@@ -46,10 +48,11 @@ def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
 
 
 def build_version(draft: Draft, indexed: build.Indexed) -> None:
-    """Write the held-out rows, the index and env.json of a version into the draft's folder.
+    """Write the held-out rows, the index, the empty audit and env.json of a version into the
+    draft's folder.
 
     Raises UserError DATASET_INVALID if a file changed while it was read, or if `environment.toml`
-    asks for a division that such data do not have.
+    has a setting that works only on copied data.
     """
     facts = indexed.facts
     _refuse_split_settings(draft)
@@ -63,10 +66,8 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 
 
 def _refuse_split_settings(draft: Draft) -> None:
-    """Raise UserError DATASET_INVALID for settings that act only on data that are copied.
-
-    These are `scorer`, `drop_leaks` and a share of the rows as dev tasks, in `environment.toml`.
-    """
+    """Raise UserError DATASET_INVALID if `environment.toml` has a setting that works only on data
+    that are copied: `scorer`, `drop_leaks`, or a share of the rows as dev tasks."""
     settings = draft.settings
     switched_on = {
         "scorer": bool(settings.scorer),
@@ -86,8 +87,8 @@ def _refuse_split_settings(draft: Draft) -> None:
 
 
 def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:
-    """What the train rows share with the held-out rows, searched for in the time that is left, but
-    for `_LEAST_SCAN_S` at least."""
+    """Search the train rows for texts of the held-out rows, and return what they share. The search
+    takes the time that the push has left, but always gets `_LEAST_SCAN_S`."""
     train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)
     heldout = list(registry.read_rows(draft.folder / registry.TASKS))
     scan_s = min(overlap.BUDGET_S, draft.seconds_left)
@@ -95,19 +96,21 @@ def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:
 
 
 def _copy_index(source: Path, target: Path) -> None:
-    """Put the held-out rows and the index of the rows from `source` into the folder `target`."""
+    """Copy the held-out rows and the index of the train rows from the folder `source` (in the
+    cache) into the folder `target` (the version)."""
     shutil.copyfile(source / build.HELDOUT_ROWS, target / registry.TASKS)
-    try:  # the index never changes, so one file serves the cache and the version
+    try:  # the index never changes, so the cache and the version can share one file
         os.link(source / ROWS_INDEX, target / ROWS_INDEX)
-    except OSError:  # another file system, or one without links
+    except OSError:  # the folders lie on two file systems, or on one without hard links
         shutil.copyfile(source / ROWS_INDEX, target / ROWS_INDEX)
     sync_folder(target)
 
 
 def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> EnvVersion:
-    """Make the content of env.json for data that stays where it is.
+    """Make the content of env.json for data that stay where they are.
 
-    `facts` are about its rows; `contamination` is what of the held-out rows occurs in the others.
+    `facts` are those of the index; `contamination` is what the train rows share with the held-out
+    ones.
     """
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
@@ -133,18 +136,19 @@ def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> E
 
 
 def _keep_files_warning(facts: DataIndex) -> str:
-    """The warning that the files of the data must be kept, as they were not copied."""
+    """Return the warning that the data files must be kept, because they were not copied."""
     size = sum(file.size for file in facts.files)
     stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"
     return f"{stays}: keep them, the version holds their hashes alone"
 
 
 def _refuse_bad_lines(facts: DataIndex) -> None:
-    """Raise UserError DATASET_INVALID if only some rows are preferences, if lines are no rows to
-    learn from (the first of them are named), or if there is no row at all."""
+    """Raise UserError DATASET_INVALID if only some rows are preferences (a better and a worse
+    answer), if lines hold no row to learn from, or if there is no row at all. The message names the
+    first bad lines."""
     bad_lines = [*facts.faults, *facts.unanswered_lines]
     bad_count = facts.bad + facts.unanswered
-    answered_rows = facts.rows - facts.unanswered  # with an answer, or as preferences with two
+    answered_rows = facts.rows - facts.unanswered  # those with one answer, and preferences
     if 0 < facts.preferences < answered_rows:
         fault = f"{facts.preferences} of {facts.rows} rows are preferences, the others are not"
         hint = "Push them as two datasets, each in a folder of its own."
@@ -161,13 +165,14 @@ def _refuse_bad_lines(facts: DataIndex) -> None:
 
 
 def _listed(bad_lines: list[FaultyLine], bad_count: int) -> str:
-    """The first bad lines in words, as many as a reply has room for, and how many more there are;
-    `bad_count` counts those too that `bad_lines` leaves out."""
+    """Describe the first bad lines, as many as a reply has room for, and say how many more there
+    are. `bad_count` is the number of all bad lines, of which `bad_lines` holds only the first."""
     in_several_files = len({line.file for line in bad_lines}) > 1
     texts: list[str] = []
     for bad in bad_lines[:SHOWN]:
         text = _fault_text(bad, with_file=in_several_files)
-        if texts and len("; ".join([*texts, text])) > SHOWN_CHARS:  # at least one is shown
+        # `texts and`: the first line is always shown, however long its text is.
+        if texts and len("; ".join([*texts, text])) > SHOWN_CHARS:
             break
         texts.append(text)
     more = f"; and {bad_count - len(texts)} more" if bad_count > len(texts) else ""
@@ -175,6 +180,6 @@ def _listed(bad_lines: list[FaultyLine], bad_count: int) -> str:
 
 
 def _fault_text(bad: FaultyLine, *, with_file: bool) -> str:
-    """A bad line in words, with the name of its file before it if `with_file`."""
+    """Describe a bad line: "line 3: no JSON"; with `with_file` "train.jsonl line 3: no JSON"."""
     place = f"{Path(bad.file).name} line" if with_file else "line"
     return f"{place} {bad.line}: {bad.message}"[:FAULT_CHARS]

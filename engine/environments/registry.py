@@ -40,8 +40,8 @@ class EnvRecord:
 
     Attributes:
         env_id: `name@hash12`.
-        dir: its folder: source/, tasks.jsonl, env.json, audit.json.
-        version: env.json.
+        dir: the folder of the version: source/, tasks.jsonl, env.json, audit.json.
+        version: the content of env.json.
         audit: the stored reward audit.
     """
 
@@ -54,41 +54,42 @@ class EnvRecord:
 
     @property
     def source(self) -> Path:
+        """The folder with the files as they were pushed."""
         return self.dir / SOURCE
 
     @property
     def kind(self) -> str:
-        """single, multi, sft or preference."""
+        """single, multi, command, sft or preference."""
         return self.version.kind
 
     @property
     def scored(self) -> bool:
-        """Whether it can score a completion."""
+        """Whether the environment can score a completion."""
         return self.version.scored
 
     @property
     def tools(self) -> list[ToolSchema]:
-        """OpenAI function schemas its model may call."""
+        """Schemas, in OpenAI's form, of the functions that the model may call."""
         return self.version.tools
 
     @property
     def rows(self) -> dict[str, int]:
-        """{"train": n, "heldout": n}, with "dev" between them where a version has such rows."""
+        """Rows per side: {"train": n, "heldout": n}, and "dev" if the version has such rows."""
         return self.version.rows
 
     @property
     def limits(self) -> Limits:
-        """What its process may use."""
+        """What the environment's process may use: time, memory, processes, network."""
         return self.version.limits
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """Names of secrets it needs."""
+        """Names of the secrets that the environment needs."""
         return self.version.secrets
 
     @property
     def contamination(self) -> JsonObject:
-        """Overlap of its training rows with its held-out tasks, measured at push; {} if unknown."""
+        """What the training rows share with the held-out tasks, measured at push; {} if unknown."""
         return self.version.contamination
 
     @property
@@ -100,12 +101,12 @@ class EnvRecord:
 def find_env(home: Home, ref: str, *, sealed: bool = False) -> EnvRecord:
     """Return the version of an environment that `ref` names.
 
-    `ref` is its id (`name@hash`), a bare name, which means its newest version, or the beginning of
-    either, if that fits only one environment. Only callers that show nothing of its tasks may pass
-    `sealed`, which allows a sealed exam.
+    `ref` is an id (`name@hash`), a name, which means its newest version, or the beginning of one of
+    these, if it fits only one environment. `sealed` allows a sealed exam; only callers that show
+    nothing of its tasks may pass it.
 
-    Raises UserError ENV_NOT_FOUND if nothing fits or the files are gone, ENV_AMBIGUOUS, or
-    ENV_SEALED.
+    Raises UserError ENV_NOT_FOUND if no version fits or its files are gone, ENV_AMBIGUOUS if
+    several environments fit, and ENV_SEALED if the version is sealed and `sealed` is False.
     """
     record = _version_meant(home, ref)
     if not sealed:
@@ -115,8 +116,8 @@ def find_env(home: Home, ref: str, *, sealed: bool = False) -> EnvRecord:
 
 
 def _version_meant(home: Home, ref: str) -> EnvRecord:
-    """The version that `ref` names, sealed or not. Raises UserError ENV_NOT_FOUND or
-    ENV_AMBIGUOUS."""
+    """Return the version that `ref` names, sealed or not. Raises UserError ENV_NOT_FOUND if none
+    fits, or ENV_AMBIGUOUS if several environments fit."""
     with Store(home) as store:
         matches = store.find_env(ref)
         # A folder `word_game` is stored as `word-game`; either spelling finds it.
@@ -136,8 +137,8 @@ def _version_meant(home: Home, ref: str) -> EnvRecord:
 def _require_single_meaning(prefix: str, matches: Sequence[EnvRow]) -> None:
     """Raise UserError ENV_AMBIGUOUS if a prefix fits several environments.
 
-    A prefix with an @ must fit a single version. One without must fit a single name, and means the
-    newest version of that name.
+    `matches` are the versions that it fits. A prefix with an @ must fit a single version. A prefix
+    without an @ must fit a single name, and means the newest version of that name.
     """
     if "@" in prefix:
         candidates = {match.env_id for match in matches}
@@ -154,9 +155,8 @@ def _require_single_meaning(prefix: str, matches: Sequence[EnvRow]) -> None:
 
 
 def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
-    """One warning if `ref` was only a prefix of the version's name or id, else [].
-
-    The whole name gives no warning, also where it is spelt with _ in place of -.
+    """Return a list with one warning if `ref` was only a prefix of the version's name or id; else
+    []. The whole name gives no warning, even if it is spelt with _ in place of -.
     """
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []
@@ -197,11 +197,11 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
 
 
 def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
-    """The env process of a version; it starts with the first call.
+    """Return the env process of a version, which starts with the first call of it.
 
-    It is isolated as the home's config.toml says, and writes its output to the file `log`, if one
-    is given. Raises UserError ENV_SECRETS if a secret that the version names is not set for this
-    server, or ENV_DEPS if its interpreter is gone.
+    The process is isolated as the home's config.toml says, and writes its output to the file `log`,
+    if one is given. Raises UserError ENV_SECRETS if a secret that the version names is not set for
+    this server, or ENV_DEPS if the version's interpreter is gone.
     """
     return EnvProcess(
         record.source,
@@ -209,12 +209,12 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
         limits=record.limits,
         secrets=secrets_of(record.secrets),
         log=log,
-        sandbox=sandbox_of(Home(record.dir.parents[2])),  # HOME/envs/name/hash
+        sandbox=sandbox_of(Home(record.dir.parents[2])),  # `dir` is HOME/envs/name/hash
     )
 
 
 def sandbox_of(home: Home) -> Sandbox:
-    """How the code of environments is isolated, as the home's config.toml says.
+    """Return the sandbox for the code of environments, as the home's config.toml describes it.
 
     The home itself is hidden from that code. Raises UserError if config.toml is invalid.
     """
@@ -223,10 +223,10 @@ def sandbox_of(home: Home) -> Sandbox:
 
 
 def env_python(record: EnvRecord) -> str:
-    """Path of the interpreter that runs a version.
+    """Return the path of the interpreter that runs a version.
 
-    It is the one that had the version's packages at its push, or this process's own if the version
-    names no packages. Raises UserError ENV_DEPS if the interpreter is gone.
+    It is the interpreter that had the version's packages at its push; if the version names no
+    packages, it is that of this process. Raises UserError ENV_DEPS if the interpreter is gone.
     """
     python = record.version.python
     if not python:
@@ -245,9 +245,9 @@ def env_python(record: EnvRecord) -> str:
 
 
 def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
-    """The values of the named secrets, from this process's environment variables.
+    """Return name -> value of the named secrets, from this process's environment variables.
 
-    Raises UserError ENV_SECRETS naming those that are unset or empty.
+    Raises UserError ENV_SECRETS if some of them are unset or empty; the message names these.
     """
     unset = [name for name in names if not os.environ.get(name)]
     if unset:
@@ -261,26 +261,29 @@ def secrets_of(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]:
-    """The rows of a version: those of `split` ("train", "dev" or "heldout"), or all for None.
+    """Return the rows of a version: those of `split` ("train", "dev" or "heldout"), or all if
+    `split` is None.
 
-    Of a version whose data stayed where it was, None gives the training rows alone. Raises
-    UserError DATASET_INVALID if such data is gone or changed.
+    If the data were too large to copy at the push, None gives only the training rows. Raises
+    UserError DATASET_INVALID if such data are gone or changed.
     """
-    if record.version.data and split in ("train", None):  # too large for a list: read one by one
+    # Large data would not fit into a list: the rows are read one by one.
+    if record.version.data and split in ("train", None):
         check_files(record.version.data, record.env_id)
         return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
     return [row for row in read_rows(record.dir / TASKS) if split is None or row["split"] == split]
 
 
 def read_rows(path: Path) -> Iterator[TaskRow]:
-    """The rows of a tasks.jsonl, one after the other."""
+    """Yield the rows of a tasks.jsonl file one after the other."""
     with open(path, "rb") as file:
         for line in file:
             yield json.loads(line)
 
 
 def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
-    """The stored version `name@hash12`. Raises UserError ENV_NOT_FOUND if it is gone or damaged."""
+    """Return the stored version `name@hash12`. Raises UserError ENV_NOT_FOUND if its files are gone
+    or damaged."""
     folder = home.env(name, hash12)
     try:
         return _read_folder(folder, name, hash12)
@@ -294,7 +297,7 @@ def read_version(home: Home, name: str, hash12: str) -> EnvRecord:
 
 
 def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
-    """Read the version in `folder`. Raises OSError or DamagedRecord if a file is not readable."""
+    """Read the version in `folder`. Raises OSError or DamagedRecord if a file cannot be read."""
     return EnvRecord(
         env_id=f"{name}@{hash12}",
         name=name,
@@ -306,7 +309,7 @@ def _read_folder(folder: Path, name: str, hash12: str) -> EnvRecord:
 
 
 def _not_found(ref: str, stored_versions: list[EnvRow]) -> UserError:
-    """The error for a reference that fits no stored version; its hint names similar ones."""
+    """Make the error for a reference that fits no stored version; the hint names similar ones."""
     names = list(dict.fromkeys(row.name for row in stored_versions))
     if names:
         hint = f"Known: {', '.join(names[:5])}."

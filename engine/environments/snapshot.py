@@ -1,8 +1,8 @@
-"""Copying a folder and hashing its content in one pass, within the size limits of a push.
+"""Copies a folder and hashes its content in one pass, within the size limits of a push.
 
-Only regular files are copied, opened without following links; files that are left out are listed
-with the reason. The hash covers the names and bytes that were copied, so it describes the copy
-even if somebody edits the folder meanwhile.
+Only regular files are copied, and links are never followed. Files that are left out are listed with
+the reason. The hash covers the names and bytes that were copied, so it describes the copy even if
+somebody edits the folder meanwhile.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from engine.core.errors import UserError
 MAX_FILES = 5_000
 MAX_DEPTH = 32
 MAX_BYTES = 256 << 20
-MAX_PACKED = 64 << 20  # bytes, compressed
+MAX_PACKED = 64 << 20  # bytes of all files together when compressed
 CHUNK = 1 << 20  # bytes read at once
-MOST_LISTED = 50  # files that were left out
+MOST_LISTED = 50  # files left out that are listed
 # The disk or the user's quota is full, or a limit on file sizes is reached.
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATH_MAX = 4096  # Linux's longest path
-_SHOWN_CHARS = 200  # of a path in an error message
-_SHOWN_OF_NO_PATH = 60  # characters of a text that is no path at all
+_SHOWN_CHARS = 200  # characters of a path that an error message shows
+_SHOWN_OF_NO_PATH = 60  # characters that it shows of a text that cannot be a path
 REASONS_TO_LEAVE_OUT = {
     "__pycache__": "a cache",
     "node_modules": "installed packages",
@@ -44,7 +44,7 @@ class Snapshot:
         digest: SHA-256 over names and contents, in hex.
         files: paths that were copied, sorted.
         size: bytes of these files together.
-        left_out: "path (reason)" of the files that were not copied, at most 50 and a count.
+        left_out: "path (reason)" for each file that was not copied: at most 50, then a count.
     """
 
     digest: str
@@ -54,17 +54,18 @@ class Snapshot:
 
 
 def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
-    """The folder `path` as an absolute path with all links resolved.
+    """Return the folder `path` as an absolute path with all links resolved.
 
-    It must lie inside one of `roots`; None allows every folder. Raises UserError BAD_ARGUMENT (not
-    usable as a path), PATH_OUTSIDE_ROOTS, or ENV_INVALID (no such folder).
+    The folder must lie inside one of `roots`; None allows every folder. Raises UserError
+    BAD_ARGUMENT if the text cannot be a path, PATH_OUTSIDE_ROOTS if the folder lies outside
+    `roots`, or ENV_INVALID if there is no such folder.
     """
     text = str(path)
     if not text or "\0" in text or len(text) > _PATH_MAX:
         raise _no_path(text)
     try:
         folder = Path(os.path.expanduser(text)).resolve()
-        folder.is_dir()  # a name longer than the file system takes raises here
+        folder.is_dir()  # called for its error: a name too long for the file system raises here
         is_inside = roots is None or any(folder.is_relative_to(root.resolve()) for root in roots)
     # OSError: a name is too long, or a folder may not be read. RuntimeError: links in a circle.
     # ValueError: characters that no path can have.
@@ -78,7 +79,7 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
 
 
 def _no_path(text: str) -> UserError:
-    """The error for a text that no folder can have as its path."""
+    """Make the error for a text that cannot be the path of a folder."""
     return UserError(
         "BAD_ARGUMENT",
         f"path is no path: {text[:_SHOWN_OF_NO_PATH]!r}",
@@ -88,7 +89,7 @@ def _no_path(text: str) -> UserError:
 
 
 def _unresolvable(path: str, error: Exception) -> UserError:
-    """The error for a path that the file system cannot look up, for the reason in `error`."""
+    """Make the error for a path that the file system cannot look up; `error` says why."""
     return UserError(
         "ENV_INVALID",
         f"{path[:_SHOWN_CHARS]!r} cannot be resolved: {getattr(error, 'strerror', '') or error}",
@@ -122,9 +123,8 @@ def _no_folder(given_path: str, path: Path) -> UserError:
 
 
 def _hint_for_outside(path: str) -> str:
-    """What to do about a path outside the roots.
-
-    A relative path gets one more suggestion, because it may only be misspelt.
+    """Return the hint for a path outside the allowed folders. For a relative path the hint also
+    says to check the spelling.
     """
     move = "Start the server with --root FOLDER, or move the environment into one of them."
     if os.path.isabs(os.path.expanduser(path)):
@@ -135,9 +135,9 @@ def _hint_for_outside(path: str) -> str:
 def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = None) -> Snapshot:
     """Copy the folder `source` to `target`, which must not exist yet, and hash what was copied.
 
-    `by_reference`: path -> SHA-256 of files that are not copied, but count in the digest as if they
-    were. Raises UserError ENV_LIMITS (too large) or ENV_INVALID (a link, a device, an unreadable
-    file), and OSError if the disk is full.
+    `by_reference` maps paths to the SHA-256 of files that are not copied but enter the digest as if
+    they were. Raises UserError ENV_LIMITS if the folder is too large, ENV_INVALID if it holds a
+    link, a device or an unreadable file, and OSError if the disk is full.
     """
     referenced = by_reference or {}
     copier = _Copier(target, referenced)
@@ -145,12 +145,12 @@ def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = No
         with _open_folder(source) as folder:
             copier.folder(folder, prefix="")
     except OSError as error:
-        if error.errno in _DISK_FULL:  # not the folder's fault; push_env reports it
+        if error.errno in _DISK_FULL:  # the folder is not at fault; push_env reports a full disk
             raise
         raise _invalid_file(
             f"{error.filename} cannot be copied: {error.strerror or error}"
         ) from error
-    if copier.size > MAX_PACKED:  # else it is not larger when compressed either
+    if copier.size > MAX_PACKED:  # smaller files need no check: compressing does not enlarge them
         _check_packed(target, sorted(copier.digests))
     return Snapshot(
         digest=_content_hash({**copier.digests, **referenced}),
@@ -161,9 +161,9 @@ def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = No
 
 
 def _content_hash(digests: Mapping[str, str]) -> str:
-    """The SHA-256 in hex of a folder's content, from the digest of each file by its path."""
+    """Return the SHA-256 in hex of a folder's content; `digests` maps path -> SHA-256 of a file."""
     content_hash = hashlib.sha256()
-    # With its length before each name, no two different folders give the same bytes to hash.
+    # The length stands before each name, so that no two different folders give the same bytes.
     for name, digest in sorted(digests.items()):
         encoded = name.encode()
         content_hash.update(b"%d:%s:%s\n" % (len(encoded), encoded, digest.encode()))
@@ -173,8 +173,8 @@ def _content_hash(digests: Mapping[str, str]) -> str:
 class _Copier:
     """Copies a folder tree and hashes its files.
 
-    It opens everything relative to open descriptors: a folder that is replaced by a link during
-    the copy is not followed.
+    Everything is opened relative to open descriptors, so that a folder which is replaced by a link
+    during the copy is not followed.
 
     Attributes:
         digests: path -> SHA-256 in hex of each file copied so far.
@@ -198,9 +198,10 @@ class _Copier:
 
         Args:
             fd: descriptor of the folder.
-            prefix: its path within the copy with a "/" at the end; "" for the top folder.
+            prefix: the folder's path within the copy, ending in "/"; "" for the top folder.
 
-        Raises UserError ENV_LIMITS or ENV_INVALID, or OSError.
+        Raises UserError ENV_LIMITS if the copy becomes too large, ENV_INVALID if something in it
+        cannot be pushed, and OSError if it cannot be read or written.
         """
         if prefix.count("/") > MAX_DEPTH:
             raise _too_large(f"its folders are nested deeper than {MAX_DEPTH}")
@@ -209,11 +210,11 @@ class _Copier:
             self.entry(fd, name, prefix + name)
 
     def entry(self, folder: int, name: str, path: str) -> None:
-        """Copy a file or a folder with everything in it, or note why it is left out (`left_out`). A
-        file in `by_reference` is passed over.
+        """Copy one entry of a folder: a file, or a subfolder with everything in it. If the entry is
+        not to be copied, add it with the reason to `left_out`.
 
-        The arguments and errors are those of `file`. A link, a device, a socket or a pipe is an
-        error too.
+        A file in `by_reference` is skipped. The arguments and errors are those of `file`; a link, a
+        device, a socket or a pipe also raises UserError ENV_INVALID.
         """
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         is_folder = stat.S_ISDIR(mode)
@@ -226,7 +227,7 @@ class _Copier:
         elif is_folder:
             with _open_folder(name, inside=folder) as subfolder:
                 self.folder(subfolder, path + "/")
-        elif path in self.by_reference:  # it stays where it is; its hash is known
+        elif path in self.by_reference:  # the file stays where it is, and its hash is known
             return
         elif stat.S_ISREG(mode):
             self.file(folder, name, path)
@@ -242,7 +243,8 @@ class _Copier:
             name: its name in that folder.
             path: its path within the copy.
 
-        Raises UserError ENV_LIMITS, or ENV_INVALID if it is not a regular file, or OSError.
+        Raises UserError ENV_LIMITS if the copy becomes too large, ENV_INVALID if it is not a
+        regular file, and OSError if it cannot be read or written.
         """
         if len(self.digests) >= MAX_FILES:
             raise _too_large(f"it has more than {MAX_FILES:,} files")
@@ -254,12 +256,12 @@ class _Copier:
             self.digests[path] = self.copy_content(source, path)
 
     def copy_content(self, source: BinaryIO, path: str) -> str:
-        """Copy an open file to `path` within the copy; returns its content's SHA-256 in hex."""
+        """Copy an open file to `path` within the copy; return the SHA-256 of its content in hex."""
         digest = hashlib.sha256()
         with open(self.target / path, "xb") as copy:
             os.fchmod(copy.fileno(), 0o600)
             while data := source.read(CHUNK):
-                # Checked again: the file may grow while it is copied.
+                # The size is checked again, because the file may grow while it is copied.
                 self.check_size(len(data), path)
                 self.size += len(data)
                 digest.update(data)
@@ -267,16 +269,17 @@ class _Copier:
         return digest.hexdigest()
 
     def check_size(self, more_bytes: int, path: str) -> None:
-        """Raise UserError ENV_LIMITS if the copy would be too large with `more_bytes` of `path`."""
+        """Raise UserError ENV_LIMITS if `more_bytes` of `path` would make the copy too large."""
         if self.size + more_bytes > MAX_BYTES:
             raise _too_large(f"it is larger than {MAX_BYTES >> 20} MB (at {path})")
 
 
 @contextlib.contextmanager
 def _open_folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
-    """A descriptor of the folder `path`, closed at the end; a link is an OSError.
+    """Context manager: yield a descriptor of the folder `path`. Raises OSError if it is a link.
 
-    `inside`: descriptor of the folder that a relative path begins in; None: the working folder.
+    `inside` is the descriptor of the folder that a relative path starts from; None: the working
+    folder.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
     descriptor = os.open(path, flags, dir_fd=inside)
@@ -287,24 +290,25 @@ def _open_folder(path: str | Path, inside: int | None = None) -> Iterator[int]:
 
 
 def _open_without_links(folder: int, name: str) -> BinaryIO:
-    """Open the file `name` in the open folder `folder` for reading; a link is an OSError."""
-    # O_NONBLOCK: a pipe put in the file's place must not block the open.
+    """Open the file `name` in the open folder `folder` for reading. Raises OSError for a link."""
+    # O_NONBLOCK: opening must not block if a pipe has taken the place of the file.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
     def open_in_folder(file_name: str, _: int) -> int:  # `_`: the flags that `open` would use
+        """Open the file with `flags` instead; `open` calls this as its `opener`."""
         return os.open(file_name, flags, dir_fd=folder)
 
     return open(name, "rb", opener=open_in_folder)
 
 
 def _left_out_entry(path: str, reason: str) -> str:
-    """The line "path (reason)", with escapes for what is not UTF-8 in the path."""
+    """Return the text "path (reason)"; characters of the path that are not UTF-8 are escaped."""
     printable = path.encode("utf-8", "backslashreplace").decode()
     return f"{printable} ({reason})"
 
 
 def _reason_to_leave_out(name: str) -> str:
-    """The reason why a file or folder of this name is not copied; "" if it is copied."""
+    """Return the reason why a file or folder of this name is not copied; "" if it is copied."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -327,12 +331,12 @@ def _folder_contains(folder: int, name: str, file: str) -> bool:
 
 
 def _check_packed(target: Path, names: list[str]) -> None:
-    """Raise UserError ENV_LIMITS if the files take more than MAX_PACKED when compressed.
+    """Raise UserError ENV_LIMITS if the copied files take more than MAX_PACKED when compressed.
 
-    Only called when they are larger than that uncompressed.
+    `target` is the copy, `names` are the paths of its files.
     """
     packer = zlib.compressobj(6)
-    packed_bytes = 0  # without the last few, which the packer still holds at the end
+    packed_bytes = 0  # the packer is never flushed: its last few bytes do not matter
     for name in names:
         with open(target / name, "rb") as file:
             while data := file.read(CHUNK):
@@ -342,14 +346,15 @@ def _check_packed(target: Path, names: list[str]) -> None:
 
 
 def _shortened_list(left_out: list[str]) -> list[str]:
-    """At most 50 entries of `left_out`; if there are more, "... and 7 more" is the last."""
+    """Return at most 50 entries of `left_out`, and if there are more e.g. "... and 7 more"."""
     if len(left_out) <= MOST_LISTED:
         return left_out
     return [*left_out[:MOST_LISTED], f"... and {len(left_out) - MOST_LISTED} more"]
 
 
 def _too_large(limit: str) -> UserError:
-    """Make the error for an environment above one of the limits; `limit` names it."""
+    """Make the error for an environment that exceeds a limit; `limit` says which, e.g. "it has more
+    than 5,000 files"."""
     return UserError(
         "ENV_LIMITS",
         f"the environment is too large to push: {limit}",
@@ -359,7 +364,7 @@ def _too_large(limit: str) -> UserError:
 
 
 def _invalid_file(message: str) -> UserError:
-    """The error for a file that a push does not take."""
+    """Make the error for a file that cannot be pushed; `message` says which and why."""
     return UserError(
         "ENV_INVALID", message, field="path", hint="Replace it by a regular file, or move it away."
     )

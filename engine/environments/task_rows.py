@@ -1,4 +1,5 @@
-"""The task rows of a version as push stores them, with their split and reference conversation."""
+"""Makes the task rows of a version: splits them, adds their reference conversations, and finds
+training rows that give held-out tasks away."""
 
 import json
 import os
@@ -24,15 +25,15 @@ from envs.scored_rows import fitting_scorer
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 _MOST_PROBLEMS = 5  # failures that the reply lists
 _MOST_LEAKS = 20  # pairs of a training row and a held-out task that the reply lists
-_LEAST_SCAN_S = 0.1  # for the search for such pairs, however little time is left
-_WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # of a failure's text
+_LEAST_SCAN_S = 0.1  # seconds for the search for such pairs, however little time is left
+_WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # characters kept of a failure's text
 
 
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
-    """Set each row's `split` to "train", "dev" or "heldout"; warnings go to the draft.
+    """Set each row's `split` to "train", "dev" or "heldout", and add warnings to the draft.
 
-    Returns the side of every row and how the sides were decided. Raises UserError ENV_INVALID if a
-    row names an unknown split.
+    Returns the sides of all rows and how they were decided. Raises UserError ENV_INVALID if a row
+    names an unknown split.
     """
     try:
         decided_split = split.split_rows(rows, draft.settings.dev_share)
@@ -52,12 +53,16 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
 def drop_leaks(
     rows: list[TaskRow], named: Sequence[str | None], decided: split.Split, draft: Draft
 ) -> split.Split:
-    """Take out of `rows` the training rows that teach a held-out or dev task, and of every question
-    that is asked in evaluations all rows but one; a warning in the draft counts both.
+    """Remove rows from `rows`, in place: training rows that teach a held-out or dev task, and
+    held-out or dev rows that repeat the question of another one. A warning counts both.
 
     Args:
-        named: the split that each row named itself, in the same order.
-        decided: the sides of the rows. Returns those of the rows that stay.
+        rows: the rows, with their `split`.
+        named: the split that each row named itself, in the same order; None for none.
+        decided: the sides of the rows.
+        draft: the version being made; it gets the warning.
+
+    Returns `decided` for the rows that stay.
     """
     copies = _copied_questions(rows, named)
     teaching_ids = {pair.train for pair in _leaks(rows, draft)}
@@ -78,8 +83,9 @@ def drop_leaks(
 
 
 def _copied_questions(rows: Sequence[TaskRow], named: Sequence[str | None]) -> set[int]:
-    """The indexes of those held-out and dev rows whose question another such row asks already.
-    `named` has the split that each row named itself."""
+    """Return the indexes of the held-out and dev rows whose question another such row already asks.
+    `named` holds the split that each row named itself; `asked_once` uses it to choose which row
+    stays."""
     indexes = [index for index, row in enumerate(rows) if row["split"] != "train"]
     are_kept = asked_once(
         [{"split": named[index]} for index in indexes],
@@ -89,8 +95,8 @@ def _copied_questions(rows: Sequence[TaskRow], named: Sequence[str | None]) -> s
 
 
 def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
-    """The training rows that teach a held-out or dev task, each with one such task, as far as they
-    are seen in the time that the push has left."""
+    """Search for training rows that teach a held-out or dev task; return each with one such task.
+    The search ends when the time of the push is up, so it may miss some."""
     train = [row for row in rows if row["split"] == "train"]
     exam = [row for row in rows if row["split"] != "train"]
     seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
@@ -98,11 +104,11 @@ def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
 
 
 def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
-    """List the training rows that teach a held-out or dev task, in words.
+    """Return one text for each training row that teaches a held-out or dev task.
 
-    Each is named by file and line (by its id, where it is of no data file) with the task, such as
-    "train.jsonl:7 asks heldout.jsonl:3 (exact, prompt)". At most `_MOST_LEAKS` are listed, then how
-    many more there are.
+    Example: "train.jsonl:7 asks heldout.jsonl:3 (exact, prompt)". A row that stands in no data file
+    is named by its id. At most `_MOST_LEAKS` rows are listed; a last text says how many more there
+    are.
     """
     pairs = _leaks(rows, draft)
     places = _places(draft.source)  # by row id
@@ -117,9 +123,10 @@ def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
 
 
 def scorer_problem(rows: Sequence[TaskRow], kind: str, draft: Draft) -> list[str]:
-    """Say, as a list of one problem, that rows of data files are not scored, and which word would
-    score them; [] where code of the environment reads them, and where no scorer fits."""
-    if kind != "sft" or (draft.source / ENTRY).is_file():
+    """Return a list with one problem if rows of data files are not scored although a built-in
+    scorer fits them; the text names that scorer. Returns [] if the environment has code, or if no
+    scorer fits."""
+    if kind != "sft" or (draft.source / ENTRY).is_file():  # ENTRY: the code of the environment
         return []
     scorer = fitting_scorer([_single_answer(row) for row in rows])
     if not scorer:
@@ -132,7 +139,7 @@ def scorer_problem(rows: Sequence[TaskRow], kind: str, draft: Draft) -> list[str
 
 
 def _single_answer(row: TaskRow) -> str:
-    """The text of a row's answer; "" where that is not one message of text."""
+    """Return the text of a row's answer; "" if the answer is not a single message of text."""
     messages = row["answer"] or []
     if len(messages) != 1 or messages[0].get("tool_calls"):
         return ""
@@ -140,8 +147,8 @@ def _single_answer(row: TaskRow) -> str:
 
 
 def _places(folder: Path) -> dict[str, str]:
-    """Id of a row -> its data file and line, such as "train.jsonl:7"; {} where the folder has no
-    data files, or one that cannot be read."""
+    """Return row id -> data file and line, such as "train.jsonl:7", for the data files in `folder`.
+    Returns {} if there are none, or if one cannot be read."""
     places: dict[str, str] = {}
     try:
         for file in data_files(folder):
@@ -153,11 +160,11 @@ def _places(folder: Path) -> dict[str, str]:
 
 
 def kind_of(kind: str, rows: list[TaskRow]) -> str:
-    """The kind of a version whose env process calls itself `kind` and gave these rows.
+    """Return the kind of a version, from the kind that its env process names and from its rows.
 
-    A dataset without a scorer is "sft", or "preference" where no row has an answer to imitate,
-    because each has a chosen and a rejected one instead. Raises UserError DATASET_INVALID if only
-    some rows have no answer.
+    The process names every dataset without a scorer "sft". If no row has an answer to imitate, the
+    rows are preferences (a chosen and a rejected answer), and the result is "preference". Any other
+    kind is returned unchanged. Raises UserError DATASET_INVALID if only some rows have no answer.
     """
     if kind != "sft":
         return kind
@@ -179,12 +186,12 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
     """Set each row's `gold`: the prompt and the reference answer as one conversation.
 
     In a multi-turn environment (`kind` "multi") the answer is played against the environment to get
-    its replies. `gold` is None for a row without an answer. It is also None where playing failed or
-    no time was left for it; a warning that counts these rows is added to the draft.
+    its replies. `gold` is None if the row has no answer, if playing failed, or if no time was left
+    for it. A warning in the draft counts the rows of the last two cases.
     """
     failures: list[str] = []
     not_replayed = 0
-    # Later than this, a replay would take the time of the audit.
+    # A replay that starts later than this would take the time of the audit.
     last_replay_start = draft.deadline - push_limits.AUDIT_SECONDS
     for row in rows:
         row["gold"] = None
@@ -205,7 +212,7 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
 
 def _warn_of_replays(draft: Draft, failures: list[str], not_replayed: int) -> None:
     """Add warnings to the draft about replays that failed, and about those for which no time was
-    left; also lists the first failures among the draft's problems."""
+    left. The first failures are also added to the draft's problems."""
     if failures:
         first_failure = failures[0][:_WARNING_CHARS]
         draft.warnings.append(
@@ -228,7 +235,8 @@ def _replay(env: EnvProcess, row: TaskRow) -> list[ChatMessage]:
     episode = env.start(row)
     try:
         for message in row["answer"]:
-            if message["role"] != "assistant":  # the environment's own replies take its place
+            # Only assistant messages are played; all others come from the environment's replies.
+            if message["role"] != "assistant":
                 continue
             conversation.append(message)
             reply = episode.step(message)
@@ -237,7 +245,7 @@ def _replay(env: EnvProcess, row: TaskRow) -> list[ChatMessage]:
             conversation += reply
     finally:
         episode.close()
-    while conversation[-1]["role"] != "assistant":  # the environment's last reply gets no answer
+    while conversation[-1]["role"] != "assistant":  # a last reply that nothing answers is dropped
         conversation.pop()
     return conversation
 
@@ -246,7 +254,7 @@ def write(path: Path, rows: list[TaskRow]) -> None:
     """Write the rows to the file tasks.jsonl at `path` and sync it to disk."""
     with open(path, "w", encoding="utf-8") as file:
         for row in rows:
-            # allow_nan=False: a NaN would be no valid JSON.
+            # allow_nan=False raises an error for a NaN, which is not valid JSON.
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -1,11 +1,11 @@
 """Managing environment versions: build packages ahead of a push, diff, pull, seal and delete them.
 
-A sealed version is an exam of which nobody is shown a task, an answer or the score of a task.
-Whoever trains against an exam that can be read learns the exam in the end, and an agent that reads
-tasks, answers or failures does so without meaning to. The owner seals it by command; no tool does,
-and only deleting the version ends it. Models may still be evaluated on all its held-out tasks at
-once, as often as the seal says, and compared. A seal binds tools, resources and commands; it hides
-nothing from those who may read the home's files.
+A sealed version is an exam: nobody is shown its tasks, an answer or the score of a single task.
+If an exam can be read, training is in the end fitted to it, even without intention, because agents
+read tasks, answers and failures. Only the owner can seal a version, by a command; only deleting the
+version ends the seal. Models may still be evaluated on all its held-out tasks at once, as often as
+the seal says, and compared. A seal binds tools, resources and commands; it hides nothing from those
+who may read the home's files.
 """
 
 import difflib
@@ -32,15 +32,15 @@ from engine.install import env_packages
 from engine.records.env_version import SEAL, Seal
 
 BUILD_S = 3_600.0  # seconds that installing packages may take
-DIFF_LINES = 400  # of a diff, so that a reply stays readable
-_MOST_RUNS_NAMED = 5  # in an error message
-_ALL_RUNS = 100_000  # more than any home has
-MOST_LOOKS = 1000  # that a seal may allow
+DIFF_LINES = 400  # lines of a diff that a reply shows, so that it stays readable
+_MOST_RUNS_NAMED = 5  # runs that an error message names
+_ALL_RUNS = 100_000  # a limit that no home reaches
+MOST_LOOKS = 1000  # the most evaluations that a seal may allow
 
 
 @dataclass(frozen=True)
 class BuiltPackages(ReplyBase):
-    """Installed packages and the interpreter that has them; `python` is None without packages."""
+    """Installed packages, and the path of the interpreter that has them (None: no packages)."""
 
     packages: list[str]
     summary: str
@@ -53,8 +53,8 @@ class VersionDiff(ReplyBase):
     """The differences of two versions.
 
     Attributes:
-        files: path -> added, removed or changed; equal files are left out.
-        rows: number of rows per split, by version.
+        files: path -> "added", "removed" or "changed"; equal files are left out.
+        rows: env_id -> number of rows per split.
         diff: a unified diff of the text files.
     """
 
@@ -90,7 +90,7 @@ class SealReply(ReplyBase):
     """A version that is sealed.
 
     Attributes:
-        looks: how many models may be evaluated on it, each evaluation of a model counted.
+        looks: how many models may be evaluated on it; every evaluation of a model counts as one.
     """
 
     env_id: str
@@ -103,9 +103,9 @@ class SealReply(ReplyBase):
 def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackages:
     """Install the packages that the requirements.txt in `folder` names, as a push would.
 
-    The reply has an interpreter only if the file names packages. Raises UserError ENV_INVALID (a
-    malformed requirements.txt) or ENV_DEPS (the installation failed or took longer than
-    `patience_s` seconds).
+    The reply names an interpreter only if the file names packages. Raises UserError ENV_INVALID if
+    requirements.txt is malformed, or ENV_DEPS if the installation fails or takes longer than
+    `patience_s` seconds.
     """
     requirements = env_packages.read_requirements(folder)
     if not requirements:
@@ -123,8 +123,8 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
 def diff(home: Home, old_ref: str, new_ref: str) -> VersionDiff:
     """Compare the files of two versions, each named by its id, its name or a prefix.
 
-    The diff is cut after 400 lines, with a warning. Raises UserError ENV_NOT_FOUND or
-    ENV_AMBIGUOUS.
+    The diff is cut after `DIFF_LINES` lines, with a warning. Raises UserError ENV_NOT_FOUND or
+    ENV_AMBIGUOUS if one of the two names no version or several, and ENV_SEALED if one is sealed.
     """
     old = find_env(home, old_ref)
     new = find_env(home, new_ref)
@@ -147,7 +147,10 @@ def diff(home: Home, old_ref: str, new_ref: str) -> VersionDiff:
 
 
 def _changes(old_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> dict[str, str]:
-    """The files that differ, sorted by path, each as "added", "removed" or "changed"."""
+    """Return path -> "added", "removed" or "changed" for the files that differ, sorted by path.
+
+    The arguments are path -> content.
+    """
     changes: dict[str, str] = {}
     for name in sorted({*old_files, *new_files}):
         if name not in new_files:
@@ -160,9 +163,9 @@ def _changes(old_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> 
 
 
 def _counted_changes(changes: Mapping[str, str]) -> str:
-    """Count the files with each change, as text such as "1 added, 2 changed"; "" without any.
+    """Return the number of files with each change as a text: "1 added, 2 changed"; "" for none.
 
-    `changes` holds by file name "added", "removed" or "changed".
+    `changes` maps a file name to "added", "removed" or "changed".
     """
     files_with_change = Counter(changes.values())
     return ", ".join(
@@ -177,8 +180,8 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
 
     Files that coding agents would obey, such as AGENTS.md, are left out with a warning.
 
-    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS (`ref` names no single version), or BAD_ARGUMENT
-    (a folder that cannot be used).
+    Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no version or several, ENV_SEALED
+    if the version is sealed, or BAD_ARGUMENT if the folder cannot be used.
     """
     record = find_env(home, ref)
     # A stranger's files must not land where coding agents look for instructions.
@@ -196,8 +199,8 @@ def pull(home: Home, ref: str, folder: Path) -> PulledVersion:
 
 def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
     """Copy `source` into `folder`, which must be new or empty, without files that coding agents
-    would obey; returns the names of these. Raises UserError BAD_ARGUMENT if `folder` cannot be
-    used."""
+    would obey. Returns the names of the files left out. Raises UserError BAD_ARGUMENT if `folder`
+    cannot be used."""
     left_out: list[str] = []
     try:
         is_usable = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
@@ -216,8 +219,9 @@ def _copy_without_agent_files(source: Path, folder: Path) -> list[str]:
 def seal(home: Home, ref: str, looks: int) -> SealReply:
     """Seal the version that `ref` names; `looks` is how many models may be evaluated on it.
 
-    Raises UserError BAD_ARGUMENT (`looks` out of range, or no held-out tasks), RUN_STATE (sealed
-    already, or a run that is not over uses it), ENV_NOT_FOUND or ENV_AMBIGUOUS.
+    Raises UserError BAD_ARGUMENT if `looks` is out of range or the version has no held-out tasks
+    with a score, RUN_STATE if it is sealed already or a run that has not ended uses it, and
+    ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no version or several.
     """
     if not 1 <= looks <= MOST_LOOKS:
         raise UserError(
@@ -240,7 +244,8 @@ def seal(home: Home, ref: str, looks: int) -> SealReply:
 
 
 def _refuse_unfit_exam(home: Home, record: EnvRecord) -> None:
-    """Raise UserError BAD_ARGUMENT or RUN_STATE if the version cannot be sealed."""
+    """Raise UserError BAD_ARGUMENT if the version has no held-out tasks with a score, or RUN_STATE
+    if it is sealed already or a run that has not ended uses it."""
     if not record.scored or not record.rows.get("heldout"):
         raise UserError(
             "BAD_ARGUMENT",
@@ -260,7 +265,8 @@ def _refuse_unfit_exam(home: Home, record: EnvRecord) -> None:
 
 
 def _uses_before(home: Home, record: EnvRecord) -> list[str]:
-    """A warning if models were trained or judged on the version before it is sealed; else []."""
+    """Return a list with one warning if models were trained or judged on the version before it was
+    sealed; else []."""
     use = holdout_use(home, record.env_id)
     if not use.total:
         return []
@@ -273,14 +279,15 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     """Delete a version, its files and its database row, and return the reply.
 
     Raises UserError RUN_STATE if a run uses the version. A run that has not ended always forbids
-    the deletion. One that has ended forbids it only without `force`: its answers could not be
-    scored again. ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no single version.
+    the deletion. A run that has ended forbids it unless `force` is given, because its answers could
+    not be scored again. Raises ENV_NOT_FOUND or ENV_AMBIGUOUS if `ref` names no version or several.
     """
     record = find_env(home, ref, sealed=True)
     with Store(home) as store:
         runs = _runs_on(store, record)
         _refuse_if_used(record, runs, force)
-        # This file goes first: without it the folder counts as no version.
+        # This file is removed first: without it the folder does not count as a version, so an
+        # interrupted delete leaves no half of a version.
         (record.dir / FACTS).unlink(missing_ok=True)
         store.delete_env(record.env_id)
     shutil.rmtree(record.dir, ignore_errors=True)
@@ -302,13 +309,13 @@ def _refuse_if_used(record: EnvRecord, runs: list[RunRow], force: bool) -> None:
 
 
 def _runs_on(store: Store, record: EnvRecord) -> list[RunRow]:
-    """All runs on the version, the newest first."""
+    """Return all runs on the version, the newest first."""
     return [row for row in store.list_runs(limit=_ALL_RUNS) if row.env_id == record.env_id]
 
 
 def _refuse_if_open(record: EnvRecord, runs: list[RunRow], then: str) -> None:
-    """Raise UserError RUN_STATE if one of the `runs` on the version has not ended; `then` says what
-    can be done once it has."""
+    """Raise UserError RUN_STATE if one of the `runs` on the version has not ended. `then` says in
+    the hint what can be done after that, e.g. "delete it"."""
     open_runs = [row.run_id for row in runs if row.state in OPEN]
     if open_runs:
         wait_call = Call("wait_run", {"run_id": open_runs[0]})
@@ -317,10 +324,10 @@ def _refuse_if_open(record: EnvRecord, runs: list[RunRow], then: str) -> None:
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
-    """The `ignore` function of shutil.copytree: returns which of the `names` are not copied.
+    """Return which of the `names` in `folder` are not copied; `shutil.copytree` calls this.
 
-    Files that coding agents would obey are not copied, because a stranger may have written them.
-    Their names are added to `left_out` too.
+    These are files that coding agents would obey, because a stranger may have written them. Their
+    names are also added to `left_out`.
     """
     agent_files = [name for name in names if is_agent_file(name)]
     left_out += sorted(agent_files)
@@ -328,15 +335,14 @@ def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str
 
 
 def _read_files(record: EnvRecord) -> dict[str, bytes]:
-    """Content of each file of a version, by path."""
+    """Read all files of a version: path -> content."""
     paths = (path for path in record.source.rglob("*") if path.is_file())
     return {path.relative_to(record.source).as_posix(): path.read_bytes() for path in paths}
 
 
 def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
-    """Return the lines of a unified diff of the two contents of the file `name`.
-
-    If one of them is not text: a single line with both sizes.
+    """Return the lines of a unified diff of the two contents of the file `name`. If one of them is
+    not text, return a single line with both sizes.
     """
     try:
         old_lines = old.decode().splitlines()
@@ -349,7 +355,7 @@ def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
 
 
 def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
-    """The error for a version that cannot be deleted or sealed because `runs` use it."""
+    """Make the error for a version that cannot be deleted or sealed because `runs` use it."""
     names = ", ".join(runs[:_MOST_RUNS_NAMED])
     if len(runs) > _MOST_RUNS_NAMED:
         names += ", ..."
@@ -357,5 +363,5 @@ def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
 
 
 def _bad_folder(folder: Path, fault: str, hint: str) -> UserError:
-    """The error for a folder that a version cannot be copied to; `fault` says why."""
+    """Make the error for a folder that a version cannot be copied to; `fault` says why."""
     return UserError("BAD_ARGUMENT", f"{folder} {fault}", hint=hint, field="folder")

@@ -101,7 +101,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     measure = measure_of(sides.before, sides.after) if sides else None
     if sides is None or measure is None or not sides.after:
         return None
-    # The run's own comes first, so that it counts where a later one has as many tasks.
+    # The run's own evaluation comes first, so that `max` keeps it if a later one has as many tasks.
     levels = [(level(sides.after, measure), run.id)]
     for evaluation_id, rows in _evaluations(home, store, run, config):
         if measure_of(rows) == measure:
@@ -119,8 +119,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
 def _evaluations(
     home: Home, store: Store, run: RunDir, config: TrainConfig
 ) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
-    """The later evaluations of a training run's result that its own can be compared with: (run id,
-    rows).
+    """Yield (run id, rows) of the later evaluations that can be compared with a training run's own.
 
     Each asked the run's best checkpoint greedily (one attempt) on the held-out tasks of the run's
     environment, with the same limits on an answer as the run's own evaluations.

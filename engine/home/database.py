@@ -31,9 +31,9 @@ _NO_WRITING = (
     errno.EDQUOT,
     errno.EFBIG,
 )
-_MIN_FREE_BYTES = 65_536  # that SQLite needs beside the database to open it
-_MIN_FREE_INODES = 4  # for the files that SQLite makes beside the database: its log, its index
-_MEND_S = 5.0  # how long to wait until nobody has a damaged database open
+_MIN_FREE_BYTES = 65_536  # the free bytes that SQLite needs to open a database
+_MIN_FREE_INODES = 4  # the free inodes for the files that SQLite makes beside the database
+_MEND_S = 5.0  # how long to wait until no other process has a damaged database open
 
 _M001 = (
     """
@@ -133,17 +133,17 @@ def m001_first_tables(db: sqlite3.Connection) -> None:
 
 
 def m002_waiting_runs(db: sqlite3.Connection) -> None:
-    """Runs say which other runs they wait for."""
+    """Add the column with the ids of the runs for which a run waits."""
     db.execute("ALTER TABLE runs ADD COLUMN waits_for TEXT NOT NULL DEFAULT ''")
 
 
 def m003_plans(db: sqlite3.Connection) -> None:
-    """Runs say which plan they are a step of."""
+    """Add the column with the id of the plan of which a run is a step."""
     db.execute("ALTER TABLE runs ADD COLUMN plan TEXT NOT NULL DEFAULT ''")
 
 
 def m004_several_gpus(db: sqlite3.Connection) -> None:
-    """Runs say how many devices they are to have."""
+    """Add the column with the number of devices that a run is to have."""
     db.execute("ALTER TABLE runs ADD COLUMN gpus INTEGER NOT NULL DEFAULT 1")
 
 
@@ -156,18 +156,21 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
 
 
 class Damaged(Exception):
-    """The database file is no database, or a part of it is wrong; the message is SQLite's."""
+    """The database file is no SQLite database, or a part of it is damaged.
+
+    The message is that of SQLite.
+    """
 
 
 def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     """Open the home's database and bring its schema up to date.
 
-    A damaged database is moved aside, and a new one is filled from the folders of the home. Where
-    the disk cannot be written, the connection can only read.
+    A damaged database is moved aside, and a new one is filled from the folders of the home. If the
+    disk cannot be written, the connection is read-only.
 
-    Returns the connection, and the descriptor of a lock that tells other processes that the
-    database is open, -1 for none. Close the connection first, then the lock. Raises UserError
-    HOME_UNUSABLE or DISK_FULL.
+    Returns the connection, and the descriptor of a lock that shows other processes that the
+    database is open (-1 if the disk cannot be written). Close the connection first, then the lock.
+    Raises UserError HOME_UNUSABLE or DISK_FULL if the database can be neither opened nor mended.
     """
     lock = _shared_lock(home)
     try:
@@ -176,11 +179,12 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
     except Damaged as damage:
         if lock < 0:  # nothing can be mended on a disk that cannot be written
             raise damaged_error(home, str(damage)) from damage
-        os.close(lock)  # `mend` takes the lock for itself alone
+        os.close(lock)  # because `mend` needs the lock exclusively
         return mend(home, str(damage))
-    except BaseException as error:  # whatever it is, the lock must not stay held
+    except BaseException as error:  # any error, because the lock must be released
         if _comes_from_sqlite(error) and _is_readable_alone(home):
-            # SQLite cannot write here, but no write-ahead log is left: the file alone holds all.
+            # SQLite cannot write here. But there is no write-ahead log, so the database file alone
+            # holds all data and can be read.
             return _open_read_only(home), lock
         if lock >= 0:
             os.close(lock)
@@ -188,27 +192,32 @@ def open_database(home: Home) -> tuple[sqlite3.Connection, int]:
 
 
 def _shared_lock(home: Home) -> int:
-    """Take the lock that tells other processes that the database is open; returns its descriptor,
-    -1 where no lock file can be made on the disk. Raises UserError HOME_UNUSABLE or DISK_FULL."""
+    """Take the lock that shows other processes that the database is open; return its descriptor.
+
+    Returns -1 if the disk cannot be written, so that no lock file can be made. Raises UserError
+    HOME_UNUSABLE if another process is mending the database, or if the file cannot be locked.
+    """
     try:
         lock = share_lock(home.db_lock, wait_s=_BUSY_S)
     except OSError as error:
         if error.errno not in _NO_WRITING:
             raise unusable_error(home.db, error) from error
         return -1  # no file can be written here; the database may still be readable
-    if lock is None:  # `mend` of another process holds it alone
+    if lock is None:  # `mend` in another process holds the lock exclusively
         raise unusable_error(home.db, TimeoutError("it is being mended by another process"))
     return lock
 
 
 def _comes_from_sqlite(error: BaseException) -> bool:
-    """Whether the error tells a user of an error of SQLite."""
+    """Return whether the error is a UserError that was raised because of an error of SQLite."""
     return isinstance(error, UserError) and isinstance(error.__cause__, sqlite3.Error)
 
 
 def _is_readable_alone(home: Home) -> bool:
-    """Whether the database file alone holds everything that was committed: its write-ahead log is
-    missing or empty. False also where there is no database."""
+    """Return whether the database file alone holds everything that was committed.
+
+    It does if its write-ahead log is missing or empty. Returns False if there is no database.
+    """
     write_ahead_log = Path(f"{home.db}-wal")
     if not home.db.exists():
         return False
@@ -218,13 +227,14 @@ def _is_readable_alone(home: Home) -> bool:
 def _open_read_only(home: Home) -> sqlite3.Connection:
     """Open the database for reading only, in a home that cannot be written now.
 
-    Raises Damaged, or UserError HOME_UNUSABLE or DISK_FULL. It is also an error where reading would
-    need writing: the write-ahead log is not empty, or the schema has another version.
+    Raises Damaged if the file is no intact database. Raises UserError HOME_UNUSABLE or DISK_FULL if
+    the database cannot be opened, or if reading would need writing, because the write-ahead log is
+    not empty or the schema has another version.
     """
     try:
         if not _is_readable_alone(home):
             raise sqlite3.OperationalError("its write-ahead log cannot be read without writing")
-        options = "?mode=ro&immutable=1"  # immutable: SQLite makes no lock and no log beside it
+        options = "?mode=ro&immutable=1"  # immutable: SQLite makes no lock file and no log file
         db = sqlite3.connect(f"{home.db.as_uri()}{options}", uri=True, isolation_level=None)
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version != len(MIGRATIONS):
@@ -242,36 +252,39 @@ def mend(home: Home, fault: str) -> tuple[sqlite3.Connection, int]:
     """Move the damaged database aside, and open a new one filled from the folders of the home.
 
     Args:
+        home: the home with the damaged database.
         fault: what is wrong with the database, for the error.
 
-    Returns the connection, and the descriptor of the lock that tells other processes that the
-    database is open. Raises UserError HOME_UNUSABLE if the database cannot be moved, the new one is
-    damaged too, or another process has the database open.
+    Returns the connection, and the descriptor of the lock that shows other processes that the
+    database is open. Raises UserError HOME_UNUSABLE if the database cannot be moved, if the new one
+    is damaged too, or if another process has the database open.
     """
     lock = take_lock(home.db_lock, wait_s=_MEND_S)
-    # None: another process has the database open, such as the supervisor of a living run. When that
-    # process closes it, SQLite deletes the write-ahead log by its name, which a new database would
-    # use too.
+    # If another process has the database open, such as the supervisor of a living run, it must not
+    # be replaced: on closing, SQLite in that process would delete the write-ahead log by its name,
+    # and the new database would use the same name.
     if lock is None:
         raise damaged_error(home, fault, in_use=True)
     try:
         db = _open_if_mended(home) or _replace_damaged(home)
-        fcntl.flock(lock, fcntl.LOCK_SH)  # from exclusive to shared: others may open it again
+        fcntl.flock(lock, fcntl.LOCK_SH)  # from exclusive to shared, so that others may open it
         return db, lock
     except Damaged as damage:
         os.close(lock)
         raise damaged_error(home, str(damage)) from damage
-    except OSError as error:  # of the renaming
+    except OSError as error:  # the file cannot be renamed
         os.close(lock)
         raise damaged_error(home, f"{fault}; it cannot be moved aside: {error}") from error
-    except BaseException:  # whatever it is, the lock must not stay held
+    except BaseException:  # any error, because the lock must be released
         os.close(lock)
         raise
 
 
 def _open_if_mended(home: Home) -> sqlite3.Connection | None:
-    """Open the database if another process has mended it while this one waited for the lock; None
-    where it is still damaged."""
+    """Open the database if another process mended it while this process waited for the lock.
+
+    Returns None if the database is still damaged.
+    """
     try:
         db = _open(home)
     except Damaged:
@@ -285,8 +298,8 @@ def _open_if_mended(home: Home) -> sqlite3.Connection | None:
 def _replace_damaged(home: Home) -> sqlite3.Connection:
     """Rename the damaged database and its write-ahead log, and open a new one in its place."""
     damaged = home.damaged_database(time.strftime("%Y%m%dT%H%M%S", time.gmtime()))
-    # The log first: if this process dies in between, no old log may lie beside a new database,
-    # because SQLite would apply it.
+    # The log is renamed first. If this process dies in between, no old log must be left beside a
+    # new database, because SQLite would apply that log to it.
     for suffix in ("-wal", "-shm", ""):
         with contextlib.suppress(FileNotFoundError):
             os.rename(f"{home.db}{suffix}", f"{damaged}{suffix}")
@@ -295,8 +308,10 @@ def _replace_damaged(home: Home) -> sqlite3.Connection:
 
 
 def damage_in(db: sqlite3.Connection) -> str:
-    """Check every page of the database. Returns "" when the database is intact, else the first
-    faults in SQLite's words, separated by "; "."""
+    """Check every page of the database, and return its first faults in SQLite's words.
+
+    Faults are separated by "; ". Returns "" if the database is intact.
+    """
     try:
         reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
@@ -306,12 +321,15 @@ def damage_in(db: sqlite3.Connection) -> str:
 
 
 def _open(home: Home) -> sqlite3.Connection:
-    """Open the database for reading and writing, and bring its schema up to date. Raises Damaged,
-    or UserError HOME_UNUSABLE or DISK_FULL."""
+    """Open the database for reading and writing, and bring its schema up to date.
+
+    Raises Damaged if the file is no intact database, UserError HOME_UNUSABLE or DISK_FULL if it
+    cannot be opened or written.
+    """
     if _was_emptied(home):
         raise Damaged("the file is empty although this home holds runs")
     try:
-        # isolation_level=None: a transaction begins only where the code says BEGIN.
+        # isolation_level=None: Python begins no transactions by itself, only the code's BEGIN does.
         db = sqlite3.connect(home.db, timeout=_BUSY_S, isolation_level=None)
     except sqlite3.Error as error:
         raise unusable_error(home.db, error) from error
@@ -320,10 +338,10 @@ def _open(home: Home) -> sqlite3.Connection:
         db.execute("PRAGMA wal_autocheckpoint = 0")
         db.execute("PRAGMA synchronous = FULL")
         _prepare(home, db)
-    except sqlite3.OperationalError as error:  # locked, or the disk does not allow it
+    except sqlite3.OperationalError as error:  # the database is locked, or the disk fails
         db.close()
         raise unusable_error(home.db, error) from error
-    except sqlite3.DatabaseError as error:  # any other: the file is no intact database
+    except sqlite3.DatabaseError as error:  # any other error: the file is no intact database
         db.close()
         raise Damaged(str(error)) from error
     except UserError:
@@ -333,22 +351,24 @@ def _open(home: Home) -> sqlite3.Connection:
 
 
 def _was_emptied(home: Home) -> bool:
-    """Whether something truncated the database: the file is empty although the home holds runs.
-    False where there is no file."""
+    """Return whether something truncated the database: it is empty although the home holds runs.
+
+    Returns False if there is no file.
+    """
     try:
         if home.db.stat().st_size:
             return False
     except OSError:
         return False
-    # A database that another process creates right now is empty too, but then it has no runs.
+    # A database that another process is just creating is empty too, but such a home has no runs.
     return any(home.runs.glob("*/config.json"))
 
 
 def _prepare(home: Home, db: sqlite3.Connection) -> None:
-    """Bring the schema of the database up to date, if it is not yet. A new database is also filled
-    from the folders of the home.
+    """Bring the schema of the database up to date. A new database is also filled from the folders
+    of the home.
 
-    Raises UserError HOME_UNUSABLE when a newer Honesmith wrote the database.
+    Raises UserError HOME_UNUSABLE if a newer Honesmith wrote the database.
     """
     version = db.execute("PRAGMA user_version").fetchone()[0]
     if version == len(MIGRATIONS):
@@ -365,16 +385,16 @@ def _prepare(home: Home, db: sqlite3.Connection) -> None:
 
 
 def _migrate(home: Home, db: sqlite3.Connection) -> None:
-    """Make the missing migrations in one transaction, and fill a database that is new."""
+    """Run the missing migrations in one transaction, and fill the database if it is new."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have migrated while this one waited.
+        # Read again, because another process may have migrated while this one waited.
         version = db.execute("PRAGMA user_version").fetchone()[0]
         for migrate in MIGRATIONS[version:]:
             migrate(db)
-        if version == 0:  # no schema yet: the database is new
+        if version == 0:  # the database is new
             _refill(home, db)
-        # `version` is the larger one if a newer Honesmith migrated while this process waited.
+        # max(), because a newer Honesmith may have migrated while this process waited.
         db.execute(f"PRAGMA user_version = {max(version, len(MIGRATIONS))}")
         db.execute("COMMIT")
     except BaseException:
@@ -383,8 +403,10 @@ def _migrate(home: Home, db: sqlite3.Connection) -> None:
 
 
 def _refill(home: Home, db: sqlite3.Connection) -> None:
-    """Fill the new database from the folders of the home: environment versions, deployments, and
-    runs with their last state. In a new home there are none."""
+    """Fill a new database from the folders of the home.
+
+    These hold the environment versions, the deployments, and the runs with their last states.
+    """
     for row in recovery.env_rows(home):
         values = row | {"info": json.dumps(row["info"])}
         _insert(db, "envs", values)
@@ -392,7 +414,7 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
         _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in recovery.run_rows(home):
         _insert(db, "runs", row)
-        # Of a run's history only its last state is known.
+        # Only the last state in a run's history is known.
         at = row.get("ended") or row.get("started") or row["created"]
         change = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
         _insert(db, "history", change)
@@ -407,9 +429,11 @@ def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> Non
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """Switch the database to a write-ahead log, waiting until no other process has it open. Raises
-    sqlite3.OperationalError when another still has it open after `_BUSY_S` seconds."""
-    # Switching the journal needs the file alone, and SQLite does not wait for that by itself.
+    """Switch the database to a write-ahead log, and wait until no other process has it open.
+
+    Raises sqlite3.OperationalError if another process still has it open after `_BUSY_S` seconds.
+    """
+    # The switch needs exclusive access to the file, and SQLite does not wait for that by itself.
     deadline = time.monotonic() + _BUSY_S
     while True:
         try:
@@ -418,7 +442,7 @@ def _use_wal(db: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(0.005)  # the other process needs the file for milliseconds
+            time.sleep(0.005)  # another process usually has the file open for milliseconds only
 
 
 Arguments = ParamSpec("Arguments")
@@ -428,16 +452,19 @@ Result = TypeVar("Result")
 def reports_unwritable_disk(
     function: Callable[Concatenate[Home, Arguments], Result],
 ) -> Callable[Concatenate[Home, Arguments], Result]:
-    """A decorator for a function whose first argument is a home. If the function fails with an
-    OSError because some file cannot be written (the disk is full, read-only, ...), UserError
-    DISK_FULL or HOME_UNUSABLE is raised instead. Other errors pass unchanged."""
+    """Decorator: turn an OSError about a file that cannot be written into a UserError.
+
+    If `function`, whose first argument is a home, fails because the disk is full, read-only or the
+    like, UserError DISK_FULL or HOME_UNUSABLE is raised. Other errors pass unchanged.
+    """
 
     @functools.wraps(function)
     def wrapped(home: Home, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        """Call the function; turn its OSError into a UserError if it is about writing."""
         try:
             return function(home, *args, **kwargs)
         except OSError as error:
-            if error.errno not in _NO_WRITING:  # not about a full or read-only disk
+            if error.errno not in _NO_WRITING:  # for example a file that does not exist
                 raise
             raise _disk_error(home, error) from error
 
@@ -445,9 +472,11 @@ def reports_unwritable_disk(
 
 
 def _disk_error(home: Home, error: OSError) -> UserError:
-    """The UserError for a file that cannot be written: DISK_FULL where its disk is full, else
-    HOME_UNUSABLE. For a file outside the home HOME_UNUSABLE names that file, for any other the
-    home's database."""
+    """Make the UserError for a file that cannot be written.
+
+    The code is DISK_FULL if the disk of the file is full, otherwise HOME_UNUSABLE. The message of
+    HOME_UNUSABLE names the file if it is outside the home, and otherwise the home's database.
+    """
     path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
     full = disk_full_error(path, error)
     if full is None and path != home.db and not path.is_relative_to(home.root):
@@ -461,11 +490,11 @@ def _disk_error(home: Home, error: OSError) -> UserError:
 
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
-    """The UserError DISK_FULL if `error` comes from a full disk, or from a file that reached the
-    largest size allowed. None where there is another cause, or the disk cannot be asked.
+    """Make the UserError DISK_FULL if `error` has a full disk, or a file size limit, as its cause.
 
-    The free space is measured because on a full disk SQLite may only report "disk I/O error" or
-    "unable to open". `path` is a file on the disk.
+    `path` is a file on the disk. The free space is measured, because on a full disk SQLite may only
+    report "disk I/O error" or "unable to open". Returns None if there is another cause, or if the
+    free space cannot be measured.
     """
     try:
         disk = os.statvfs(path.parent)
@@ -489,20 +518,20 @@ def disk_full_error(path: Path, error: Exception) -> UserError | None:
 
 
 def _error_number(error: Exception) -> int:
-    """The errno of an error of the system; 0 for an error of SQLite, which has none."""
+    """Return the errno of an error of the system; 0 for an error of SQLite, which has no errno."""
     return getattr(error, "errno", 0)
 
 
 def _says_full(error: Exception) -> bool:
-    """Whether the error itself says that the disk, or the user's share of it, is full."""
+    """Return whether the error itself says that the disk, or the user's quota on it, is full."""
     if isinstance(error, sqlite3.Error):
         return "full" in str(error)
-    # Not by its message, which names a path that may contain "full".
+    # The message is not searched, because it names a path, which may contain "full".
     return _error_number(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _file_size_error(error: Exception) -> UserError:
-    """The error for a file that has reached the largest size that the system allows."""
+    """Make the error for a file that has reached the largest size that the system allows."""
     return UserError(
         "DISK_FULL",
         f"a file may not grow further, a limit on the size of files is reached: {error}",
@@ -513,8 +542,11 @@ def _file_size_error(error: Exception) -> UserError:
 
 
 def unusable_error(path: Path, error: Exception) -> UserError:
-    """The UserError for a database at `path` that cannot be used: DISK_FULL where the disk has no
-    room, else HOME_UNUSABLE. It is retryable where another process has the database locked."""
+    """Make the UserError for a database at `path` that cannot be used.
+
+    The code is DISK_FULL if the disk has no room, otherwise HOME_UNUSABLE. The error is retryable
+    if another process has the database locked.
+    """
     full = disk_full_error(path, error)
     if full is not None:
         return full
@@ -527,12 +559,13 @@ def unusable_error(path: Path, error: Exception) -> UserError:
 
 
 def damaged_error(home: Home, fault: str, in_use: bool = False) -> UserError:
-    """The UserError HOME_UNUSABLE for a damaged database.
+    """Make the UserError HOME_UNUSABLE for a damaged database.
 
     Args:
+        home: the home with the database.
         fault: what is wrong with the database, in words.
-        in_use: whether other processes have it open, so that it cannot be mended now. The error is
-            then retryable and names living runs, whose supervisors are such processes.
+        in_use: whether other processes have the database open, so that it cannot be mended now. If
+            so, the error is retryable and names living runs, whose supervisors are such processes.
     """
     if not in_use:
         return UserError(

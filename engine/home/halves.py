@@ -28,14 +28,14 @@ ABOUT_USE = (
 
 @dataclass(frozen=True)
 class ChoosingHalf(ReplyBase):
-    """The half of a run's held-out tasks that chooses its checkpoint.
+    """The tasks that choose a run's checkpoint: half of the held-out tasks, or the dev tasks.
 
     Attributes:
-        half: its name in the files of answers: "select".
-        tasks: how many tasks it has.
-        of: how many held-out tasks there are in all; of dev tasks how many those are.
-        about: the same as a sentence.
-        side: "dev" where dev tasks choose; None where held-out tasks do.
+        half: the name of this half in the files of answers: "select".
+        tasks: how many tasks choose the checkpoint.
+        of: how many held-out tasks there are in total, or how many dev tasks if these choose.
+        about: a sentence that says the same.
+        side: "dev" if dev tasks choose the checkpoint; None if held-out tasks do.
     """
 
     half: str
@@ -46,16 +46,18 @@ class ChoosingHalf(ReplyBase):
 
 
 def choosing(run: RunDir) -> ChoosingHalf | None:
-    """The half of the held-out tasks that chooses the checkpoint of `run`; its `heldout_*` metrics
-    are measured on them. None where no task is held out, or before the run's first start."""
+    """Return the tasks that choose the checkpoint of `run`, on which its `heldout_*` metrics are
+    measured.
+
+    Returns None if no task is held out, or if the run has never started.
+    """
     return choosing_half_in(read_lines(run.events)[0])
 
 
 def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
-    """The half of the held-out tasks that chooses a run's checkpoint, as the last "started" event
-    among the run's `events` records it.
+    """Return the tasks that choose a run's checkpoint, from the last "started" event in `events`.
 
-    None where no task is held out, or where no event is a start.
+    Returns None if no task is held out, or if there is no such event.
     """
     heldout_total = choosing_count = 0
     dev_tasks: object = None
@@ -76,8 +78,7 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         "that choose the checkpoint"
     )
     return ChoosingHalf(
-        # "select" is its name in the files of answers, "report" that of the other half.
-        half="select",
+        half="select",  # the other half is called "report"
         tasks=choosing_count,
         of=heldout_total,
         about=f"{about}; {rest}",
@@ -85,7 +86,8 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
 
 
 def _of_dev_tasks(dev_count: int, heldout_count: int) -> ChoosingHalf:
-    """The `dev_count` dev tasks of a run that is reported on `heldout_count` held-out tasks."""
+    """Describe the `dev_count` dev tasks that choose the checkpoint of a run whose verdict rests on
+    `heldout_count` held-out tasks."""
     return ChoosingHalf(
         half="select",
         tasks=dev_count,
@@ -97,21 +99,22 @@ def _of_dev_tasks(dev_count: int, heldout_count: int) -> ChoosingHalf:
 
 
 def _choosing_count(recorded: object, heldout_total: int) -> int:
-    """How many of the held-out tasks choose the checkpoint, by what the event of a start records.
+    """Return how many of the held-out tasks choose the checkpoint.
 
-    Older runs do not record it. In them every second task chose, from the first on, so that with an
-    odd number the larger half did.
+    `recorded` is the number in the "started" event. Older runs have no such number: in them every
+    second task, beginning with the first, chose the checkpoint, so the larger half did.
     """
     return recorded if isinstance(recorded, int) else heldout_total - heldout_total // 2
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:
-    """The held-out scores in a line of metrics as text; "" where it has none. For example:
-    `success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`.
+    """Write the held-out scores in a line of metrics as text; "" if the line has none.
+
+    For example `success 77.5 %, reward 0.8 on the 80 held-out tasks that choose`.
 
     Args:
         scores: a line of metrics; only its `heldout_*` columns are read.
-        half: which tasks were scored; None leaves that out of the words.
+        half: which tasks were scored; None leaves the tasks out of the text.
     """
     parts = []
     for name in ("success", "reward", "loss"):

@@ -9,10 +9,10 @@ from engine.home.run_dir import Home
 
 
 def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
-    """The SHA-256 of each file in hexadecimal, by file name.
+    """Return file name -> SHA-256 in hexadecimal, for each of the files.
 
-    A hash comes from the home's cache if the file has the path, size and modification time that it
-    had when it was hashed. Other files are read, and their hashes added to the cache.
+    A hash is taken from the home's cache if the file's path, size and modification time have not
+    changed since it was hashed. Other files are read, and their hashes are added to the cache.
     """
     cache_file = home.cache / "hashes.json"
     cache: dict[str, str] = read_object(cache_file)
@@ -31,17 +31,17 @@ def file_hashes(home: Home, files: Iterable[Path]) -> dict[str, str]:
 
 
 def weight_hashes(home: Home, folder: Path) -> dict[str, str]:
-    """SHA-256 of the safetensors files in a model's folder, by file name."""
+    """Return file name -> SHA-256, for the safetensors files in a model's folder."""
     return file_hashes(home, sorted(folder.glob("*.safetensors")))
 
 
 def _cache_key(file: Path) -> str:
-    """The key of a file's hash in the cache: it changes when the file does."""
+    """Return the key of a file's hash in the cache; the key changes when the file changes."""
     status = file.stat()
     return f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}"
 
 
 def _digest(file: Path) -> str:
-    """The SHA-256 of a file's content, in hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,9 +16,9 @@ from engine.records.run_config import RunConfig
 
 
 def pinned_steps(run: RunDir) -> set[int]:
-    """The steps whose checkpoints are kept; none where there is no file.
+    """Return the steps whose checkpoints the user has pinned; empty if there is no file of pins.
 
-    Raises ValueError where the file is damaged: nothing may be removed then.
+    Raises ValueError if the file is damaged: a caller must then remove no checkpoint.
     """
     try:
         stored = read_json(run.pins)
@@ -30,14 +30,14 @@ def pinned_steps(run: RunDir) -> set[int]:
 
 
 def write_pinned(run: RunDir, steps: Collection[int]) -> None:
-    """Keep the checkpoints of these steps and no others."""
+    """Pin the checkpoints of these steps, and unpin all others of the run."""
     write_json(run.pins, sorted(steps))
 
 
 def seal_in(folder: Path) -> Seal | None:
-    """The seal of the version in `folder`; None where it has none.
+    """Return the seal of the environment version in `folder`; None if the version is not sealed.
 
-    Raises DamagedRecord for a seal that cannot be read: the version then counts as sealed.
+    Raises DamagedRecord if the seal cannot be read, so that a damaged seal never opens a version.
     """
     try:
         return Seal.read(folder / SEAL)
@@ -46,9 +46,9 @@ def seal_in(folder: Path) -> Seal | None:
 
 
 def refuse_if_sealed(folder: Path, env_id: str, request: str) -> None:
-    """Raise UserError ENV_SEALED if the version in `folder` is sealed.
+    """Raise UserError ENV_SEALED if the version in `folder` is sealed (nobody may see its tasks).
 
-    `request` says what was asked of it, such as "its files cannot be read".
+    `request` says in the message what is refused, such as "its files cannot be read".
     """
     if seal_in(folder) is not None:
         raise UserError(
@@ -63,13 +63,13 @@ def refuse_if_sealed(folder: Path, env_id: str, request: str) -> None:
 def refuse_if_of_sealed(config: RunConfig | None, request: str) -> None:
     """Raise UserError ENV_SEALED if the run of this config asked the tasks of a sealed version.
 
-    A run without a readable config (None) has no tasks that could be shown. `request` as for
-    `refuse_if_sealed`.
+    Nothing is raised for None (a config that cannot be read), because no tasks of such a run can be
+    shown. `request` says in the message what is refused, such as "its files cannot be read".
     """
     if config is not None and config.env_dir:
         refuse_if_sealed(Path(config.env_dir), config.env_id, request)
 
 
 def is_of_sealed(config: RunConfig | None) -> bool:
-    """Whether the run of this config asked the tasks of a sealed version."""
+    """Return whether the run of this config asked the tasks of a sealed version; False for None."""
     return config is not None and bool(config.env_dir) and seal_in(Path(config.env_dir)) is not None

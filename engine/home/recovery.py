@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from engine.records.run_config import RunConfig
 
 _log = logging.getLogger("honesmith")
-_ID = re.compile(r"(.+)-(\d+)")  # name and number of a run
+_ID = re.compile(r"(.+)-(\d+)")  # name and number of a run: "sums-grpo-3"
 _LOG = re.compile(r"attempt_(\d+)\.log")
 _STATUS_BYTES = 100_000  # more than any STATUS.md has
 # Columns about the end of a run that STATUS.md holds too.
 _END_COLUMNS = ("state", "reason_kind", "reason", "hint", "verdict")
-_MOST_BYTES = 100_000_000  # of events that are read; no run writes more
-# A row of the database: column name to value. The schema says which columns there are.
+_MOST_BYTES = 100_000_000  # the most bytes of events that are read; no run writes more
+# A row of the database: column name -> value. The schema is in engine/home/database.py.
 Columns = dict[str, Any]
-# Events after which no trainer of the run works until its next attempt starts.
+# Events after which no trainer works for the run until its next attempt starts.
 _END_EVENTS = ("trainer_exited", "interrupted", "supervisor_left")
 
 
@@ -48,17 +48,18 @@ def run_rows(home: Home) -> list[Columns]:
             _log.warning("%s was left out: %s", run.id, error)
             continue
         row = {"name": name, "number": number} | _run_row(run, config)
-        # The runs of a plan are made within the precision of a file's time.
+        # The files of a plan's runs may have equal times, so its runs are sorted by their steps.
         step = config.plan.step if config.plan else 0
-        rows.append(((row["created"], step, number), row))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+        age = (row["created"], step, number)
+        rows.append((age, row))
+    return [row for _, row in sorted(rows, key=lambda age_and_row: age_and_row[0])]
 
 
 def damaged_configs(home: Home) -> list[str]:
-    """One sentence for every run whose config.json cannot be read: the path, and what is wrong.
+    """Return a sentence for every run whose config.json cannot be read: the path and the fault.
 
     Such a run keeps its row, but cannot be continued. If the database were lost, the row could not
-    be built again. Runs that no client was told of are left out.
+    be built again. Runs of which no client knows are left out.
     """
     faults = []
     for _, _, run in _runs_clients_know(home):
@@ -74,11 +75,11 @@ def damaged_configs(home: Home) -> list[str]:
 
 
 def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
-    """Yields the name, number and folder of every run whose id a client may have been told, such as
-    "sums-grpo" and 3 of the run sums-grpo-3.
+    """Yield (name, number, folder) of every run whose id a client may know.
 
-    These are the runs with a STATUS.md. A submit writes it before it answers, so a folder without
-    one was left by a submit that died before anyone knew of the run.
+    The name of the run sums-grpo-3 is "sums-grpo", its number 3. Only runs with a STATUS.md are
+    yielded: a submit writes this file before it replies, so a folder without one was left by a
+    submit that died before anyone knew of the run.
     """
     folders = sorted(home.runs.iterdir()) if home.runs.is_dir() else []
     for path in folders:
@@ -90,7 +91,10 @@ def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
 
 def env_rows(home: Home) -> list[Columns]:
     """Build the database row of every stored environment version from its folder, the oldest push
-    first. A folder that is not a complete version is left out, with a warning in the log."""
+    first.
+
+    A folder that is not a complete version is left out, with a warning in the log.
+    """
     rows = []
     for path in sorted(home.envs.glob("*/*/env.json")):
         folder = path.parent
@@ -98,7 +102,7 @@ def env_rows(home: Home) -> list[Columns]:
         if hash12.startswith("."):  # a push that did not finish leaves such a folder
             continue
         row = env_row(folder)
-        if row is None:  # its env.json is damaged
+        if row is None:  # the env.json is damaged
             _log.warning("%s is no whole environment version and was left out", folder)
             continue
         pushed = path.stat().st_mtime
@@ -108,9 +112,11 @@ def env_rows(home: Home) -> list[Columns]:
 
 
 def env_row(folder: Path) -> Columns | None:
-    """The columns `kind` and `info` of an environment version's database row, read from its
-    `folder`. None where its env.json is missing or damaged."""
-    # Imported here, not at the top: these load pydantic, which a supervisor must not.
+    """Read the columns `kind` and `info` of an environment version's row from its `folder`.
+
+    Returns None if the env.json in it is missing or damaged.
+    """
+    # Imported late: these modules load pydantic, and a supervisor must not load it.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
 
@@ -130,8 +136,11 @@ def env_row(folder: Path) -> Columns | None:
 
 
 def deployment_rows(home: Home) -> list[Columns]:
-    """Build the database row of every deployment, also of one that has ended, from its folder; the
-    oldest first. A folder whose config.json names no base model is left out."""
+    """Build the database row of every deployment from its folder, the oldest first.
+
+    Deployments that have ended are included. A folder whose config.json names no base model is left
+    out.
+    """
     rows = []
     for path in home.deployments.glob("*/config.json"):
         row = _deployment_row(home.deployment(path.parent.name))
@@ -141,12 +150,12 @@ def deployment_rows(home: Home) -> list[Columns]:
 
 
 def _deployment_row(folder: DeployDir) -> Columns | None:
-    """The database row of one deployment; None where its config.json names no base model.
+    """Build the database row of one deployment; None if its config.json names no base model.
 
-    A deployment whose process lives is "starting" or "ready", and its adapters are those that it
-    serves. Any other is "failed" or "stopped", and has no adapters.
+    If the process of the deployment lives, the state is "starting" or "ready", and the adapters are
+    those that it serves. Otherwise the state is "failed" or "stopped", and there are no adapters.
     """
-    config, ready = read_object(folder.config), read_object(folder.ready)  # {} where missing
+    config, ready = read_object(folder.config), read_object(folder.ready)  # {} if missing
     if not config.get("base_path"):
         return None
     base = str(config.get("base_name") or config["base_path"])
@@ -160,7 +169,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "state": "ready" if ready else "starting",
         "url": str(ready.get("url") or ""),
         "adapters": adapters,
-        "serve_base": not adapters,  # it was started for an adapter, or for the base itself
+        "serve_base": not adapters,  # without adapters it was started to serve the base model
         "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
     }
@@ -168,21 +177,21 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
 
 
 def _known_adapters(config: JsonObject, ready: JsonObject, base: str) -> list[dict[str, str]]:
-    """The adapters of a deployment: {"name", "path"} each.
+    """Return the adapters of a deployment: {"name", "path"} each.
 
     Args:
-        config: its config.json.
-        ready: what it wrote when it was ready; {} if it is not.
+        config: the deployment's config.json.
+        ready: the content of its ready.json; {} if it is not ready yet.
         base: the name of its base model.
     """
     served_models = ready.get("models")
-    if isinstance(served_models, list):  # the paths of their adapters are not written anywhere
+    if isinstance(served_models, list):  # ready.json does not hold the paths
         return [{"name": str(name), "path": ""} for name in served_models if name != base]
-    return configured_adapters(config)  # not ready yet: only those it was started with are known
+    return configured_adapters(config)  # until it is ready, only the configured ones are known
 
 
 def _ended_deployment_columns(folder: DeployDir) -> Columns:
-    """The columns of a deployment whose process has ended."""
+    """Return the columns that differ for a deployment whose process has ended."""
     failure = str(read_object(folder.failed).get("message") or "")
     return {
         "state": "failed" if failure else "stopped",
@@ -194,8 +203,10 @@ def _ended_deployment_columns(folder: DeployDir) -> Columns:
 
 
 def configured_adapters(config: JsonObject) -> list[dict[str, str]]:
-    """The adapters that a deployment was started with, from its config.json: {"name", "path"} each.
-    [] where it names none; entries without a name are left out."""
+    """Return the adapters that a deployment's config.json names: {"name", "path"} each.
+
+    Entries without a name are left out.
+    """
     adapters = config.get("adapters")
     items = adapters if isinstance(adapters, list) else []
     entries = [item for item in items if isinstance(item, dict)]
@@ -207,15 +218,19 @@ def configured_adapters(config: JsonObject) -> list[dict[str, str]]:
 
 
 def _last_written(folder: DeployDir) -> float:
-    """When the deployment's log or config was last written, in unix seconds; 0 where it has
-    neither file."""
+    """Return when the deployment's log or config was last written, in unix seconds.
+
+    Returns 0 if neither file exists.
+    """
     files = (folder.log, folder.config)
     return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
 
 
 def _run_row(run: RunDir, config: "RunConfig") -> Columns:
-    """The database row of one run. What was asked for comes from its config; its state comes from
-    the first of these that says it:
+    """Build the database row of one run.
+
+    The columns about the request come from its config. Its state comes from the first of these
+    sources that holds it:
 
     1. exit.json, if it is about the latest attempt;
     2. STATUS.md, if it says that the run has ended, was to stop or was queued;
@@ -225,7 +240,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     created = run.config.stat().st_mtime
     start_record = read_object(run.started_record)
     status = _read_status(run)
-    # Each of these files may be missing or lag behind; the highest number is the latest attempt.
+    # Each of these files may be missing or old, so the highest number is the latest attempt.
     attempt = max(
         [1, _whole_number(start_record.get("attempt")), status.attempt, *_logged_attempts(run)]
     )
@@ -239,13 +254,16 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         "state": "queued",
     }
     if start_record:
-        # `_end_columns` below replaces this state where the files say how the run ended.
+        # `_end_columns` below replaces this state if the files say how the run ended.
         row |= {"started": float(start_record.get("time") or created), "state": "interrupted"}
     return row | _end_columns(run, status, attempt)
 
 
 def _config_columns(config: "RunConfig") -> Columns:
-    """The columns of a run's row that its config.json holds; some only training runs have."""
+    """Return the columns of a run's row that its config.json holds.
+
+    `note`, `expect` and `parent` are "" unless the run is a training run.
+    """
     train_config = config if config.kind == "train" else None
     return {
         "kind": config.kind,
@@ -257,7 +275,7 @@ def _config_columns(config: "RunConfig") -> Columns:
         "parent": train_config.parent if train_config else "",
         "max_gpu_hours": config.max_gpu_hours or 0.0,
         "estimated_hours": _estimated_hours(config),
-        # Those that are done already are taken off again before the run can start.
+        # Some of these runs may be done already. They are removed before the run can start.
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
         "gpus": _device_count(config),
@@ -265,15 +283,15 @@ def _config_columns(config: "RunConfig") -> Columns:
 
 
 def _device_count(config: "RunConfig") -> int:
-    """How many devices a run is to have."""
+    """Return how many devices a run is to have; 0 if it asks only models behind a URL."""
     if config.kind != "train":
         return int(config.needs_device)
-    # On a CPU a run has the only device, however many processes share it.
+    # A CPU is one device, however many processes (`gpus`) share it.
     return config.settings.gpus if config.device != "cpu" else 1
 
 
 def _estimated_hours(config: "RunConfig") -> float:
-    """The device hours that a run was expected to take; 0 where its config does not say."""
+    """Return the device hours that a run was expected to take; 0 if its config does not say."""
     if config.kind == "train":
         return config.estimate.gpu_hours.likely
     return getattr(config, "estimated_hours", 0.0)  # a probe and a regrade have no estimate
@@ -281,7 +299,10 @@ def _estimated_hours(config: "RunConfig") -> float:
 
 @dataclass(frozen=True)
 class _StatusFile:
-    """What STATUS.md says the row was when it was last written; "" for what it does not say."""
+    """The values in a run's STATUS.md, which show the run's row when the file was last written.
+
+    A text that the file does not hold is "".
+    """
 
     state: str
     attempt: int
@@ -293,14 +314,17 @@ class _StatusFile:
 
 
 def _read_status(run: RunDir) -> _StatusFile:
-    """Parse the run's STATUS.md. For what it does not say, or if it is missing, texts are "", the
-    attempt is 1 and the hours are 0."""
+    """Parse the run's STATUS.md.
+
+    Values that are missing, or all values if there is no such file, get defaults: texts are "", the
+    attempt is 1 and the hours are 0.
+    """
     text = read_tail(run.status_md, _STATUS_BYTES)
     heading = re.match(r"# .*: (?P<state>\w+)\n", text)
     reason = re.search(r"^- reason \((?P<kind>\w*)\): (?P<text>.*)$", text, re.MULTILINE)
 
     def first_match(pattern: str) -> str:
-        """The only group of the first match of `pattern`; "" where nothing matches."""
+        """Return the only group of the first match of `pattern` in the file; "" for no match."""
         match = re.search(pattern, text, re.MULTILINE)
         return match[1] if match else ""
 
@@ -316,17 +340,21 @@ def _read_status(run: RunDir) -> _StatusFile:
 
 
 def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
-    """The columns of a run's row about its end, as exit.json or STATUS.md has it: how it ended, why
-    it was to stop, or that it was queued. {} where neither file says so.
+    """Return the columns of a run's row that exit.json or STATUS.md holds about its end.
+
+    They say how the run ended, why it was to stop, or that it was queued. Returns {} if neither
+    file says so.
 
     Args:
+        run: the folder of the run.
+        status: the values of its STATUS.md.
         attempt: the number of the run's latest attempt; the end of an earlier one does not count.
     """
     exit_record = read_object(run.exit_record)
     if exit_record.get("state") in TERMINAL and exit_record.get("attempt") == attempt:
         return _exit_columns(run, exit_record)
     if status.state == "stopping" and status.attempt == attempt:
-        # The reason to stop must be kept: a run that was cancelled is not to be continued.
+        # The reason to stop is kept, so that a run which was being cancelled is not continued.
         return _status_columns(status, "state", "reason_kind", "reason")
     if status.state == "queued":
         return _status_columns(status, *_END_COLUMNS)
@@ -337,49 +365,51 @@ def _end_columns(run: RunDir, status: _StatusFile, attempt: int) -> Columns:
 
 
 def _exit_columns(run: RunDir, exit_record: JsonObject) -> Columns:
-    """The columns of a run's end, from the content of its exit.json."""
+    """Return the columns about a run's end, from the content of its exit.json."""
     return {
         "state": str(exit_record.get("state") or ""),
         "reason_kind": str(exit_record.get("reason_kind") or ""),
         "reason": str(exit_record.get("reason") or ""),
         "hint": Hint.from_json(exit_record.get("hint")).dump(),
         "verdict": str(exit_record.get("verdict") or ""),
-        # Without a time, that of the submit, when the config was written.
+        # If exit.json has no time, the time of the submit is used, when the config was written.
         "ended": float(exit_record.get("time") or run.config.stat().st_mtime),
     }
 
 
 def _status_columns(status: _StatusFile, *names: str) -> Columns:
-    """The columns `names` of a run's row with the values from STATUS.md."""
+    """Return the columns `names` of a run's row with the values from STATUS.md."""
     return {name: getattr(status, name) for name in names}
 
 
 def _logged_attempts(run: RunDir) -> list[int]:
-    """The numbers of the attempts that have a log."""
+    """Return the numbers of the attempts that have a log file."""
     matches = (_LOG.fullmatch(path.name) for path in run.logs.glob("attempt_*"))
     return [int(match[1]) for match in matches if match]
 
 
 def _hours_in_events(run: RunDir) -> float:
-    """The device hours of all attempts, from the times of the run's events.
+    """Compute the device hours of all attempts from the times of the run's events.
 
-    An attempt lasts from "attempt_started" to one of `_END_EVENTS`; without such an end it lasts up
-    to its last event.
+    An attempt lasts from "attempt_started" to one of `_END_EVENTS`, or to its last event if it has
+    no such end.
     """
     events, _ = read_lines(run.events, cursor=0, max_bytes=_MOST_BYTES)
     total_s = 0.0
-    started_at = None  # when the attempt under way began; None between attempts, which adds 0 s
-    devices = 1  # of that attempt
-    last_at = 0.0
+    started_at = None  # when the present attempt began; None between attempts
+    devices = 1  # how many devices the present attempt has
+    last_at = 0.0  # the time of the last event
     for event in events:
         if not isinstance(event.get("time"), int | float):  # a damaged line
             continue
         event_at = float(event["time"])
         event_name = event.get("event")
         if event_name == "attempt_started":
-            total_s += devices * _seconds_between(started_at, last_at)  # without an end event
+            # This adds an attempt without an end event; it adds 0 if there is none.
+            total_s += devices * _seconds_between(started_at, last_at)
             started_at = event_at
-            device = event.get("device")  # "" for a run on none
+            # e.g. "cuda:0,cuda:1"; "" for a run on no device; None if missing: counts as one
+            device = event.get("device")
             devices = 0 if device == "" else 1 + str(device or "").count(",")
         elif event_name in _END_EVENTS:
             total_s += devices * _seconds_between(started_at, event_at)
@@ -389,11 +419,11 @@ def _hours_in_events(run: RunDir) -> float:
 
 
 def _seconds_between(start: float | None, end: float) -> float:
-    """Seconds from `start` to `end`; 0 where `start` is None, or where the clock was set back in
-    between."""
+    """Return the seconds from `start` to `end`; 0 if `start` is None, or if `end` is earlier
+    because the clock was set back."""
     return max(0.0, end - start) if start is not None else 0.0
 
 
 def _whole_number(value: Any) -> int:
-    """`value` if it is a whole number, else 0."""
+    """Return `value` if it is a whole number, otherwise 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -10,9 +10,11 @@ State = Literal[
     "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
 ]
 
-# Every legal change of state. `done` never changes; failed and cancelled only by a resume.
+# State -> the states to which it may change. "done" never changes; "failed" and "cancelled" change
+# only by a resume.
 TRANSITIONS: dict[str, frozenset[str]] = {
-    "queued": frozenset({"preparing", "cancelled", "failed"}),  # failed: see `waits_for`
+    # A queued run fails if a run for which it waits (`waits_for`) does not get done.
+    "queued": frozenset({"preparing", "cancelled", "failed"}),
     "preparing": frozenset({"running", "stopping", "interrupted", "failed"}),
     "running": frozenset({"stopping", "interrupted", "done", "failed"}),
     "stopping": frozenset({"cancelled", "done", "failed"}),
@@ -22,29 +24,29 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "cancelled": frozenset({"queued"}),
 }
 STATES = tuple(TRANSITIONS)
-# States of a run that has a device; of one that has not ended; and of one that has.
-HOLDS_DEVICE = ("preparing", "running", "stopping")
-OPEN = ("queued", "interrupted", *HOLDS_DEVICE)
-TERMINAL = ("done", "failed", "cancelled")
+HOLDS_DEVICE = ("preparing", "running", "stopping")  # the run has a device
+OPEN = ("queued", "interrupted", *HOLDS_DEVICE)  # the run has not ended
+TERMINAL = ("done", "failed", "cancelled")  # the run has ended
 
-DEFAULT_GPU_HOURS = 2  # cap of a training run that was given none
+DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
 
 
 def taken_as(field: str, given: str, full_id: str) -> list[str]:
-    """A warning for a caller who gave only the beginning of an id, such as
-    `parent 'sums-g' was taken as sums-grpo-3`. [] where the whole id was given, or nothing ("").
+    """Return a warning if a caller gave only the beginning of an id; otherwise [].
+
+    For example `parent 'sums-g' was taken as sums-grpo-3`.
 
     Args:
         field: the name of the argument.
-        given: what the caller gave.
-        full_id: the id that begins with it.
+        given: what the caller gave; "" for nothing.
+        full_id: the whole id, which begins with `given`.
     """
     return [] if given in ("", full_id) else [f"{field} {given!r} was taken as {full_id}"]
 
 
 @dataclass(frozen=True)
 class NewRun:
-    """What a submit stores of a run. `name` is the part of the run's id before its number."""
+    """The values that a submit stores of a run. `name` is the run's id without its number."""
 
     name: str
     kind: str
@@ -57,21 +59,23 @@ class NewRun:
     max_gpu_hours: float = 0.0  # 0: no cap
     estimated_hours: float = 0.0
     request_id: str = ""
-    body: Mapping[str, Any] = field(default_factory=dict)  # what request_id stands for
-    waits_for: str = ""  # as in a RunRow
+    body: Mapping[str, Any] = field(default_factory=dict)  # arguments that request_id identifies
+    waits_for: str = ""  # ids of runs, see `RunRow`
     plan: str = ""
     gpus: int = 1
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One run. Times are unix seconds; an empty string or None says not yet or not at all.
+    """One run in the database. Times are unix seconds. "" or None means not yet, or not at all.
 
-    `waits_for` holds the ids, with commas between them, of the runs whose models it needs and does
-    not have yet; it is not started before all of them are done. `plan` is the id of the plan that
-    it is a step of: the runs of a plan share the cap `max_gpu_hours`. `gpus` is how many devices it
-    is to have, 0 for one that asks nothing but models behind a URL; `device` those that it was
-    leased last, with commas between them.
+    Attributes:
+        waits_for: ids, separated by commas, of runs whose models this run needs and which have not
+            made them yet. The run is not started before all of these runs are done.
+        plan: the id of the plan of which the run is a step. The runs of a plan share the cap
+            `max_gpu_hours`.
+        gpus: how many devices the run is to have; 0 if it asks only models behind a URL.
+        device: ids, separated by commas, of the devices that the run got last.
     """
 
     rowid: int
@@ -93,8 +97,9 @@ class RunRow:
     parent: str
     max_gpu_hours: float
     estimated_hours: float
-    spent_hours: float  # over all attempts
-    spent_before: float  # of it, before the last submit or resume: the cap counts from there
+    spent_hours: float  # of all attempts
+    # The part of spent_hours before the last submit or resume; the cap does not count these hours.
+    spent_before: float
     continuations: int
     reason_kind: str
     reason: str
@@ -106,32 +111,37 @@ class RunRow:
 
     @property
     def devices(self) -> list[str]:
-        """The ids of the devices that it was leased last; [] before its first start."""
+        """The ids of the devices that the run got last; [] before its first start."""
         return self.device.split(",") if self.device else []
 
     def device_hours(self, seconds: float) -> float:
-        """The hours that count for so many seconds on its devices: those of each of them."""
+        """Return the device hours of `seconds` on the run's devices: the hours times their number.
+
+        The result is 0 for a run without a device.
+        """
         if self.gpus == 0:
             return 0.0
         return seconds / 3600 * max(1, len(self.devices))
 
     @property
     def awaited_ids(self) -> list[str]:
-        """The ids of the runs that it waits for."""
+        """The ids of the runs for whose models this run waits."""
         return self.waits_for.split(",") if self.waits_for else []
 
     @property
     def wait_calls(self) -> list[Call]:
-        """The call that waits on, for the run or the plan that it belongs to; [] where the run has
-        ended."""
+        """A list with the call that waits for the run, or for its plan; [] if the run has ended."""
         if self.state not in OPEN:
             return []
         return [Call("wait_run", {"run_id": self.plan or self.run_id})]
 
 
 def plan_state(rows: Sequence[RunRow]) -> str:
-    """The state of a plan, from its runs: "running" as long as a run is open and any has begun; of
-    one that is over "done" only where all runs are."""
+    """Return the state of a plan, from the states of its runs.
+
+    While a run is open, the plan is "queued" if all of its runs are, otherwise "running". When all
+    runs have ended, it is "failed" or "cancelled" if any run is, otherwise "done".
+    """
     states = [row.state for row in rows]
     if any(state in OPEN for state in states):
         return "queued" if set(states) == {"queued"} else "running"
@@ -140,7 +150,7 @@ def plan_state(rows: Sequence[RunRow]) -> str:
 
 @dataclass(frozen=True)
 class EnvRow:
-    """One version of a pushed environment; `pushed` is the last time it was pushed."""
+    """One version of a pushed environment; `pushed` is the time of its last push."""
 
     env_id: str
     name: str
@@ -153,7 +163,7 @@ class EnvRow:
 
 @dataclass(frozen=True)
 class DeploymentRow:
-    """One serving process. `adapters` are those asked for: {"name", "path"} each."""
+    """One serving process. `adapters` are the adapters to serve: {"name", "path"} each."""
 
     deployment_id: str
     base_name: str

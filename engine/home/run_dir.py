@@ -32,11 +32,11 @@ class Home:
 
     @staticmethod
     def locate(path: str | Path | None = None) -> "Home":
-        """The home at `path`; without a path at `HONESMITH_HOME`; without either in the platform's
-        user data folder.
+        """Find the home: at `path`, else at the variable `HONESMITH_HOME`, else in the platform's
+        folder for user data.
 
-        Missing folders are created, readable only by this user. Raises UserError HOME_UNUSABLE
-        where that is not possible.
+        Missing folders are created, readable only by this user. Raises UserError HOME_UNUSABLE if
+        they cannot be created.
         """
         chosen_path = path or os.environ.get("HONESMITH_HOME") or _default_home()
         root = Path(os.path.abspath(os.path.expanduser(chosen_path)))
@@ -56,28 +56,31 @@ class Home:
 
     @property
     def db(self) -> Path:
+        """The SQLite database."""
         return self.root / "honesmith.db"
 
     @property
     def db_lock(self) -> Path:
-        """Shared by whoever has the database open; whoever mends a damaged one holds it alone."""
+        """A lock file: shared by all that have the database open, exclusive while it is mended."""
         return self.root / "db.lock"
 
     def damaged_database(self, stamp: str) -> Path:
-        """Where a damaged database is kept that was moved aside at the time `stamp`."""
+        """The path to which a damaged database is moved at the time `stamp`."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
     def damaged_databases(self) -> list[Path]:
-        """Damaged databases that were kept, oldest first, without the logs beside them."""
+        """Damaged databases that were moved aside, oldest first, without the logs beside them."""
         paths = self.root.glob(f"{self.db.name}.damaged-*")
         return sorted(path for path in paths if not path.name.endswith(("-wal", "-shm")))
 
     @property
     def config_file(self) -> Path:
+        """What the owner of the home has set; optional."""
         return self.root / "config.toml"
 
     @property
     def token(self) -> Path:
+        """The bearer token of the owner, for the server over HTTP."""
         return self.root / "token"
 
     @property
@@ -87,11 +90,11 @@ class Home:
 
     @property
     def keys_lock(self) -> Path:
-        """Held while the keys are changed."""
+        """A lock file, held while the keys are changed."""
         return self.cache / "keys.lock"
 
     def quota_lock(self, key: str) -> Path:
-        """Held while a call of that key is checked against its quota and spends some of it."""
+        """A lock file, held while a call with `key` is checked against the key's quota."""
         return self.cache / f"quota-{key}.lock"
 
     @property
@@ -101,33 +104,37 @@ class Home:
 
     @property
     def checkpoint_lock(self) -> Path:
-        """Whoever holds a flock on this file may checkpoint the database's write-ahead log."""
+        """A lock file, held while the database's write-ahead log is moved into the database."""
         return self.root / "checkpoint.lock"
 
     @property
     def deploy_lock(self) -> Path:
-        """Held while a deployment is started, so that only one is at a time."""
+        """A lock file, held while a deployment starts, so that only one starts at a time."""
         return self.root / "deploy.lock"
 
     @property
     def envs(self) -> Path:
+        """The versions of environments: `envs/<name>/<hash>/`."""
         return self.root / "envs"
 
     @property
     def runs(self) -> Path:
+        """The runs: `runs/<id>/`."""
         return self.root / "runs"
 
     @property
     def judges(self) -> Path:
-        """Judges held against gold labels, a file for each judge and rubric."""
+        """Measured agreement of judges with gold labels, a file for each judge and rubric."""
         return self.root / "judges"
 
     @property
     def deployments(self) -> Path:
+        """The deployments: `deployments/<id>/`."""
         return self.root / "deployments"
 
     @property
     def cache(self) -> Path:
+        """What can be made or measured again."""
         return self.root / "cache"
 
     @property
@@ -137,24 +144,25 @@ class Home:
 
     @property
     def chats(self) -> Path:
-        """Conversations that `chat` can go on with, one file each."""
+        """Conversations that `chat` can continue, one file each."""
         return self.root / "chats"
 
     @property
     def exports(self) -> Path:
-        """Where an export goes that names no path."""
+        """The folder for exports for which no path was given."""
         return self.root / "exports"
 
     def export_job(self, key: str) -> Path:
+        """The working folder of an export under way; `key` identifies the export."""
         return self.cache / "exports" / key
 
     @property
     def speed(self) -> Path:
-        """How fast this machine was when it was measured; estimates are made from it."""
+        """The measured speed of this machine, from which estimates are made."""
         return self.cache / "speed.json"
 
     def smoke_run(self, token: str) -> "RunDir":
-        """The folder of a smoke run, thrown away when it is over; `token` tells it from others."""
+        """The folder of a smoke run (a short trial of a training), removed when it is over."""
         return RunDir(self.cache / f"smoke-{token}")
 
     @property
@@ -164,17 +172,17 @@ class Home:
 
     @property
     def fast_paths(self) -> Path:
-        """Which faster ways to compute work on the devices of this machine."""
+        """Which optional faster kernels work on the devices of this machine."""
         return self.cache / "fast-paths.json"
 
     @property
     def page(self) -> Path:
-        """All runs and reports at a glance, as `honesmith ui` wrote it last."""
+        """The page of all runs and reports that `honesmith ui` wrote last."""
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """The file with the overlap of one version's training rows with the held-out tasks of
-        another; the versions are named by their hashes."""
+        """The file with the overlap of one version's training rows and another's held-out tasks;
+        the versions are named by their hashes."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property
@@ -206,7 +214,8 @@ class Home:
         return DeployDir(self.deployments / deployment_id)
 
     def user_config(self) -> UserConfig:
-        """`config.toml`, checked. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
+        """Read and check `config.toml`. Raises UserError SETTING_UNKNOWN for an unknown key, or
+        SETTING_INVALID for an unusable value or file."""
         return read_config(self.config_file)
 
 
@@ -230,6 +239,7 @@ class DeployDir:
 
     @property
     def key(self) -> Path:
+        """The bearer token that requests to the deployment need."""
         return self.path / "key"
 
     @property
@@ -238,11 +248,12 @@ class DeployDir:
 
     @property
     def alive(self) -> Path:
-        """A lock that the process inherits when it is started, and holds as long as it lives."""
+        """A lock file that the process holds, by inheritance, as long as it lives."""
         return self.path / "alive.lock"
 
     @property
     def process(self) -> Path:
+        """The process id."""
         return self.path / "process.json"
 
     @property
@@ -260,12 +271,12 @@ class DeployDir:
 
     @property
     def ready(self) -> Path:
-        """There once the deployment answers."""
+        """Exists once the deployment answers; holds its port and the names of its models."""
         return self.path / "ready.json"
 
     @property
     def failed(self) -> Path:
-        """There if the deployment could not start; it says why."""
+        """Exists if the deployment could not start; holds the reason."""
         return self.path / "failed.json"
 
 
@@ -289,6 +300,7 @@ class RunDir:
 
     @property
     def manifest(self) -> Path:
+        """What was trained on what and with what: hashes and versions."""
         return self.path / "manifest.json"
 
     @property
@@ -309,15 +321,17 @@ class RunDir:
 
     @property
     def lock(self) -> Path:
-        """Held by the supervisor, and by its trainer through inheritance, while the run lives."""
+        """A lock file that the supervisor, and by inheritance the trainer, hold while they live."""
         return self.path / "worker.lock"
 
     @property
     def started_record(self) -> Path:
+        """When the latest attempt began, written by the supervisor."""
         return self.path / "started.json"
 
     @property
     def exit_record(self) -> Path:
+        """How the latest attempt ended, written by the supervisor."""
         return self.path / "exit.json"
 
     @property
@@ -335,12 +349,12 @@ class RunDir:
 
     @property
     def contamination(self) -> Path:
-        """Which held-out tasks the training rows of its models hold; written by submit."""
+        """Which held-out tasks also occur in training rows of the run's models; from submit."""
         return self.path / "contamination.json"
 
     @property
     def deleted(self) -> Path:
-        """Exists where the run was deleted: only its config and its result are left."""
+        """Exists if the run was deleted: its config and result are left, its large files gone."""
         return self.path / "deleted.json"
 
     @property
@@ -380,25 +394,25 @@ class RunDir:
 
     @property
     def vllm_log(self) -> Path:
-        """Of the run's own vLLM server, all attempts."""
+        """The log of the run's own vLLM server, of all attempts."""
         return self.logs / "vllm.log"
 
     @property
     def sampled_adapters(self) -> Path:
-        """Where a vLLM server reads the adapter's versions from while the run is going on."""
+        """The versions of the adapter that a vLLM server reads while the run is under way."""
         return self.path / "sampled"
 
     @property
     def ranks(self) -> Path:
-        """Where the ranks of a run in several processes find each other while it is going on."""
+        """The folder through which the processes (ranks) of a run find each other."""
         return self.path / "ranks"
 
     def rank_sampled_adapters(self, rank: int) -> Path:
-        """As `sampled_adapters`, for the server of another rank than the first."""
+        """The `sampled_adapters` for the vLLM server of process `rank`, from 1 on."""
         return self.ranks / f"sampled_{rank}"
 
     def rank_vllm_log(self, rank: int) -> Path:
-        """As `vllm_log`, for the server of another rank than the first."""
+        """The `vllm_log` for the vLLM server of process `rank`, from 1 on."""
         return self.logs / f"vllm_rank_{rank}.log"
 
     @property
@@ -434,7 +448,7 @@ class RunDir:
 
     @property
     def replayed(self) -> Path:
-        """The rows that `keep` replays: what the starting model could do."""
+        """The rows that the setting `keep` trains on again: right answers of the start model."""
         return self.path / "replayed.jsonl"
 
     @property
@@ -462,28 +476,27 @@ class RunDir:
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
-        """The run's config, as submit wrote it. Raises FileNotFoundError where there is none, and
-        DamagedRecord naming the file and the key at fault."""
-        # Imported late: the supervisor, one process per run, imports this module and needs no
-        # config to start. pydantic and the schema would make its start a third longer and hold
+        """Read the run's config.json. Raises FileNotFoundError if there is none, DamagedRecord,
+        which names the file and the key, if it is damaged."""
+        # Imported late: each run has a supervisor process, which imports this module and does not
+        # need the config. pydantic and the schema would make its start a third longer and hold
         # 12 MB as long as it lives.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
 
         return read_run_config(self.config)
 
     def find_config(self) -> "RunConfig | None":
-        """The run's config, as submit wrote it; None where the file is missing or damaged.
+        """Read the run's config.json; return None if the file is missing or damaged.
 
-        For callers that must go on without it, such as a list of runs or a verdict.
+        For callers that must work without it, such as a list of runs or a verdict.
         """
-        # Imported late: it loads pydantic, which a supervisor starts without.
+        # Imported late: the module loads pydantic, and a supervisor must not load it.
         from engine.records.run_config import find_run_config  # noqa: PLC0415
 
         return find_run_config(self.config)
 
     def create(self) -> None:
-        """Create the run's folder and those inside it that a run always has. Folders that exist
-        stay as they are."""
+        """Create the run's folder and the folders in it that every run has; keep existing ones."""
         for folder in (
             self.path,
             self.rollouts_dir,
@@ -494,7 +507,7 @@ class RunDir:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def checkpoint_steps(self) -> list[int]:
-        """The steps of all complete checkpoints, ascending."""
+        """Return the steps of all complete checkpoints, ascending."""
         steps = []
         for name in _listed_names(self.checkpoints):
             match = _STEP_NAME.fullmatch(name)
@@ -504,18 +517,18 @@ class RunDir:
         return sorted(steps)
 
     def latest_checkpoint(self) -> Path | None:
-        """The folder of the complete checkpoint of the highest step; None where there is no
-        complete one."""
+        """Return the folder of the complete checkpoint with the highest step; None if there is no
+        complete checkpoint."""
         steps = self.checkpoint_steps()
         return self.checkpoint(steps[-1]) if steps else None
 
     def resolve_checkpoint(self, name: str = "") -> Path | None:
-        """The folder of the checkpoint `name`; None where there is no complete checkpoint of that
-        name.
+        """Return the folder of the checkpoint `name`; None if there is no complete checkpoint of
+        that name.
 
         Args:
             name: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
-                for that of step 20.
+                for the checkpoint of step 20.
         """
         if not name:
             return self.latest_checkpoint()
@@ -536,10 +549,10 @@ class RunDir:
         return _jsonl_steps(self.evals_dir)
 
     def _best_checkpoint(self) -> Path | None:
-        """The folder of the best checkpoint; None where none was chosen, or where it is not
-        complete.
+        """Return the folder of the best checkpoint; None if none was chosen or it is incomplete.
 
-        `best` is a symlink to it; on a file system without symlinks it is a file with its name.
+        `best` is a symlink to the folder, or on a file system without symlinks a file that holds
+        the folder's name.
         """
         try:
             if self.best.is_symlink():
@@ -548,12 +561,12 @@ class RunDir:
                 name = self.best.read_text("utf-8").strip()
         except OSError:
             return None
-        # A damaged `best` may hold anything, "best" too, which would lead back here.
+        # A damaged `best` may hold any text. If it held "best", this would recurse for ever.
         return self.resolve_checkpoint(name) if _STEP_NAME.fullmatch(name) else None
 
 
 def _listed_names(folder: Path) -> list[str]:
-    """The names of the files and folders in `folder`; [] where there is no such folder."""
+    """Return the names of the files and folders in `folder`; [] if there is no such folder."""
     try:
         return os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -561,14 +574,14 @@ def _listed_names(folder: Path) -> list[str]:
 
 
 def _jsonl_steps(folder: Path) -> list[int]:
-    """The steps of the files step_NNNNNN.jsonl in `folder`, ascending."""
+    """Return the steps of the files step_NNNNNN.jsonl in `folder`, ascending."""
     matches = (_STEP_FILE.fullmatch(name) for name in _listed_names(folder))
     return sorted(int(match.group(1)) for match in matches if match)
 
 
 def _default_home() -> Path:
-    """The folder for user data that the platform prescribes."""
-    # Imported late: it takes 10 ms, and only a process that was told no home needs it.
+    """Return the platform's usual folder for user data."""
+    # Imported late: the import takes 10 ms, and only a process without a given home needs it.
     import platformdirs  # noqa: PLC0415
 
     return Path(platformdirs.user_data_dir("honesmith", appauthor=False))

@@ -33,9 +33,9 @@ _INVISIBLE = re.compile(
 )
 _LINE_ENDS = re.compile("\r\n|[\u0085\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_LEAST_KEPT = 20  # characters that a text keeps where its middle is cut
+_LEAST_KEPT = 20  # the least characters that remain of a text whose middle is cut
 
-# Values nobody named a secret but whose shape says they are one.
+# Tokens of well-known services, recognised by their shape.
 _KNOWN_SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
     r"|github_pat_[A-Za-z0-9_]{40,}|AKIA[0-9A-Z]{16}|xox[abprs]-[A-Za-z0-9-]{20,})"
@@ -43,8 +43,7 @@ _KNOWN_SHAPES = re.compile(
 
 
 def clean_text(text: str) -> str:
-    """`text` without terminal escape sequences and without control, bidirectional and zero-width
-    characters.
+    """Remove terminal escape sequences and control, bidirectional and zero-width characters.
 
     - Tabs and newlines stay; other line ends become newlines.
     - Lone surrogates become U+FFFD.
@@ -57,7 +56,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_value(value: Any) -> Any:
-    """`value` converted to what JSON can hold, with every text in it cleaned by `clean_text`.
+    """Convert `value` to what JSON can hold, and clean every text in it with `clean_text`.
 
     NaN and infinity become None, tuples and sets become lists, and an object of any other type
     becomes its `str`, cleaned.
@@ -76,13 +75,15 @@ def clean_value(value: Any) -> Any:
 
 
 def clip(text: str, limit: int) -> str:
-    """`text` shortened to about `limit` characters by cutting its middle. In place of the cut part
-    stands ` … [1234 characters cut] … `. A text within the limit stays as it is, and so does one
-    from which the mark would take as much room as it saves."""
+    """Shorten `text` to about `limit` characters by replacing its middle with a note.
+
+    The note is ` … [1234 characters cut] … `. A text within the limit is returned unchanged, and so
+    is a text that the note would not make shorter.
+    """
     if len(text) <= limit:
         return text
     cut_note = f" … [{len(text) - limit} characters cut] … "
-    # Where the mark alone would fill the limit, the text keeps some characters around it.
+    # If the note alone would fill the limit, some characters around it are kept all the same.
     kept_chars = max(limit - len(cut_note), min(limit, _LEAST_KEPT))
     if kept_chars + len(cut_note) >= len(text):
         return text
@@ -92,14 +93,16 @@ def clip(text: str, limit: int) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """`text` on one line, with every run of white space as one space. If that is longer than
-    `limit` characters, its end is replaced by "…"."""
+    """Put `text` on one line, with a single space for every sequence of white space.
+
+    If the line is longer than `limit` characters, its end is replaced by "…".
+    """
     flat = " ".join(text.split())
     return flat if len(flat) <= limit else flat[: max(limit - 1, 1)] + "…"
 
 
 def json_chars(value: Any) -> int:
-    """The number of characters of `value` as compact JSON."""
+    """Return how many characters `value` has as compact JSON."""
     return len(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
@@ -111,25 +114,30 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
-        """Prepare to hide the values of `secrets` (name -> value); None where there are none."""
+        """Prepare to hide the values of `secrets` (name -> value); None for no secrets."""
         values = (secrets or {}).items()
-        # Each value is searched for in two forms: as it is, for the texts that `__call__` gets;
-        # and cleaned, for those that `text` cleans before it searches them.
+        # Each value is searched for in two forms: unchanged, because `__call__` searches texts that
+        # are not cleaned, and cleaned, because `text` cleans a text before it searches.
         cleaned = ((name, clean_text(value)) for name, value in values)
         self._secrets = SecretFilter([*values, *cleaned])
 
     def __call__(self, text: str) -> str:
-        """`text` with its secrets hidden, but not cleaned."""
+        """Return `text` with its secrets hidden. The text is not cleaned."""
         return _KNOWN_SHAPES.sub("[secret]", self._secrets.in_text(text))
 
     def text(self, text: str) -> str:
-        """`text` cleaned and with its secrets hidden. It is cleaned first, so that a zero-width
-        character inside a secret does not hide the secret from the search."""
+        """Return `text` cleaned and with its secrets hidden.
+
+        The text is cleaned first, so that a zero-width character inside a secret does not hide the
+        secret from the search.
+        """
         return self(clean_text(text))
 
     def value(self, value: Any) -> Any:
-        """`value` converted to what JSON can hold. Every text inside it, also the keys of objects,
-        is cleaned and has its secrets hidden."""
+        """Convert `value` to what JSON can hold.
+
+        Every text inside it, including the keys of objects, is cleaned, and its secrets are hidden.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -140,18 +148,21 @@ class Redactor:
 
 
 def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
-    """A redactor for the secrets that a run may have seen: the home's token, the keys of the
-    endpoints of config.toml, and the secrets that the run's environment names. Their values are
-    those of this process's environment variables; keys of endpoints may stand in `.env`.
+    """Make a redactor for the secrets that a run may have seen.
+
+    These are the home's token, the keys of the endpoints of config.toml, and the secrets that the
+    run's environment names. Their values are read from this process's environment variables; the
+    keys of endpoints may also be in a file `.env`.
 
     Args:
-        env_dir: the folder of the environment's version. None where it is not known; then its
-            secrets are not replaced.
+        home: the home of the run.
+        env_dir: the folder of the environment version; None if it is not known: then the secrets of
+            the environment are not hidden.
     """
     names = _secret_names(os.path.join(env_dir, "env.json")) if env_dir else ()
     secrets = {name: os.environ.get(name, "") for name in names}
     # A home that never served over HTTP has no token.
-    with contextlib.suppress(OSError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # no such file
         secrets["token"] = home.token.read_text("utf-8").strip()
     with contextlib.suppress(UserError):  # a damaged config.toml is reported elsewhere
         for endpoint in home.user_config().endpoints.values():
@@ -159,10 +170,10 @@ def redactor_for(home: Home, env_dir: str | Path | None) -> Redactor:
     return Redactor(secrets)
 
 
-@functools.lru_cache(maxsize=64)  # a version folder never changes
+@functools.lru_cache(maxsize=64)  # safe, because the folder of a version never changes
 def _secret_names(path: str) -> tuple[str, ...]:
-    """The names of secrets in the env.json at `path`; () where the file cannot be read."""
-    # Imported here, not at the top: these load pydantic, which a supervisor must not.
+    """Return the names of the secrets in the env.json at `path`; () if it cannot be read."""
+    # Imported late: these modules load pydantic, and a supervisor must not load it.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
     from engine.records.record import DamagedRecord  # noqa: PLC0415
 

@@ -26,13 +26,16 @@ class EnvTable(Connection):
     """Versions of pushed environments."""
 
     def add_env(self, name: str, hash12: str, *, kind: str, info: Mapping[str, Any]) -> EnvRow:
-        """Record a pushed version and return its row. A version that was pushed before becomes the
-        newest of its name again, and its `info` is replaced.
+        """Record a pushed version of an environment, and return its row.
+
+        A version that was pushed before becomes the newest of its name again, and its `info` is
+        replaced.
 
         Args:
-            hash12: the first 12 digits of the hash of its files.
-            kind: single, multi or sft.
-            info: what lists of environments show of it, as JSON values.
+            name: the environment's name.
+            hash12: the first 12 digits of the hash of the version's files.
+            kind: the version's kind, such as "single", "multi" or "sft".
+            info: what lists of environments show of the version, as JSON values.
         """
         env_id = f"{name}@{hash12}"
         now = time.time()
@@ -46,34 +49,33 @@ class EnvTable(Connection):
         return self._envs("WHERE env_id = ?", (env_id,))[0]
 
     def find_env(self, ref: str) -> list[EnvRow]:
-        """The versions that `ref` may mean, the newest push first; [] where nothing matches, and
-        for "".
+        """Return the versions that `ref` may mean, the newest push first; [] if nothing matches.
 
-        It is looked for as the id of a version; if there is none, as the name of versions; if there
-        are none, as the beginning of ids.
+        `ref` is looked for first as the id of a version, then as the name of versions, then as the
+        beginning of ids. The first of these that matches counts. "" matches nothing.
         """
         newest_first = "ORDER BY pushed DESC, rowid DESC"
         for column in ("env_id", "name"):
             versions = self._envs(f"WHERE {column} = ? {newest_first}", (ref,))
             if versions:
                 return versions
-        if not ref:  # every id begins with ""
+        if not ref:  # otherwise "" would match all, because every id begins with it
             return []
         return self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest_first}", (len(ref), ref))
 
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
-        """At most `limit` versions, the newest push first, without the first `offset` of them."""
+        """Return at most `limit` versions, the newest push first; skip the first `offset`."""
         return self._envs("ORDER BY pushed DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset))
 
     def delete_env(self, env_id: str) -> bool:
-        """Delete the row of a version. Returns whether there was one."""
+        """Delete the row of a version, and return whether the row existed."""
         with self._write():
             cursor = self._db.execute("DELETE FROM envs WHERE env_id = ?", (env_id,))
             return cursor.rowcount == 1
 
     def _envs(self, clauses: str, values: Sequence[Any]) -> list[EnvRow]:
-        """The versions that a SELECT with these SQL `clauses` finds; `values` are for its question
-        marks."""
+        """Return the versions that a SELECT with these SQL `clauses` finds; `values` replace its
+        question marks."""
         rows = self._read(
             f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {clauses}",
             tuple(values),
@@ -82,7 +84,7 @@ class EnvTable(Connection):
 
 
 class DeploymentTable(Connection):
-    """Serving processes, those that ended too."""
+    """Serving processes, including those that have ended."""
 
     def add_deployment(
         self,
@@ -93,13 +95,16 @@ class DeploymentTable(Connection):
         serve_base: bool,
         memory_bytes: int,
     ) -> DeploymentRow:
-        """Record a deployment that is about to start, and return its row. Its id is the last part
-        of the base model's name and a number, such as "Qwen3-0.6B-2".
+        """Record a deployment that is about to start, and return its row.
+
+        The deployment's id is the last part of the base model's name and a number, such as
+        "Qwen3-0.6B-2".
 
         Args:
-            adapters: the adapters asked for: {"name", "path"} each.
+            base_name, base_path: the name and the folder of the base model.
+            adapters: the adapters to serve: {"name", "path"} each.
             serve_base: whether the base model itself can be asked too.
-            memory_bytes: what the deployment is expected to need on its device.
+            memory_bytes: the bytes that the deployment is expected to need on its device.
         """
         with self._write():
             deployment_id = self._next_deployment_id(base_name)
@@ -119,18 +124,20 @@ class DeploymentTable(Connection):
         return self.get_deployment(deployment_id)
 
     def _next_deployment_id(self, base_name: str) -> str:
-        """The next free id of a deployment of this base model."""
+        """Return the next free id of a deployment of this base model, such as "Qwen3-0.6B-2"."""
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
-        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"  # fit for a folder's name
-        # All deployments are counted, of whatever base model.
+        # Characters that do not suit the name of a folder become "-".
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
+        # The deployments of all base models are counted together.
         number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
-        # A row that was lost with a damaged database has left its folder.
+        # A folder may exist without a row, if the row was lost with a damaged database.
         while self.home.deployment(f"{name}-{number}").path.exists():
             number += 1
         return f"{name}-{number}"
 
     def get_deployment(self, deployment_id: str) -> DeploymentRow:
-        """The deployment with this id. Raises UserError DEPLOYMENT_NOT_FOUND."""
+        """Return the deployment with this id. Raises UserError DEPLOYMENT_NOT_FOUND if there is
+        none."""
         rows = self._deployments("WHERE deployment_id = ?", (deployment_id,))
         if not rows:
             raise UserError(
@@ -143,16 +150,18 @@ class DeploymentTable(Connection):
     def list_deployments(
         self, states: Sequence[str] | None = None, limit: int = 100
     ) -> list[DeploymentRow]:
-        """At most `limit` deployments, the newest first: those in one of `states`, or in any state
-        for None."""
+        """Return at most `limit` deployments, the newest first.
+
+        Only deployments in one of `states` are returned; None means any state.
+        """
         condition = f"WHERE state IN ({placeholders(states)})" if states else ""
         return self._deployments(
             f"{condition} ORDER BY rowid DESC LIMIT ?", (*(states or ()), limit)
         )
 
     def update_deployment(self, deployment_id: str, **values: Any) -> None:
-        """Set fields of a deployment's row. Raises ValueError for a field that may not be changed,
-        which is a fault of the caller."""
+        """Set fields of a deployment's row. Raises ValueError if a field may not be changed, which
+        is a bug of the caller."""
         unknown = set(values) - _DEPLOYMENT_SETTABLE
         if unknown:
             raise ValueError(f"no such deployment fields: {sorted(unknown)}")
@@ -165,7 +174,7 @@ class DeploymentTable(Connection):
             )
 
     def _deployments(self, clauses: str, values: Sequence[Any]) -> list[DeploymentRow]:
-        """The deployments that a SELECT with these SQL `clauses` finds; `values` are for its
+        """Return the deployments that a SELECT with these SQL `clauses` finds; `values` replace its
         question marks."""
         columns = [item.name for item in fields(DeploymentRow)]
         value_rows = self._read(
@@ -186,12 +195,14 @@ class EstimateTable(Connection):
     def record_estimate(
         self, algorithm: str, features: Mapping[str, Any], predicted: float, actual: float
     ) -> None:
-        """Store the predicted and the actual device hours of a finished run, by which later
-        estimates are corrected.
+        """Store the predicted and the actual device hours of a finished run.
+
+        Later estimates are corrected by them.
 
         Args:
-            algorithm: that of the run, such as "grpo".
-            features: the run's id, device and model, by which similar runs are found; JSON values.
+            algorithm: the algorithm of the run, such as "grpo".
+            features: the run's id, device and model, as JSON values, to find similar runs.
+            predicted, actual: device hours.
         """
         with self._write():
             self._db.execute(
@@ -201,8 +212,11 @@ class EstimateTable(Connection):
             )
 
     def calibration(self, algorithm: str, limit: int = 50) -> list[dict[str, Any]]:
-        """The last `limit` records of `record_estimate` for an algorithm, the newest first:
-        {"features", "predicted", "actual", "at"} each, with `at` in unix seconds."""
+        """Return the last `limit` records of an algorithm's finished runs, the newest first.
+
+        Each record is {"features", "predicted", "actual", "at"}, as `record_estimate` stored it,
+        with the time `at` in unix seconds.
+        """
         rows = self._read(
             "SELECT features, predicted, actual, at FROM estimates WHERE kind = ? "
             "ORDER BY rowid DESC LIMIT ?",

@@ -22,18 +22,23 @@ from engine.home.database import (
 )
 from engine.home.run_dir import Home
 
-_WAL_LIMIT = 4_000_000  # bytes of write-ahead log after which a writer tries to checkpoint
+_WAL_LIMIT = 4_000_000  # bytes of the write-ahead log above which a writer tries to checkpoint
 
 
 class Connection:
-    """A context manager; not for sharing between threads. The tables stand in its subclasses."""
+    """An open database, as a context manager that closes it. Not for use by several threads.
+
+    The subclasses have the methods of the tables.
+    """
 
     def __init__(self, home: Home) -> None:
+        """Open the database of `home`. Raises UserError HOME_UNUSABLE or DISK_FULL if it cannot be
+        opened."""
         self.home = home
         self._db, self._lock = open_database(home)
 
     def close(self) -> None:
-        """Close the database, then release the lock that tells others that it is open."""
+        """Close the database, then release the lock that shows other processes that it is open."""
         self._db.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -46,8 +51,10 @@ class Connection:
         self.close()
 
     def checkpoint(self) -> bool:
-        """Move the content of the write-ahead log into the database file. Returns True; or False,
-        without having done anything, when another process is doing the same."""
+        """Move the content of the write-ahead log into the database file, and return True.
+
+        If another process is doing this just now, nothing is done, and False is returned.
+        """
         lock = take_lock(self.home.checkpoint_lock)
         if lock is None:
             return False
@@ -58,25 +65,26 @@ class Connection:
             os.close(lock)
 
     def check(self) -> None:
-        """Read every page of the database. If one is damaged, the database is moved aside and a new
-        one is filled from the folders of the home.
+        """Read every page of the database. If one is damaged, the database is moved aside, and a
+        new one is filled from the folders of the home.
 
-        A server does this when it starts: only reading every page finds one that was overwritten.
-        Raises UserError HOME_UNUSABLE where the database cannot be mended now.
+        A server does this when it starts, because only reading every page finds a page that was
+        overwritten. Raises UserError HOME_UNUSABLE if the database is damaged and cannot be mended
+        now.
         """
         fault = damage_in(self._db)
         if fault:
-            if self._lock < 0:  # the home can only be read
+            if self._lock < 0:  # the disk cannot be written, so nothing can be mended
                 raise damaged_error(self.home, fault)
             self.close()
             self._db, self._lock = mend(self.home, fault)
 
     @contextlib.contextmanager
     def _write(self) -> Iterator[None]:
-        """Run the `with` block in a transaction: commit at its end, or roll back if it raises.
-        After a commit, checkpoint a write-ahead log that has become long.
+        """Context manager: run the block in a transaction, and roll it back if the block raises.
 
-        Raises UserError HOME_UNUSABLE or DISK_FULL when the database cannot be written.
+        After a commit, a write-ahead log that has become long is moved into the database. Raises
+        UserError HOME_UNUSABLE or DISK_FULL if the database cannot be written.
         """
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -95,30 +103,32 @@ class Connection:
         self._checkpoint_if_long()
 
     def _read(self, query: str, values: Sequence[Any]) -> list[Any]:
-        """The rows that a query selects, as tuples; `values` are for its question marks.
+        """Return the rows that a query selects, as tuples; `values` replace its question marks.
 
-        Raises UserError HOME_UNUSABLE or DISK_FULL.
+        Raises UserError HOME_UNUSABLE or DISK_FULL if the database cannot be read.
         """
         try:
             return self._db.execute(query, tuple(values)).fetchall()
-        except sqlite3.OperationalError as error:  # locked, or an error of the disk
+        except sqlite3.OperationalError as error:  # the database is locked, or the disk fails
             raise unusable_error(self.home.db, error) from error
-        except sqlite3.DatabaseError as error:  # any other: the database is damaged
+        except sqlite3.DatabaseError as error:  # any other error means that the database is damaged
             raise damaged_error(self.home, str(error)) from error
 
     def _checkpoint_if_long(self) -> None:
-        """Checkpoint when the write-ahead log has grown beyond `_WAL_LIMIT`. Errors are ignored:
-        the data is committed already, and the next write tries again."""
+        """Checkpoint if the write-ahead log has grown beyond `_WAL_LIMIT`.
+
+        Errors are ignored: the data is committed already, and the next write tries again.
+        """
         with contextlib.suppress(OSError, sqlite3.Error):
             if os.stat(f"{self.home.db}-wal").st_size > _WAL_LIMIT:
                 self.checkpoint()
 
 
 def placeholders(values: Collection[Any]) -> str:
-    """The SQL placeholders for these values: "?, ?, ?" for three."""
+    """Return the SQL placeholders for the values: "?, ?, ?" for three values."""
     return ", ".join("?" * len(values))
 
 
 def assignments(values: Mapping[str, Any]) -> str:
-    """The assignments of an SQL UPDATE for these columns: "state = ?, ended = ?"."""
+    """Return the assignments of an SQL UPDATE of the columns `values`: "state = ?, ended = ?"."""
     return ", ".join(f"{name} = ?" for name in values)

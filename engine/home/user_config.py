@@ -21,21 +21,23 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import host_of
 
-PREFIX = "openai:"  # before the name, where a model is referred to
-DOTENV = ".env"  # lines NAME=value, in the home's folder or where the server was started
+PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
+DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 
 _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torch", "vllm")}
-# Keys that are true or false, and keys that list names; the others, not in _CHOICES, are numbers.
+# Keys that are true or false, and keys that list names. All keys that are in none of these three
+# constants are numbers.
 _BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
 _NAME_LISTS = ("key_secrets",)
-_ENDPOINTS = "endpoints"  # tables of their own
+_ENDPOINTS = "endpoints"  # the key whose values are tables [endpoints.NAME]
 
 
-DEFAULT_STOP_MINUTES = 10.0  # of silence, before a trainer is ended whose pace explains less
+# Minutes of silence after which a trainer is ended, if its usual pace does not explain them.
+DEFAULT_STOP_MINUTES = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,15 +45,15 @@ class Endpoint:
     """A model behind a server that speaks OpenAI's chat API.
 
     Attributes:
-        name: in config.toml.
-        url: up to and with `/v1`.
-        model: its name there.
-        key_env: the variable that holds the key; "" where none is needed.
-        price_in, price_out: money per million tokens of prompt and of answer; None: not known.
-        max_concurrency: requests under way at once.
-        timeout_s: of one request.
+        name: the endpoint's name in config.toml.
+        url: the address of the server, up to and including `/v1`.
+        model: the model's name on that server.
+        key_env: the environment variable that holds the key; "" if no key is needed.
+        price_in, price_out: money per million tokens of prompts and of answers; None if not known.
+        max_concurrency: the most requests under way at once.
+        timeout_s: seconds after which one request is given up.
         context: the longest conversation, in tokens.
-        shared: whether other keys than the owner's may ask it.
+        shared: whether callers with other keys than the owner's may ask the model.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Endpoint:
     shared: bool = False
 
     def __str__(self) -> str:
+        """Write the model and its host, such as "big at api.example.com"."""
         return f"{self.model} at {host_of(self.url)}"
 
 
@@ -80,36 +83,37 @@ class UserConfig:
     sandbox: str = "auto"
     allow_root: bool = False
     serve_with: str = "auto"
-    # Tokens of prompt and answer together that a vLLM deployment takes; 0: the model's context.
+    # The most tokens of prompt and answer together in a vLLM deployment; 0: the model's context.
     served_length: float = 16_384.0
-    # Whether packages may be built from source distributions, which runs code of theirs in the box.
+    # Whether packages may be built from source distributions, which runs their code in the sandbox.
     allow_source_builds: bool = False
-    # What an environment may ask for that another key than the owner's pushes.
+    # The secrets and the network that an environment may use if a key other than the owner's pushed
+    # it.
     key_secrets: tuple[str, ...] = ()
     key_network: bool = False
-    # How many runs may hold a GPU at once, where its memory has room for all of them.
+    # How many runs may hold a GPU at once, if its memory has room for all of them.
     runs_per_gpu: float = 1.0
-    # In how many processes a run on a CPU may be shared (its setting `gpus`): for tests of that.
+    # Into how many processes a run on a CPU may be divided (its setting `gpus`), to try that out.
     cpu_ranks: float = 1.0
-    # A trainer that is silent for so long, and for far longer than it usually is, is ended; 0: no.
+    # A trainer that is silent for this long, and for far longer than usual, is ended; 0: never.
     stop_stalled_minutes: float = DEFAULT_STOP_MINUTES
-    # Models behind a URL, by the name that `openai:NAME` refers to.
+    # Models behind a URL: NAME of a reference `openai:NAME` -> endpoint.
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
 
 
 def read_config(path: Path) -> UserConfig:
-    """Read and check the config file at `path`; the defaults where there is no file.
+    """Read and check the config file at `path`; return the defaults if there is no file.
 
-    Raises UserError SETTING_UNKNOWN for a key that does not exist, and SETTING_INVALID for a value
-    that cannot be used or a file that cannot be read.
+    Raises UserError SETTING_UNKNOWN for a key that does not exist, SETTING_INVALID for a value that
+    cannot be used or a file that cannot be read.
     """
     try:
         with open(path, "rb") as file:
             values = tomllib.load(file)
     except FileNotFoundError:
         return UserConfig()
-    # ValueError: not TOML, not UTF-8, or a number with too many digits; RecursionError: nested too
-    # deeply.
+    # ValueError: the file is not TOML, not UTF-8, or has a number with too many digits.
+    # RecursionError: it is nested too deeply.
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             "SETTING_INVALID",
@@ -120,10 +124,10 @@ def read_config(path: Path) -> UserConfig:
 
 
 def _check_values(path: Path, values: JsonObject) -> UserConfig:
-    """Check the `values` of the parsed file at `path` and return them as a config. Numbers become
-    floats and lists of names become tuples; a key that is missing keeps its default.
+    """Check the `values` of the parsed file at `path`, and return them as a config.
 
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    Numbers become floats, and lists of names become tuples. A key that is missing gets its default.
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for an unusable value.
     """
     known_keys = {each.name for each in fields(UserConfig)}
     for name in values:
@@ -135,7 +139,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 field=name,
             )
     number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS}
-    # The first wrong value is reported; a wrong number before any other.
+    # The order decides which of several wrong values is reported: a wrong number before others.
     ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
     checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
     if _ENDPOINTS in values:
@@ -144,8 +148,10 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
 
 
 def _checked(path: Path, name: str, value: Any) -> Any:
-    """The `value` of the key `name`, converted to the type of its field in UserConfig. Raises
-    UserError SETTING_INVALID if it is of another kind or out of range."""
+    """Convert the `value` of the key `name` to the type of its field in UserConfig.
+
+    Raises UserError SETTING_INVALID if the value has the wrong type or is out of range.
+    """
     if not _is_allowed(name, value):
         raise UserError(
             "SETTING_INVALID",
@@ -159,20 +165,20 @@ def _checked(path: Path, name: str, value: Any) -> Any:
 
 
 def _is_allowed(name: str, value: Any) -> bool:
-    """Whether the key `name` may have this value."""
+    """Return whether the key `name` may have this value."""
     if name in _CHOICES:
         return value in _CHOICES[name]
     if name in _BOOLEANS:
         return isinstance(value, bool)
     if name in _NAME_LISTS:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    # Every other key is a number. A bool is an int in Python, but no number in the file.
+    # Every other key is a number. True is an int in Python, but it is no number in the file.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 
 def _allowed_in_words(name: str) -> str:
-    """Which values the key `name` may have, such as "true or false"."""
+    """Say which values the key `name` may have, such as "true or false"."""
     if name in _CHOICES:
         return " or ".join(f'"{choice}"' for choice in _CHOICES[name])
     if name in _BOOLEANS:
@@ -183,8 +189,10 @@ def _allowed_in_words(name: str) -> str:
 
 
 def refuse_to_load(ref: str) -> None:
-    """Raise UserError MODEL_UNSUPPORTED if `ref` names an endpoint where a model is needed that is
-    loaded here."""
+    """Raise UserError MODEL_UNSUPPORTED if `ref` names a model behind a URL.
+
+    Called for work that needs a model whose weights are loaded on this machine.
+    """
     if ref.startswith(PREFIX):
         raise UserError(
             "MODEL_UNSUPPORTED",
@@ -196,10 +204,10 @@ def refuse_to_load(ref: str) -> None:
 
 
 def read_endpoints(path: Path, tables: Any) -> dict[str, Endpoint]:
-    """Check the value of `endpoints` in the config file at `path`; the endpoints by name.
+    """Check the tables `[endpoints.NAME]` of the config file at `path`; return name -> endpoint.
 
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID. No message repeats a text of the file,
-    which may be a key in the wrong place.
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for an unusable value. No
+    message repeats a value of the file, because it may be a secret key in the wrong place.
     """
     if not isinstance(tables, dict):
         raise _invalid_endpoint(
@@ -209,7 +217,11 @@ def read_endpoints(path: Path, tables: Any) -> dict[str, Endpoint]:
 
 
 def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
-    """Check one table. Raises UserError as `read_endpoints` does."""
+    """Check one table `[endpoints.NAME]`, and return its endpoint.
+
+    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for a wrong name, a missing
+    key or an unusable value.
+    """
     if not _NAME.fullmatch(name) or not isinstance(table, dict):
         hint = "Give it a name of letters, digits, dot, - and _: [endpoints.NAME]."
         raise _invalid_endpoint(path, f"endpoints.{name[:60]}", "is no table of an endpoint", hint)
@@ -233,11 +245,15 @@ def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
 
 
 def _is_text(value: Any) -> bool:
+    """Return whether `value` is a text of 1 to 4096 characters."""
     return isinstance(value, str) and 0 < len(value) <= 4096
 
 
 def _is_url(value: Any) -> bool:
-    """Whether it is a URL without a user, a query or a fragment, where keys tend to stand."""
+    """Return whether `value` is an http(s) URL without a user, a query or a fragment.
+
+    People tend to put keys into these three parts.
+    """
     if not _is_text(value) or not value.startswith(("http://", "https://")):
         return False
     try:
@@ -248,15 +264,17 @@ def _is_url(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
+    """Return whether `value` is a finite number that is 0 or more."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and math.isfinite(value) and value >= 0
 
 
 def _is_count(value: Any) -> bool:
+    """Return whether `value` is a whole number that is 1 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-# Of each key: whether it may have a value, and which it may have in words.
+# Key of an endpoint -> (whether a value is allowed, the allowed values in words).
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "url": (_is_url, "an http:// or https:// URL up to /v1, without user, query or fragment"),
     "model": (_is_text, "the model's name there"),
@@ -274,7 +292,10 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _checked_key(path: Path, name: str, key: str, value: Any) -> Any:
-    """The value of a key of [endpoints.NAME]. Raises UserError SETTING_INVALID."""
+    """Check the value of a key of [endpoints.NAME], and convert it to the type of its field.
+
+    Raises UserError SETTING_INVALID if the key may not have this value.
+    """
     is_allowed, in_words = _RULES[key]
     if not is_allowed(value):
         field = f"endpoints.{name}.{key}"
@@ -285,15 +306,16 @@ def _checked_key(path: Path, name: str, key: str, value: Any) -> Any:
 
 
 def _invalid_endpoint(path: Path, field: str, fault: str, hint: str) -> UserError:
-    """The error for a key of the file."""
+    """Make the error for a wrong key; the message is the file, the key (`field`) and `fault`."""
     return UserError("SETTING_INVALID", f"{path}: {field} {fault}", hint=hint, field=field)
 
 
 def key_of(home_root: Path, key_env: str) -> str:
-    """The key that `key_env` names; "" where it is not set, and for "".
+    """Return the secret key that the variable `key_env` holds; "" if it is not set or `key_env` is
+    "".
 
-    It is the environment variable of this process, else the entry of that name in a file `.env`:
-    of the folder that this process works in, or of the home.
+    The key is looked for in this process's environment, then in the file `.env` of the working
+    folder, then in that of the home.
     """
     if not key_env:
         return ""
@@ -307,14 +329,17 @@ def key_of(home_root: Path, key_env: str) -> str:
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str]]:
-    """The entries of a file of lines NAME=value; none where it is missing or cannot be read."""
+    """Yield (name, value) for each line NAME=value of a file; nothing if it cannot be read.
+
+    Quotes around a value are removed.
+    """
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError):
         return
     for line in text.splitlines():
         match = _LINE.fullmatch(line)
-        if match is None:  # empty, or a comment
+        if match is None:  # an empty line or a comment
             continue
         value = match[2]
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":

@@ -1,8 +1,9 @@
-"""The packages an environment names in requirements.txt: which are missing, and installing them.
+"""The packages that an environment names in requirements.txt: which are missing, and installing
+them.
 
 `install` builds a virtual environment in the home's cache, once per content of requirements.txt. A
-process of its own does that, so a long installation goes on after the call that started it. pip
-itself runs in the sandbox that user code runs in (envs/host/installer.py).
+separate process does that, so that a long installation continues after the call that started it.
+pip itself runs in the same kind of sandbox as user code (envs/host/installer.py).
 """
 
 import contextlib
@@ -37,25 +38,26 @@ from envs.isolation.sandbox import Reach, Sandbox
 FILE = "requirements.txt"
 BUILT = "built.json"
 POLL_S = 0.05  # seconds between two checks for the result
-BUILD_S = 3_600.0  # seconds that one installation may take
-# Of the sandbox that pip runs in.
+BUILD_S = 3_600.0  # time limit of one installation in seconds
+# The resources that pip may use in its sandbox.
 LIMITS = Limits(memory_mb=8192, processes=256, file_mb=8192, open_files=1024)
 
 
 @dataclass(frozen=True)
 class Venv:
-    """The virtual environment of one requirements.txt, which may not be built yet."""
+    """The virtual environment for one requirements.txt; it may not be built yet."""
 
     folder: Path
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The path of its interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def outcome(self) -> Path:
-        """The file written last: {"ok": bool, "error": str, "hint": str, "isolation": str}."""
+        """The result file, written last: {"ok": bool, "error": str, "hint": str, "isolation":
+        str}."""
         return self.folder / BUILT
 
     @property
@@ -65,7 +67,7 @@ class Venv:
 
     @property
     def log(self) -> Path:
-        """The output of its builder, pip's included."""
+        """The file with the output of its builder, including pip's."""
         return self.folder.with_suffix(".log")
 
     def is_ready(self) -> bool:
@@ -76,12 +78,13 @@ class Venv:
 
 
 def read_requirements(source: Path) -> list[Requirement]:
-    """The packages in the requirements.txt of the folder `source`, an environment, and those that
-    its adapter brings along and the file does not name; without those whose markers exclude this
-    machine. [] without the file and an adapter.
+    """Return the packages that an environment in the folder `source` needs.
 
-    Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package; the
-    message then has the line. Options, addresses and paths are not allowed.
+    These are the packages in its requirements.txt, and those that its adapter needs and the file
+    does not name. Packages whose markers exclude this machine are left out.
+
+    Raises UserError ENV_INVALID if the file is not UTF-8 text, or a line names no package (the
+    message then has the line). Options, addresses and paths are not allowed.
     """
     try:
         text = (source / FILE).read_text("utf-8-sig")  # also with a byte order mark
@@ -101,8 +104,11 @@ def read_requirements(source: Path) -> list[Requirement]:
 
 
 def _requirements_in(text: str) -> list[Requirement]:
-    """The packages that a requirements.txt with this text names, without those whose markers
-    exclude this machine. Raises UserError ENV_INVALID, with the line, for one that names none."""
+    """Return the packages in the text of a requirements.txt, without those whose markers exclude
+    this machine.
+
+    Raises UserError ENV_INVALID, with the line number, if a line names no package.
+    """
     requirements: list[Requirement] = []
     for number, line in enumerate(text.splitlines(), 1):
         line = line.split(" #")[0].strip()  # without a comment at its end
@@ -115,8 +121,10 @@ def _requirements_in(text: str) -> list[Requirement]:
 
 
 def _brought_by_adapter(source: Path) -> tuple[str, ...]:
-    """What the adapter of an environment brings along; () without one, and where environment.toml
-    cannot be read, which whoever loads the environment says."""
+    """Return the requirements of an environment's adapter; () if it has no adapter.
+
+    Also () if environment.toml cannot be read; whoever loads the environment will report that.
+    """
     with contextlib.suppress(EnvProblem):
         adapter = read_settings(source).adapter
         return adapter.of.requirements if adapter else ()
@@ -124,8 +132,8 @@ def _brought_by_adapter(source: Path) -> tuple[str, ...]:
 
 
 def _requirement_on_line(line: str, number: int) -> Requirement:
-    """The package that line `number` of requirements.txt names. Raises UserError ENV_INVALID if it
-    names none."""
+    """Return the package that line `number` of requirements.txt names. Raises UserError ENV_INVALID
+    if the line names none."""
     try:
         return _parse_requirement(line)
     except InvalidRequirement as error:
@@ -137,8 +145,11 @@ def _requirement_on_line(line: str, number: int) -> Requirement:
 
 
 def _parse_requirement(line: str) -> Requirement:
-    """Parse one line of requirements.txt. Raises InvalidRequirement if it names no package, also
-    for what pip would take but is not allowed here: options, addresses and paths."""
+    """Parse one line of requirements.txt.
+
+    Raises InvalidRequirement if the line names no package, or is an option, an address or a path,
+    which pip would accept but which are not allowed here.
+    """
     if line.startswith("-"):
         raise InvalidRequirement("options are not read here")
     requirement = Requirement(line)
@@ -148,7 +159,7 @@ def _parse_requirement(line: str) -> Requirement:
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
-    """The requirements that this interpreter does not meet.
+    """Return the requirements that the present interpreter does not meet.
 
     For example ["sympy", "numpy>=2 (here is 1.26)"]: the first is not installed, the second is too
     old.
@@ -160,17 +171,17 @@ def missing(requirements: list[Requirement]) -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             unmet.append(str(requirement))
             continue
-        # An installed pre-release counts.
+        # An installed pre-release is accepted.
         if not requirement.specifier.contains(version, prereleases=True):
             unmet.append(f"{requirement} (here is {version})")
     return unmet
 
 
 def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
-    """The virtual environment for these packages and this interpreter; it may not exist yet.
+    """Return the virtual environment for these packages and this interpreter; it may not exist yet.
 
     Its folder is named by a hash of the packages and the interpreter, so that environments with
-    equal requirements share one.
+    equal requirements share it.
     """
     names = sorted(str(requirement) for requirement in requirements)
     key = json.dumps([names, sys.version_info[:3], sys.base_prefix])
@@ -178,10 +189,12 @@ def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
 
 
 def install(home: Home, requirements: list[Requirement], patience_s: float) -> Path:
-    """The interpreter of the virtual environment with `requirements`, which is built if missing.
+    """Return the interpreter of the virtual environment with `requirements`; build it if it is
+    missing.
 
-    Raises UserError ENV_DEPS if pip failed (with its message), or, retryable, if the installation
-    is not finished after `patience_s` seconds. It goes on then, and a later call gets the result.
+    Raises UserError ENV_DEPS if pip fails (with its message), or, marked as retryable, if the
+    installation is not finished after `patience_s` seconds. It then continues, and a later call
+    gets the result.
     """
     venv = venv_of(home, requirements)
     if venv.is_ready():
@@ -189,7 +202,7 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
     builder = _start_builder(venv, requirements)
     _wait_for_outcome(venv, builder, patience_s)
     with contextlib.suppress(subprocess.TimeoutExpired):
-        builder.wait(timeout=5)  # the result is there; this only collects its exit status
+        builder.wait(timeout=5)  # the builder has its result; this only reaps the process
     if venv.is_ready():
         return venv.python
     error, hint = _failure_of(venv)
@@ -201,14 +214,14 @@ def install(home: Home, requirements: list[Requirement], patience_s: float) -> P
 
 
 def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: float) -> None:
-    """Wait until the outcome of an installation is there, or until its builder was killed.
+    """Wait until the outcome of an installation exists, or until its builder was killed.
 
-    Raises UserError ENV_DEPS, retryable, if neither happens in `patience_s` seconds.
+    Raises UserError ENV_DEPS, marked as retryable, if neither happens within `patience_s` seconds.
     """
     deadline = time.monotonic() + patience_s
     while not venv.outcome.exists():
-        # Our builder ended without a result, and no other one is at work: it was killed. (It may
-        # have written the result just before it ended, so look once more.)
+        # If our builder ended without a result and no other one works, it was killed. The result is
+        # checked again, because the builder may have written it just before it ended.
         if builder.poll() is not None and not venv.outcome.exists() and not is_locked(venv.lock):
             return
         if time.monotonic() > deadline:
@@ -222,10 +235,10 @@ def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: 
 
 
 def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Popen[bytes]:
-    """Start a process that runs `build` for `venv`. It outlives this one."""
+    """Start a process that runs `build` for `venv`; it outlives this one."""
     venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
     venv.folder.mkdir(mode=0o755, exist_ok=True)
-    venv.outcome.unlink(missing_ok=True)  # that of an earlier try, which would end the wait
+    venv.outcome.unlink(missing_ok=True)  # an earlier outcome would end the waiting at once
     (venv.folder / FILE).write_text("".join(f"{requirement}\n" for requirement in requirements))
     with open(venv.log, "wb") as log:
         return subprocess.Popen(
@@ -240,7 +253,10 @@ def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Po
 
 def build(folder: Path) -> None:
     """Build the virtual environment in `folder` and write the outcome, unless another process has
-    built it meanwhile. This is the work of the process that `_start_builder` starts."""
+    just built it.
+
+    This is the work of the process that `_start_builder` starts.
+    """
     venv = Venv(folder)
     home = Home(folder.parents[2])  # `venv_of` puts it at home/cache/venvs/<hash>
     with open(venv.lock, "a") as lock:
@@ -253,8 +269,11 @@ def build(folder: Path) -> None:
 
 
 def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict[str, object]:
-    """Install `requirements` into the empty folder of `venv`. Returns the outcome as JSON: whether
-    it worked ("ok"); if not, the "error" and a "hint"; and the "isolation" that pip ran in."""
+    """Install `requirements` into the empty folder of `venv`; return the outcome as JSON.
+
+    The outcome says whether it worked ("ok"), why not ("error", "hint"), and the "isolation" of
+    pip.
+    """
     outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
     try:
         outcome["isolation"] = _install_in_box(home, venv, requirements)
@@ -271,14 +290,14 @@ def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict
 def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
     """Let pip install `requirements` into the empty folder of `venv`, in a sandbox.
 
-    Returns the isolation that pip ran in, in words. Raises EnvProblem, Fault or UserError if
-    anything fails.
+    Returns the isolation of pip in words. Raises EnvProblem or UserError if pip or its sandbox
+    cannot start, Fault if the installation fails or takes too long.
     """
     # The sandbox asks for an environment's folder; pip needs none, so it gets an empty one.
     with tempfile.TemporaryDirectory() as empty_folder:
         pipe = _pipe_to_pip(home, venv, requirements, Path(empty_folder))
         try:
-            # The process greets only after pip has finished.
+            # The process sends its greeting only after pip has finished.
             isolation, _ = pipe.greet(seconds=BUILD_S)
         finally:
             pipe.close()  # ends every process of the sandbox, so nobody changes the folder now
@@ -289,8 +308,8 @@ def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
 def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: Path) -> Pipe:
     """Start a sandboxed process that installs `requirements` into the folder of `venv` with pip.
 
-    It may read pip and local indexes, write to that folder, and connect to the ports of indexes.
-    `empty_folder` stands in the place of an environment, of which pip needs none.
+    The process may read pip and local indexes, write to that folder, and connect to the ports of
+    indexes. `empty_folder` is passed as the environment's folder, because pip needs no environment.
     """
     config = home.user_config()
     pip = _pip_path()
@@ -318,7 +337,8 @@ def _pipe_to_pip(home: Home, venv: Venv, requirements: list[str], empty_folder: 
 
 
 def _pip_path() -> Path:
-    """The folder that holds this interpreter's package pip, or the wheel of pip inside Python.
+    """Return the folder that holds this interpreter's package pip, or the wheel of pip bundled with
+    Python.
 
     Raises UserError ENV_DEPS if there is neither.
     """
@@ -329,7 +349,7 @@ def _pip_path() -> Path:
         import ensurepip  # noqa: PLC0415 - Debian's Python may lack it
 
         bundled = sorted((Path(ensurepip.__file__).parent / "_bundled").glob("pip-*.whl"))
-        if bundled:  # one wheel, as Python is shipped
+        if bundled:  # Python bundles exactly one wheel
             return bundled[-1]
     raise UserError(
         "ENV_DEPS",
@@ -346,10 +366,10 @@ def _remake(folder: Path) -> None:
 
 
 def _take_ownership(folder: Path) -> None:
-    """Make this user the owner of everything in `folder`, and everything readable by all users.
+    """Make this user the owner of everything in `folder`, and let all users read it.
 
-    Special files are removed, and so are links out of the folder that do not lead to the files of
-    this Python.
+    Special files are removed, and so are links that lead neither into the folder nor to the files
+    of this Python.
     """
     allowed_targets = (folder.resolve(), Path(sys.base_prefix).resolve())
     for parent, folders, files in os.walk(folder):
@@ -362,8 +382,8 @@ def _take_ownership(folder: Path) -> None:
 def _take_ownership_of_entry(path: Path, allowed_targets: tuple[Path, ...]) -> None:
     """Make this user the owner of a file, folder or link, and let all users read it.
 
-    A link that leads into none of the folders `allowed_targets` is removed, and so is any special
-    file.
+    Special files are removed, and so are links that lead into none of the folders
+    `allowed_targets`.
     """
     uid, gid = os.geteuid(), os.getegid()
     mode = path.lstat().st_mode
@@ -382,7 +402,8 @@ def _take_ownership_of_entry(path: Path, allowed_targets: tuple[Path, ...]) -> N
 
 
 def _pip_error(log: Path) -> str:
-    """The ERROR lines at the end of pip's log, at most 600 characters; "" if there are none."""
+    """Return the ERROR lines at the end of pip's log, at most 600 characters; "" if there are
+    none."""
     with contextlib.suppress(OSError):
         lines = read_tail(log, 20_000).splitlines()
         return " ".join(line for line in lines if line.startswith("ERROR"))[:600]
@@ -390,10 +411,10 @@ def _pip_error(log: Path) -> str:
 
 
 def _failure_of(venv: Venv) -> tuple[str, str]:
-    """Why a virtual environment was not built, as (error, hint); the hint may be "".
+    """Return why a virtual environment was not built, as (error, hint); the hint may be "".
 
-    Both come from the outcome that the builder wrote. If it wrote none, the error is what pip's log
-    ends with, and the hint is to push again.
+    Both come from the outcome that the builder wrote. If it wrote none, the error is taken from the
+    end of pip's log, and the hint is to push again.
     """
     with contextlib.suppress(OSError, ValueError, KeyError):
         outcome = json.loads(venv.outcome.read_text())

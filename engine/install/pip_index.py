@@ -1,7 +1,7 @@
 """Where pip looks for packages on this machine: its configuration, read outside the sandbox.
 
-Only what names an index, a proxy or a certificate is passed on: pip in the sandbox cannot read the
-files of this user.
+Only settings about indexes, proxies and certificates are passed on to the pip in the sandbox, which
+cannot read the files of this user.
 """
 
 import ast
@@ -31,12 +31,13 @@ _OPTIONS = (
 )
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 _VARIABLES = (*_PROXY_VARIABLES, "no_proxy", "REQUESTS_CA_BUNDLE")
-# Options whose values are addresses of indexes, several each; and those that name a file.
+# Options whose values are one or more addresses of indexes; and options that name a file.
 _ADDRESS_OPTIONS = ("index-url", "extra-index-url", "find-links")
 _FILE_OPTIONS = ("cert", "client-cert")
-_DEFAULT_PORT = 443  # of the index that pip takes without configuration
-_PATIENCE_S = 30.0  # seconds that `pip config list` may take
-# Runs the pip of a given path; with -I neither this folder nor a variable can put another first.
+_DEFAULT_PORT = 443  # the port of the index that pip uses without configuration
+_PATIENCE_S = 30.0  # time limit of `pip config list` in seconds
+# Runs the pip at a given path. It is started with -I, so that neither the working folder nor an
+# environment variable can put another pip first.
 _LIST = """
 import runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -49,9 +50,9 @@ class PipIndex:
     """Where packages come from.
 
     Attributes:
-        variables: the environment variables that tell pip.
-        paths: folders and files that it must be able to read.
-        ports: TCP ports that it connects to; none where every index is a folder.
+        variables: the environment variables that tell pip this.
+        paths: folders and files that pip must be able to read.
+        ports: TCP ports that pip connects to; () if every index is a local folder.
     """
 
     variables: dict[str, str]
@@ -60,19 +61,19 @@ class PipIndex:
 
 
 def read(pip: Path) -> PipIndex:
-    """Where pip looks for packages, as this user has configured it.
+    """Return where pip looks for packages, as this user has configured it.
 
-    `pip` is the folder that holds the package pip, or a wheel of it.
+    `pip` is the folder that holds the package pip, or a wheel of pip.
     """
     options = _options(pip)
-    # pip reads an option such as index-url from the variable PIP_INDEX_URL too.
+    # pip also reads an option such as index-url from the environment variable PIP_INDEX_URL.
     pip_variables = {
         f"PIP_{name.upper().replace('-', '_')}": text for name, text in options.items()
     }
     network_variables = {
         name: os.environ[name] for name in _both_cases(_VARIABLES) if os.environ.get(name)
     }
-    # A path is "" where an index is on the network or an option is not set; those are left out.
+    # A path is "" if an index is on the network or an option is not set; those are left out below.
     paths = [_local_path(address) for address in _addresses(options)]
     paths += [options.get(name, "") for name in _FILE_OPTIONS]
     paths.append(network_variables.get("REQUESTS_CA_BUNDLE", ""))
@@ -84,13 +85,13 @@ def read(pip: Path) -> PipIndex:
 
 
 def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[int]:
-    """The TCP ports of the indexes and proxies that pip uses with these options and environment
-    variables (name -> value)."""
+    """Return the TCP ports of the indexes and proxies that pip uses with these options and
+    environment variables (both name -> value)."""
     ports = {_port(address) for address in _addresses(options) if not _local_path(address)}
     uses_default_index = not _is_on(options.get("no-index", "")) and not options.get("index-url")
     if uses_default_index:
         ports.add(_DEFAULT_PORT)
-    if ports:  # a proxy counts only where an index is on the network
+    if ports:  # a proxy is needed only if an index is on the network
         proxies = [options.get("proxy", "")]
         proxies += [network_variables.get(name, "") for name in _both_cases(_PROXY_VARIABLES)]
         ports |= {_port(proxy) for proxy in proxies if proxy}
@@ -98,8 +99,8 @@ def _ports(options: dict[str, str], network_variables: dict[str, str]) -> set[in
 
 
 def _addresses(options: dict[str, str]) -> list[str]:
-    """The addresses and folders that pip searches with these `options` (name -> value). The index
-    that pip takes by default is not among them."""
+    """Return the addresses and folders that pip searches with these `options` (name -> value),
+    without pip's default index."""
     names = _ADDRESS_OPTIONS
     if _is_on(options.get("no-index", "")):  # pip then ignores every index
         names = ("find-links",)
@@ -107,9 +108,9 @@ def _addresses(options: dict[str, str]) -> list[str]:
 
 
 def _options(pip: Path) -> dict[str, str]:
-    """pip's configured options that are in `_OPTIONS`, by name; {} if pip cannot be asked.
+    """Return pip's configured options that are in `_OPTIONS`, by name; {} if pip cannot be asked.
 
-    If an option is set more than once, an environment variable wins over the section [install] of
+    If an option is set several times, an environment variable wins over the section [install] of
     the configuration, and that over [global].
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -127,31 +128,31 @@ def _options(pip: Path) -> dict[str, str]:
 
 
 def _listed_options(listing: str) -> dict[str, str]:
-    """The options in `_OPTIONS`, by name, that `pip config list` printed in `listing`.
+    """Return the options in `_OPTIONS`, by name, from the output of `pip config list`.
 
-    A line looks like global.index-url='https://...', the value being a Python literal.
+    A line looks like global.index-url='https://...', where the value is a Python literal.
     """
     sections: dict[str, dict[str, str]] = {"global": {}, "install": {}, ":env:": {}}
     for line in listing.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
-        with contextlib.suppress(ValueError, SyntaxError):  # a value that is no literal
+        with contextlib.suppress(ValueError, SyntaxError):  # the value is not a literal
             if section in sections and name in _OPTIONS:
                 sections[section][name] = " ".join(str(ast.literal_eval(value)).split())
     return sections["global"] | sections["install"] | sections[":env:"]  # the last one wins
 
 
 def _both_cases(names: tuple[str, ...]) -> list[str]:
-    """Each name as given and in capitals, because programs read proxy variables in both forms. A
-    name in capitals is there once."""
+    """Return each name as given and in capitals, because programs read proxy variables in both
+    forms. A name that is in capitals already occurs once."""
     return [spelling for name in names for spelling in dict.fromkeys((name, name.upper()))]
 
 
 def _local_path(address: str) -> str:
-    """The path of an index that is a local folder; "" for an index on the network."""
+    """Return the path of an index that is a local folder; "" for an index on the network."""
     if address.startswith("file:"):
         path = Path(unquote(urlsplit(address).path))
-        # The pages of a "simple" index link to files beside it, so its parent is needed.
+        # The pages of a "simple" index link to files beside its folder, so the parent is needed.
         return str(path.parent if path.name == "simple" else path)
     return "" if _is_url(address) else os.path.expanduser(address)
 
@@ -162,13 +163,16 @@ def _is_url(address: str) -> bool:
 
 
 def _is_on(text: str) -> bool:
-    """Whether pip reads an option's value as true."""
+    """Whether pip reads this value of an option as true."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 
 def _port(url: str) -> int:
-    """The TCP port of an address with or without a scheme. If it names none: 80 for http://, else
-    443. Also 443 if the address cannot be parsed."""
+    """Return the TCP port of an address with or without a scheme.
+
+    If the address names no port, this is 80 for http:// and 443 otherwise; also 443 if the address
+    cannot be parsed.
+    """
     try:
         parts = urlsplit(url if _is_url(url) else f"//{url}")
         port = parts.port

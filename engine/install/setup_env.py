@@ -1,8 +1,9 @@
-"""`honesmith setup`: the training environment of a light install, in the home.
+"""`honesmith setup`: the training environment, in the home, for installations without torch.
 
-The server and the command line need no torch; workers do. This builds a virtual environment with
-what our own package metadata lists under `train` and `gguf`, for CPU or CUDA as the machine has,
-and lets it import this very installation, so that server and worker never differ in version.
+The server and the command line need no torch; workers do. This module builds a virtual environment
+with the packages that our own metadata lists under `train` and `gguf`, for CPU or CUDA as the
+machine has. That environment imports this very installation of honesmith, so that server and worker
+never differ in version.
 """
 
 import importlib.metadata
@@ -19,19 +20,20 @@ from engine.home.run_dir import Home
 from engine.install import venvs
 from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
-# Free bytes that building the environment takes.
+# How many free bytes building the environment takes.
 NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
 PROOF = (
     "import torch, transformers, peft, gguf; print(torch.__version__, torch.cuda.is_available())"
 )
 EXTRAS = ("train", "gguf")  # what workers and the importer of GGUF files need
-# Where a GPU is: fused kernels, since torch makes several launches for each, and weights of 4 bits.
+# For machines with a GPU: fused kernels, which do in one launch what torch does in several, and
+# 4-bit weights.
 GPU_EXTRAS = ("gpu", "nf4")
-IMPORT_S = 300  # seconds that the proof may take
+IMPORT_S = 300  # time limit of the proof in seconds
 
 
 def requirements(*extras: str) -> list[str]:
-    """The requirements of honesmith itself and of its `extras`, from its package metadata.
+    """Return the requirements of honesmith itself and of its `extras`, from its package metadata.
 
     Raises UserError NO_TORCH if honesmith is not an installed package and so has no metadata.
     """
@@ -61,17 +63,18 @@ def setup(
     run: Run = run_on_stderr,
     proof: str | None = None,
 ) -> dict[str, object]:
-    """Build the training environment unless a working one is there; returns `summary` and `python`.
+    """Build the training environment unless a working one exists; return `summary` and `python`.
 
     Args:
-        again: build it anew in any case.
-        say: called with each line about what is going on.
+        home: the data folder of Honesmith.
+        again: whether to build it anew in any case.
+        say: called with each line that reports progress.
         run: runs a command; by default with its output on this process's stderr.
-        proof: code that the new environment must be able to run; None for the imports of a worker
-            and, where the machine has a GPU, a product on it.
+        proof: code that the new environment must be able to run; by default the imports of a worker
+            and, if the machine has a GPU, a product on it.
 
-    Raises UserError DISK_FULL, RUN_STATE (another set-up is going on) or NO_TORCH (it failed; what
-    was there before stays).
+    Raises UserError DISK_FULL, RUN_STATE if another set-up is under way, or NO_TORCH if the
+    installation fails; an earlier environment then stays.
     """
     if proof is None:
         on_gpu = hardware.detect(home.root).device.kind != "cpu"
@@ -86,14 +89,18 @@ def setup(
 def works(python: Path, proof: str = PROOF) -> bool:
     """Whether the interpreter `python` exists and can run the code `proof`.
 
-    That takes seconds, because the default proof imports torch.
+    This takes seconds, because the default proof imports torch.
     """
     return python.is_file() and venvs.complaint(python, proof, IMPORT_S) is None
 
 
 def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
-    """Build the training environment beside its final place, test it by running the code `proof`,
-    and move it there. Returns the reply of `setup`; raises UserError DISK_FULL or NO_TORCH."""
+    """Build the training environment next to its final place, test it by running the code `proof`,
+    and move it there.
+
+    Returns the reply of `setup`. Raises UserError DISK_FULL if there is too little space, NO_TORCH
+    if installing or testing fails.
+    """
     device = hardware.detect(home.root).device.kind
     venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
     packages = requirements(*EXTRAS, *(() if device == "cpu" else GPU_EXTRAS))
@@ -112,7 +119,10 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
 
 def _create(folder: Path, packages: list[str], device: str, run: Run, say: Say) -> Path:
     """Create a virtual environment in `folder` with the packages and this installation of
-    honesmith; returns its interpreter. Raises UserError NO_TORCH."""
+    honesmith; return its interpreter.
+
+    Raises UserError NO_TORCH if the installation fails.
+    """
     uv = shutil.which("uv")
     venv.create(folder, with_pip=uv is None, symlinks=True)  # uv installs without pip
     python = venvs.python_of(folder)
@@ -140,9 +150,12 @@ def _install(
 
     Args:
         python: the interpreter of the environment to install into.
-        uv: path of uv; None to use pip. If uv fails, it is tried once more with the torch that the
-            index gives by default.
+        packages: requirements, as in requirements.txt.
+        uv: path of uv; None to use pip. If uv fails, it is tried once more with the index's default
+            torch.
         device: "cpu", or the kind of GPU.
+        run: runs a command.
+        say: called with each line that reports progress.
 
     Raises UserError NO_TORCH if the installation fails.
     """
@@ -171,8 +184,8 @@ def _install(
 def _make_honesmith_importable(python: Path) -> None:
     """Put this installation of honesmith on the path of the interpreter `python`.
 
-    So workers run the same version of honesmith as the server. The packages of the environment that
-    `python` belongs to come before it on the path.
+    So workers run the same version of honesmith as the server. The packages of the environment
+    itself come before it on the path.
     """
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True)
@@ -181,7 +194,7 @@ def _make_honesmith_importable(python: Path) -> None:
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
-    """The reply of `setup`; `what_happened` is a sentence, such as "Built for cpu."."""
+    """Return the reply of `setup`; `what_happened` is a sentence, e.g. "Built for cpu."."""
     return {
         "summary": f"The training environment is {home.train_venv}. {what_happened}",
         "python": str(home.train_python),

@@ -1,7 +1,7 @@
-"""Steps of building a virtual environment in the home: one builder at a time, enough disk space, a
-proof that it works, and only then moving it to its place.
+"""The steps of building a virtual environment in the home: one builder at a time, enough disk
+space, a proof that the environment works, and only then moving it to its place.
 
-The caller decides which packages it gets and what happens to a half-built one.
+The caller decides which packages the environment gets and what happens to a half-built one.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from engine.core.errors import UserError
 from engine.core.files import take_lock
 
 GB = 1_000_000_000
-_COMPLAINT_CHARS = 300
+_COMPLAINT_CHARS = 300  # how much of an error's last line is reported
 
-# Code that fails, with a sentence, where torch is there and cannot compute on the GPU: a product in
+# Code that exits with a sentence if torch cannot compute on the GPU. It tries a matrix product in
 # the number format in which models are trained there.
 GPU_PROOF = """
 import torch
@@ -30,43 +30,44 @@ if float((ones @ ones).float().sum()) != 64.0**3:
     raise SystemExit(f"a product on {torch.cuda.get_device_name()} is wrong")
 """
 
-# Runs a command: returns when it succeeded, raises CalledProcessError otherwise.
+# Runs a command; raises CalledProcessError if it fails.
 Run = Callable[[Sequence[str]], None]
-# Called with each line about what is going on.
+# Called with each line that reports progress.
 Say = Callable[[str], None]
 
 
 def run_on_stderr(argv: Sequence[str]) -> None:
-    """Run a command with its output on our stderr, because stdout may be a protocol."""
+    """Run a command with its output on our stderr, because stdout may carry a protocol."""
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno())
 
 
 def ignore_line(line: str) -> None:
-    """Ignore the line: a `Say` for callers that want no report."""
+    """Do nothing: a `Say` for callers that want no progress reports."""
 
 
 def build_folder(folder: Path) -> Path:
-    """The folder beside `folder` in which an environment is built, to be moved to `folder`."""
+    """Return the folder next to `folder` in which its environment is built, to be moved to `folder`
+    later."""
     return folder.with_name(folder.name + ".building")
 
 
 def python_of(folder: Path) -> Path:
-    """The interpreter of the environment in `folder`."""
+    """Return the path of the interpreter of the environment in `folder`."""
     return folder / "bin" / "python"
 
 
 def take_place(folder: Path) -> None:
-    """Move the environment in `build_folder(folder)` to `folder`, replacing what was there."""
+    """Move the environment from `build_folder(folder)` to `folder`, replacing what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     build_folder(folder).rename(folder)
 
 
 @contextlib.contextmanager
 def only_builder(lock: Path, command: str) -> Iterator[None]:
-    """Hold the file `lock`, so that only one process builds at a time.
+    """A context that holds the file lock `lock`, so that only one process builds at a time.
 
-    Raises UserError RUN_STATE if another process holds it; `command` names what that process runs,
-    such as "honesmith setup", in the message.
+    Raises UserError RUN_STATE if another process holds the lock; `command`, e.g. "honesmith setup",
+    names in the message what that process runs.
     """
     descriptor = take_lock(lock)
     if descriptor is None:
@@ -83,7 +84,7 @@ def only_builder(lock: Path, command: str) -> Iterator[None]:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raises UserError DISK_FULL if fewer than `needed` bytes are free on the disk of `folder`."""
+    """Raise UserError DISK_FULL if fewer than `needed` bytes are free on the disk of `folder`."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(
@@ -94,17 +95,17 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def torch_backend(device: str) -> list[str]:
-    """uv's options for the right build of torch; `device` is "cpu" or the kind of GPU."""
+    """Return uv's options that choose the right build of torch; `device` is "cpu" or the kind of
+    GPU."""
     return ["--torch-backend", "cpu" if device == "cpu" else "auto"]
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """Run the code `proof` with the interpreter `python`.
+    """Run the code `proof` with the interpreter `python`; return what is wrong, or None if it
+    worked.
 
-    Returns None if that worked, else the last line of the error, such as "ModuleNotFoundError: No
-    module named 'torch'".
-
-    Raises subprocess.TimeoutExpired after `patience_s` seconds.
+    What is wrong is the last line of the error, e.g. "ModuleNotFoundError: No module named
+    'torch'". Raises subprocess.TimeoutExpired after `patience_s` seconds.
     """
     process = subprocess.run(
         [str(python), "-P", "-c", proof],

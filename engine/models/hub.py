@@ -271,8 +271,8 @@ def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:
 
 
 def _fetch_adapter(remote: HubVersion, folder: Path) -> None:
-    """Fetch the config and the weights of an adapter into `folder`, unless the weights are already
-    there. They are fetched at once, because they are small beside those of a model."""
+    """Fetch the config and the weights of an adapter into `folder`; weights that are already there
+    are kept. The weights are fetched at once, because they are small beside those of a model."""
     config, weights = ADAPTER_FILES
     write_text(folder / config, fetch_text(remote, config))
     if not (folder / weights).is_file():

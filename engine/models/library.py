@@ -68,7 +68,8 @@ def add(home: Home, source: str, name: str = "", say: Say = lambda _: None) -> R
 
     A model that already has this name is kept, whatever its source. Raises UserError
     MODEL_NOT_FOUND if the source is neither of the two or cannot be downloaded, BAD_ARGUMENT if the
-    name is not allowed, and the errors of the import.
+    name is not allowed, RUN_STATE if another process adds or removes this model, and the errors of
+    the import.
     """
     path = Path(source).expanduser().absolute()
     name = name or _default_name(source)

@@ -1,8 +1,8 @@
-"""Deployments: which of them live, requests to them, and how they are stopped.
+"""Deployments (processes that serve models): which of them live, requests to them, stopping them.
 
-A deployment is alive while its process holds `alive.lock`, which it inherits when it is started.
-This module imports nothing heavy: the supervisor stops idle deployments where a run needs their
-memory.
+A deployment is alive as long as its process holds the lock file `alive.lock`, which it inherits
+when it is started. This module imports nothing heavy, because the supervisor uses it to stop idle
+deployments when a run needs their memory.
 """
 
 import contextlib
@@ -35,7 +35,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asker:
-    """Who starts deployments, and how many of theirs may live at once (0: no limit)."""
+    """Who starts deployments: the name of an access key, and how many of its deployments may live
+    at once (0 for no limit)."""
 
     name: str = ""
     max_living: int = 0
@@ -45,7 +46,7 @@ ANYBODY = Asker()
 
 
 class Unreachable(Exception):
-    """The process did not answer, or not in time."""
+    """A deployment's process did not answer, or not in time."""
 
 
 def is_alive(folder: DeployDir) -> bool:
@@ -56,7 +57,7 @@ def is_alive(folder: DeployDir) -> bool:
 def living(home: Home) -> list[DeploymentRow]:
     """List the deployments whose process lives, newest first.
 
-    If the process of a deployment that is stored as living has ended, its end is recorded here.
+    If a deployment is stored as living but its process has ended, its end is recorded here.
     """
     with Store(home) as store:
         rows = []
@@ -79,26 +80,26 @@ def _record_end(home: Home, store: Store, row: DeploymentRow) -> None:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """List the model names that a deployment answers to, or will answer to once it has started."""
+    """List the model names that a deployment answers to, or will answer to once it is ready."""
     folder = home.deployment(row.deployment_id)
     try:
         return [str(name) for name in read_json(folder.ready)["models"]]
     except (OSError, ValueError, KeyError, TypeError):
-        # It is not ready. Adapters that it is started with are in its config, not yet in its row.
+        # It is not ready yet. The adapters it starts with are in its config, not yet in its row.
         adapters = [*row.adapters, *configured_adapters(config_of(folder))]
         unique_names = dict.fromkeys(adapter["name"] for adapter in adapters)
         return [row.base_name, *unique_names]
 
 
 def config_of(folder: DeployDir) -> Json:
-    """The settings that a deployment was started with; {} if they cannot be read."""
+    """Return the settings that a deployment was started with; {} if they cannot be read."""
     return read_object(folder.config)
 
 
 def check_quota(home: Home, asker: Asker) -> None:
-    """Raise UserError QUOTA if `asker` has as many living deployments as it may have.
+    """Raise UserError QUOTA if `asker` already has as many living deployments as it may have.
 
-    The caller must hold the lock for starting deployments, so that none starts meanwhile.
+    The caller must hold the lock for starting deployments, so that none is started meanwhile.
     """
     if not asker.max_living:  # 0: no limit
         return
@@ -112,7 +113,7 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """Make the error for an asker who has as many deployments as it may have.
+    """Return the error for an asker that has as many deployments as it may have.
 
     `ids` are the ids of these deployments, the newest first.
     """
@@ -131,12 +132,12 @@ def _quota_error(asker: Asker, ids: list[str]) -> UserError:
 
 
 def list_deployments(home: Home) -> list[Reply]:
-    """The living deployments as JSON: id, state, address, models served, memory."""
+    """Return the living deployments as JSON: id, state, address, models served, memory."""
     return [describe(home, row) for row in living(home)]
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
-    """Describe a deployment as JSON: id, state, address, models served, memory in GB (10^9)."""
+    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9)."""
     return {
         "deployment_id": row.deployment_id,
         "state": row.state,
@@ -147,7 +148,7 @@ def describe(home: Home, row: DeploymentRow) -> Reply:
 
 
 def failure_message(folder: DeployDir) -> str:
-    """Return why a deployment did not become ready: the message it left, or that it left none."""
+    """Return why a deployment did not become ready: the message that it left, or a general one."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(read_json(folder.failed)["message"])
     return "the process ended before it was ready"
@@ -156,7 +157,7 @@ def failure_message(folder: DeployDir) -> str:
 def request(
     folder: DeployDir, method: str, path: str, body: Json | None = None, timeout_s: float = 5.0
 ) -> tuple[int, Json]:
-    """Send one request to a deployment, such as GET (`method`) /health (`path`).
+    """Send one request to a deployment, e.g. GET (`method`) /health (`path`).
 
     Returns the HTTP status and the JSON object in the reply ({} if it holds another value). `body`
     is sent as JSON; None sends no body. Raises Unreachable if the process is not ready, does not
@@ -179,19 +180,21 @@ def request(
 
 
 def _headers(folder: DeployDir) -> dict[str, str]:
-    """The headers of a request to a deployment, with its key. Raises OSError if it has none."""
+    """Return the headers of a request to a deployment, with its key. Raises OSError if it has no
+    key."""
     key = folder.key.read_text().strip()
     return {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
 
 def _object_in(reply: bytes) -> Json:
-    """The JSON object in a reply, {} if it holds none. Raises ValueError if it is not JSON."""
+    """Return the JSON object in a reply, {} for another value. Raises ValueError if it is not
+    JSON."""
     value = json.loads(reply or b"{}")
     return value if isinstance(value, dict) else {}
 
 
 def is_idle(folder: DeployDir) -> bool:
-    """Return whether a deployment answers its health check and has no request in progress."""
+    """Whether a deployment answers its health check and has no request in progress."""
     try:
         status, health = request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -202,8 +205,8 @@ def is_idle(folder: DeployDir) -> bool:
 def stop(home: Home, row: DeploymentRow, why: str) -> None:
     """End a deployment and record `why` in its row.
 
-    It is asked to stop first. If it has not ended after STOP_S seconds, it gets SIGTERM, then
-    SIGKILL.
+    The deployment is asked to stop first. If it still lives after STOP_S seconds, its process group
+    gets SIGTERM, and after as long again SIGKILL.
     """
     folder = home.deployment(row.deployment_id)
     with contextlib.suppress(Unreachable):
@@ -220,11 +223,11 @@ def stop(home: Home, row: DeploymentRow, why: str) -> None:
 
 
 def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
-    """Stop idle deployments until the memory that the run needs is free on the device, or on each
-    of those that `device_id` names with commas between them.
+    """Stop idle deployments until a run has enough free memory on its device.
 
-    Returns the ids of those that were stopped. A run without an estimate, such as an evaluation or
-    a probe, is taken to need half of the device's memory.
+    `device_id` may name several devices, separated by commas; then each of them needs enough.
+    Returns the ids of the deployments that were stopped. If the run has no estimate (an evaluation,
+    a probe), half of the device's memory is assumed.
     """
     if not any(home.deployments.iterdir()):  # the usual case, answered without the database
         return []
@@ -239,10 +242,10 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _fits(run: RunDir, device_id: str) -> bool:
-    """Return whether the memory that a run may need is free on the device, and claimed by nobody.
+    """Whether the memory that a run may need is free on the device and promised to nobody.
 
-    That is `_HEADROOM_FACTOR` times its expected peak. A run without an estimate is taken to need
-    half of the device's memory. An unknown `device_id` means the machine's default device.
+    The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
+    it has no estimate. An unknown `device_id` means the machine's default device.
     """
     # Imported late: it loads psutil, which only a run beside a deployment needs.
     from engine.core import hardware  # noqa: PLC0415
@@ -250,19 +253,24 @@ def _fits(run: RunDir, device_id: str) -> bool:
     machine = hardware.detect(run.home.root)
     devices_by_id = {device.id: device for device in machine.devices}
     device = devices_by_id.get(device_id, machine.device)
-    config = run.find_config()  # None if damaged: the trainer reports that, not we
+    config = run.find_config()  # None if damaged; the trainer will report that
     expected_bytes = config.peak_memory if config else None
     needed_bytes = expected_bytes or device.memory_total / 2
     return _HEADROOM_FACTOR * needed_bytes <= unclaimed_bytes(run.home, device, besides=run.id)
 
 
 def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
-    """What of a GPU's memory is free for something new: no more than is free now without what is
-    still being loaded, and no more than is left once everything of this home there has what it was
-    granted, since a sampler that sleeps takes its memory back. Of a CPU the memory that is free.
+    """Return how many bytes of a device something new may use.
+
+    On a GPU that is the smaller of two numbers: the memory that is free now, minus what starting
+    runs and deployments are still going to load; and the total memory, minus everything that runs
+    and deployments of this home were granted. The second matters because a sleeping sampler, whose
+    memory is free now, will take it back. On a CPU it is the free memory.
 
     Args:
-        besides: a run whose claim does not count, because the memory is for it.
+        home: the data folder of Honesmith.
+        device: the device.
+        besides: the id of a run whose own grant is ignored, because the memory is for that run.
     """
     if device.kind == "cpu":
         return device.memory_free
@@ -271,8 +279,8 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
 
 
 def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
-    """The bytes of a GPU that runs and deployments of this home were granted, without those of the
-    run `besides`: (by what has taken its memory, by what is still being loaded)."""
+    """Return the bytes of a GPU that runs and deployments of this home were granted, except those
+    of the run `besides`, as (by those that have loaded, by those that are still loading)."""
     with Store(home) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     held = loading = 0
@@ -295,7 +303,7 @@ def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:
-    """Wait up to `wait_s` seconds for the process to end; returns whether it is gone."""
+    """Wait up to `wait_s` seconds for a deployment's process to end; return whether it has."""
     deadline = time.monotonic() + wait_s
     while is_alive(folder):
         if time.monotonic() > deadline:
@@ -311,7 +319,7 @@ def _signal(folder: DeployDir, signal_number: int) -> None:
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         pid = int(read_json(folder.process)["pid"])
-        # Once the process has ended, another one may have its id. A damaged id of 0 would mean our
-        # own process group, 1 that of init.
+        # An ended process's id may belong to another one now. A damaged record could hold 0, which
+        # means our own process group, or 1, that of init.
         if is_alive(folder) and pid > 1:
             os.killpg(pid, signal_number)

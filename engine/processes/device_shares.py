@@ -1,9 +1,9 @@
-"""Several runs on one GPU, where its owner allows it (`runs_per_gpu` of config.toml): each has the
-bytes that it was planned with, and no more runs hold a GPU than these fit on.
+"""Several runs on one GPU, if its owner allows that (`runs_per_gpu` of config.toml).
 
-A run is planned with an equal share of the GPU, or with all of it where it does not fit into a
-share (engine/cost/estimate.py). What a run was promised counts as taken from its lease on, long
-before the driver shows it.
+Each run is promised the bytes that it was planned with, and no more runs hold a GPU than fit with
+these promises. A run is planned with an equal share of the GPU, or with all of it if it does not
+fit into a share (engine/cost/estimate.py). The promise counts from the moment the run gets the
+device, long before the driver shows the memory as used.
 
 The supervisor imports this module, so it imports nothing heavy.
 """
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
 
 
 def runs_per_device(home: Home, machine: "Hardware") -> int:
-    """How many runs may hold a device of this machine at once; a CPU is one device for one run."""
+    """Return how many runs may hold a device of this machine at once; a CPU may have only one."""
     if machine.device.kind == "cpu":
         return 1
     return max(1, int(home.user_config().runs_per_gpu))
 
 
 def promised_bytes(home: Home, store: Store, machine: "Hardware") -> Counter[str]:
-    """The bytes of each device that the runs which hold it were planned with; all of a device for a
-    run that was planned without a number."""
+    """Return device id -> the bytes that the runs on the device were planned with.
+
+    A run that was planned without a number counts with the whole memory of the device.
+    """
     totals = {device.id: device.memory_total for device in machine.devices}
     promised: Counter[str] = Counter()
     for row in store.list_runs(limit=1000, states=HOLDS_DEVICE):
@@ -40,15 +42,19 @@ def promised_bytes(home: Home, store: Store, machine: "Hardware") -> Counter[str
 
 
 def planned_bytes(run: RunDir, memory_total: int) -> int:
-    """The bytes of a device with `memory_total` that a run was planned with."""
+    """Return how many bytes of a device with `memory_total` bytes a run was planned with."""
     config = run.find_config()
     planned = config.planned_memory if config is not None else 0
     return min(planned or memory_total, memory_total)
 
 
 def with_room(run: RunDir, devices: "Sequence[Device]", promised: Counter[str]) -> "list[Device]":
-    """Those of the devices that nobody holds, and those that have room for the run beside the runs
-    that hold them, in whose memory others of the machine count too."""
+    """Return the devices on which the run may start: those without a run, and those with enough
+    room.
+
+    Enough room means that the bytes planned for the run are both free now and not promised to other
+    runs.
+    """
     return [
         device
         for device in devices

@@ -1,8 +1,9 @@
-"""Starting runs, telling whether they live, and settling those that died without a word.
+"""Starts queued runs, tells which runs live, and settles those whose processes died without a
+record.
 
 There is no daemon. Whatever changes which devices are free (a submit, a finishing supervisor, a
 starting server) calls `start_queued`; whatever reads the home calls `reap`. Any number of processes
-may call both at once: a run's lock is taken inside the transaction that leases it a device, and the
+may call both at once: a run's lock is taken inside the transaction that gives it a device, and the
 supervisor inherits that lock, so it is never free between the decision and the start.
 
 The supervisor imports this module, so it imports nothing heavy.
@@ -33,26 +34,30 @@ from engine.processes import deployments, device_shares, outcome, programs, wait
 if TYPE_CHECKING:
     from engine.core.hardware import Device, Hardware
 
-LOCK_FD = "HONESMITH_LOCK_FD"  # the run's lock, inherited by the supervisor
-_CLAIM_S = 0.05  # seconds; a process that only tests the lock holds it for less
-# States of a run whose processes should live, or that waits to be queued again.
+# The environment variable with the descriptor of the run's lock, which the supervisor inherits.
+LOCK_FD = "HONESMITH_LOCK_FD"
+_CLAIM_S = 0.05  # seconds to wait for a lock; a process that only tests it holds it for less
+# The states of a run whose processes should live, or that is to be queued again.
 _UNSETTLED = ("preparing", "running", "stopping", "interrupted")
 
 
 def is_alive(run: RunDir) -> bool:
-    """Whether a supervisor or trainer of this run lives. Its lock tells, never a process id."""
+    """Whether a supervisor or trainer of this run lives.
+
+    The run's lock tells this; a process id could belong to another process by now.
+    """
     return is_locked(run.lock)
 
 
 def trainer_command(home: Home, algorithm: str, gpus: int = 1) -> list[str]:
-    """The command that starts a run's trainer; the caller adds the run's folder as last argument.
+    """Return the command that starts a run's trainer; the caller appends the run's folder.
 
-    Raises UserError NO_TORCH if no interpreter has torch; never for the algorithm "regrade" and for
-    a run on no device (`gpus` is 0), which load no model.
+    The algorithm "regrade" and a run without a device (`gpus` is 0) load no model and need no
+    torch. For others, raises UserError NO_TORCH if no interpreter has torch.
     """
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
-    if gpus == 0:  # it asks nothing but models behind a URL
+    if gpus == 0:  # the run only asks models behind a URL
         return [sys.executable, "-P", *programs.command("asker")]
     return [worker_python(home), "-P", *programs.command("trainer")]
 
@@ -60,10 +65,9 @@ def trainer_command(home: Home, algorithm: str, gpus: int = 1) -> list[str]:
 def worker_python(home: Home) -> str:
     """Return the interpreter that workers run with.
 
-    It is this one if it has torch, else that of the home's training environment. Where a test has
-    put stand-ins for trainers, it is this one without torch too.
-
-    Raises UserError NO_TORCH where neither exists.
+    It is the present one if that has torch (or if a test has replaced trainers by scripts without
+    torch), else that of the home's training environment. Raises UserError NO_TORCH if there is
+    neither.
     """
     if programs.trains_without_torch() or importlib.util.find_spec("torch") is not None:
         return sys.executable
@@ -78,10 +82,11 @@ def worker_python(home: Home) -> str:
 
 
 def require_quantizer(home: Home, quantization: str) -> None:
-    """Check that workers have bitsandbytes if `quantization` is "nf4" (weights of 4 bits).
+    """Check that workers have bitsandbytes if `quantization` is "nf4" (4-bit weights).
 
-    Any other `quantization` passes, and so do workers that train without torch. Raises UserError
-    SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for workers.
+    Nothing is checked for any other `quantization`, or if a test has replaced the workers. Raises
+    UserError SETTING_INVALID if bitsandbytes is missing, NO_TORCH if there is no interpreter for
+    workers.
     """
     if quantization != "nf4" or programs.trains_without_torch():
         return
@@ -107,9 +112,9 @@ def spawn_detached(
     env: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> int:
-    """Start a process that outlives this one; returns its process id.
+    """Start a process that outlives this one; return its process id.
 
-    It has a session of its own and no terminal.
+    The process has a session of its own and no terminal.
 
     Args:
         argv: the command.
@@ -131,7 +136,7 @@ def spawn_detached(
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )
-    # Waits for the end of the process, which would otherwise stay a zombie until this one ends.
+    # The thread waits for the process, which would otherwise stay a zombie until this one ends.
     threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
     return process.pid
 
@@ -146,7 +151,7 @@ def start_queued(home: Home) -> list[str]:
         waiting.release_waiting(home, store)
         if all(row.waits_for for row in store.queue()):
             return started_ids
-        # Imported late: asking the driver takes a while, and mostly nothing is queued.
+        # Imported late: asking the driver takes a while, and usually nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
         machine = hardware.detect(home.root)
@@ -166,11 +171,13 @@ def start_queued(home: Home) -> list[str]:
 def _lease_next(
     home: Home, store: Store, machine: "Hardware", locks: dict[str, int]
 ) -> RunRow | None:
-    """Give the oldest queued run free devices of the machine and take its lock, which is added to
-    `locks` (run id -> descriptor). Returns its row; None where no run can start now."""
+    """Give the oldest queued run free devices of the machine, take its lock, and return its row.
+
+    The lock is added to `locks` (run id -> descriptor). Returns None if no run can start now.
+    """
 
     def choose(row: RunRow, free_ids: Sequence[str]) -> str:
-        """The ids of the devices that a run gets, or "" where none has room for it."""
+        """Return the ids of the devices that a run gets; "" if none has room for it."""
         promised = device_shares.promised_bytes(home, store, machine)
         return devices_for(home.run(row.run_id), machine, free_ids, row.gpus, promised)
 
@@ -190,20 +197,22 @@ def devices_for(
     gpus: int = 1,
     promised: Counter[str] | None = None,
 ) -> str:
-    """The ids of the devices among `free_ids` that a run gets, with commas between them, or ""
-    where it has to wait for memory.
+    """Return the ids of the devices that a run gets, separated by commas; "" if it has to wait for
+    memory.
 
-    On a machine with GPUs they are those with most memory free; several are of one model where
-    there are enough of one, since the slowest decides how long a step takes. If one has less than
-    the run needs at least, what holds the memory is not ours: idle deployments give way, and are
-    waited for by the supervisor. A run that no device could ever hold is started, and says so
-    itself.
+    On a machine with GPUs these are the GPUs with the most free memory. Several are of one model if
+    possible, because the slowest GPU determines how long a step takes. If a chosen GPU has less
+    free memory than the run's minimum, the run waits, except if waiting cannot help (no GPU here is
+    large enough; the run then reports that itself) or if deployments live (the supervisor stops
+    idle ones).
 
     Args:
-        free_ids: ids of the devices that another run may hold.
-        gpus: how many devices it is to have.
-        promised: bytes of each device that the runs which hold it were planned with
-            (device_shares.py); None where nobody holds any of them.
+        run: the run.
+        machine: the hardware of this machine.
+        free_ids: ids of the devices that may hold one more run.
+        gpus: how many devices the run needs.
+        promised: device id -> the bytes that the runs on it were planned with (device_shares.py);
+            None if no run holds a device.
     """
     promised = promised or Counter()
     free = [device for device in machine.devices if device.id in free_ids]
@@ -211,7 +220,7 @@ def devices_for(
     count = min(gpus, len(machine.devices))
     if not free or (len(free) < count and any(promised.values())):
         return ""
-    # Those with most room; equal ones in the machine's order.
+    # The devices with the most room first; equal ones in the machine's order.
     free.sort(key=lambda device: promised[device.id] - device.memory_free)
     chosen = _alike(free, min(count, len(free)))
     if chosen[0].kind == "cpu":
@@ -220,7 +229,8 @@ def devices_for(
 
 
 def _alike(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
-    """The first `count` devices of one model; the first of all where no model has so many."""
+    """Return the first `count` devices of one model, or the first `count` of all if no model has so
+    many."""
     for device in devices:
         same = [other for other in devices if other.name == device.name][:count]
         if len(same) == count:
@@ -229,19 +239,23 @@ def _alike(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
 
 
 def _may_start_on(run: RunDir, machine: "Hardware", gpus: Sequence["Device"]) -> bool:
-    """Whether a run can start on these free GPUs now: they have the memory that it needs at least,
-    or waiting would not help, or idle deployments can give way to it."""
+    """Whether a run can start on these free GPUs now.
+
+    It can if they have its minimum of free memory, if waiting would not help, or if deployments
+    live, of which idle ones can be stopped.
+    """
     config = run.find_config()
     if config is None or not config.least_memory:
         return True
     fitting = [gpu for gpu in machine.devices if gpu.memory_total >= config.least_memory]
     has_room = all(gpu.memory_free >= config.least_memory for gpu in gpus)
-    return has_room or len(fitting) < len(gpus) or bool(deployments.living(run.home))
+    waiting_helps = len(fitting) >= len(gpus)  # enough GPUs are large enough
+    return has_room or not waiting_helps or bool(deployments.living(run.home))
 
 
 def awaited_memory(run: RunDir) -> str:
-    """Why a queued run waits although a device is free: it needs several, or more memory than is
-    free; "" where it waits for neither."""
+    """Return why a queued run waits although a device is free: it needs several devices, or more
+    memory than is free. "" if it waits for neither."""
     # Imported late: asking the driver takes a while.
     from engine.core import hardware  # noqa: PLC0415
 
@@ -252,8 +266,8 @@ def awaited_memory(run: RunDir) -> str:
         gpus = next((row.gpus for row in store.queue() if row.run_id == run.id), 1)
         promised = device_shares.promised_bytes(run.home, store, machine)
     holders = Counter(device for row in rows for device in row.devices)
-    most = device_shares.runs_per_device(run.home, machine)
-    free = [device for device in machine.devices if holders[device.id] < most]
+    most_runs = device_shares.runs_per_device(run.home, machine)
+    free = [device for device in machine.devices if holders[device.id] < most_runs]
     wanted = min(gpus, len(machine.devices))
     if wanted > 1 and len(free) < wanted:
         return f"it waits for {wanted} devices: {len(free)} are free, and kept for it"
@@ -263,6 +277,7 @@ def awaited_memory(run: RunDir) -> str:
     free_bytes = max(
         min(device.memory_free, device.memory_total - promised[device.id]) for device in free
     )
+    # Beside other runs it gets only what it was planned with; alone its minimum is enough.
     needed = config.planned_memory if any(promised.values()) else config.least_memory
     return (
         f"it waits for memory: it needs {needed / 1e9:.1f} GB at least, and other "
@@ -271,11 +286,11 @@ def awaited_memory(run: RunDir) -> str:
 
 
 def missing_secrets(run: RunDir) -> list[str]:
-    """List the secrets that a run's environment, teacher or endpoints need and this process does
-    not have.
+    """Return the names of secrets that a run's environment, teacher or endpoints need and this
+    process does not have.
 
-    A config or an environment that cannot be read counts as one that needs none: the run is then
-    started all the same, and its trainer reports what is wrong.
+    A config or an environment that cannot be read counts as needing none: the run is then started
+    anyway, and its trainer reports what is wrong.
     """
     # Imported here, not at the top: these load pydantic, which a supervisor must not.
     from engine.records.env_version import EnvVersion  # noqa: PLC0415
@@ -305,9 +320,9 @@ def missing_secrets(run: RunDir) -> list[str]:
 def reap(home: Home) -> list[str]:
     """Settle every run whose supervisor and trainer died, then start queued runs.
 
-    Such a run is queued again; after MAX_CONTINUATIONS times it fails instead. A run that was
-    stopping, or whose end was recorded, gets that end. In a home that cannot be written nothing is
-    changed. Returns the ids of the runs that were settled.
+    Such a run is queued again, or fails if that has happened MAX_CONTINUATIONS times already. A run
+    that was stopping, or whose end was recorded, gets that end. In a home that cannot be written,
+    nothing is changed. Returns the ids of the runs that were settled.
     """
     settled_ids = []
     with Store(home) as store:
@@ -325,7 +340,7 @@ def reap(home: Home) -> list[str]:
 
 
 def _settle_if_dead(store: Store, run: RunDir) -> bool:
-    """Settle a run if its supervisor and trainer died. Returns whether it was settled."""
+    """Settle a run if its supervisor and trainer died. Return whether it was settled."""
     lock = _lock_of_dead(run)
     if lock is None:
         return False
@@ -346,7 +361,7 @@ def _settle_if_dead(store: Store, run: RunDir) -> bool:
 
 
 def _cannot_write(error: OSError | UserError) -> bool:
-    """Return whether an error means that the home cannot be written: it is full or read-only."""
+    """Whether an error means that the home cannot be written, because it is full or read-only."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
     read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
@@ -356,8 +371,8 @@ def _cannot_write(error: OSError | UserError) -> bool:
 def _lock_of_dead(run: RunDir) -> int | None:
     """Take the lock of a run and return its descriptor.
 
-    None if a living process holds it, or if the home cannot be written, where no lock can be taken.
-    Raises OSError for other faults.
+    Returns None if a living process holds the lock, or if the home cannot be written, because then
+    no lock can be taken. Raises OSError for other errors.
     """
     try:
         return take_lock(run.lock)
@@ -383,7 +398,7 @@ def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
     lock = take_lock(run.lock, wait_s=_CLAIM_S)
     if lock is None:  # an earlier attempt is still ending
         return False
-    # The lock file holds the seconds that an earlier attempt took; they are not this attempt's.
+    # The lock file holds the seconds of an earlier attempt; this attempt starts at none.
     os.truncate(lock, 0)
     locks[row.run_id] = lock
     return True
@@ -408,8 +423,11 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
 
 
 def _endpoint_keys(run: RunDir) -> dict[str, str]:
-    """The keys of the endpoints that a run asks, by name: a file `.env` beside this process is not
-    beside the run's own."""
+    """Return name -> value of the keys for the endpoints that a run asks.
+
+    They are read here and passed on as environment variables, because a file `.env` that this
+    process finds may not be found from the run's folder.
+    """
     from engine.records.run_config import EvaluateConfig  # noqa: PLC0415 - it loads pydantic
 
     config = run.find_config()
@@ -420,7 +438,7 @@ def _endpoint_keys(run: RunDir) -> dict[str, str]:
 
 
 def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
-    """Make the outcome of an attempt whose supervisor could not be started because of `error`."""
+    """Return the outcome of an attempt whose supervisor could not be started because of `error`."""
     return outcome.abandon(
         run,
         row,
@@ -433,13 +451,12 @@ def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
 def _settle(store: Store, run: RunDir, row: RunRow) -> None:
     """Bring a run whose processes are gone to its next state; the caller holds its lock.
 
-    1. If the end of this attempt was recorded, the run gets that state.
-    2. If it was told to stop, it gets the state that the stop leads to.
+    1. If the end of this attempt was recorded, the run gets that end.
+    2. If the run was told to stop, it gets the end that follows from the stop.
     3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
     """
     if row.state == "interrupted":
-        # An earlier call began step 3 and did not finish it. It is finished now, whatever the files
-        # record.
+        # An earlier call began step 3 and did not finish it. Finish it now, whatever the files say.
         _continue_interrupted(store, run, row)
         return
     recorded_end = outcome.recorded(run, row.attempt)
@@ -448,7 +465,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
         return
     elapsed_s = seconds_in_lock_file(run)
     if row.state == "stopping":  # it was asked to end, and it has
-        # There is no exit status, because nobody waited for it; -9 means killed by SIGKILL.
+        # Nobody waited for the exit status; -9 stands for killed by SIGKILL.
         stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed_s)
         outcome.apply(store, run, row, stopped_end)
         return
@@ -459,7 +476,7 @@ def _settle(store: Store, run: RunDir, row: RunRow) -> None:
 def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None:
     """Record that the run's attempt was interrupted after `elapsed_s` seconds, and free its device.
 
-    A run whose state has changed since `row` was read stays as it is.
+    Does nothing if the run's state has changed since `row` was read.
     """
     store.set_state(
         row.run_id,
@@ -472,7 +489,8 @@ def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None
 
 
 def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
-    """Queue an interrupted run again; after MAX_CONTINUATIONS times it fails instead."""
+    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS
+    times."""
     if row.continuations >= outcome.MAX_CONTINUATIONS:
         store.set_state(
             row.run_id,
@@ -496,14 +514,15 @@ def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
 
 
 def spent_hours(home: Home, row: RunRow) -> float:
-    """Return the device hours that a run has taken so far, with those of an attempt under way."""
+    """Return the device hours that a run has taken so far, including those of its current
+    attempt."""
     if row.state not in HOLDS_DEVICE:
         return row.spent_hours
     return row.spent_hours + row.device_hours(seconds_in_lock_file(home.run(row.run_id)))
 
 
 def seconds_in_lock_file(run: RunDir) -> float:
-    """Return the seconds that the run's last attempt has taken; 0 where the file holds none.
+    """Return the seconds that the run's last attempt has taken; 0 if the lock file holds none.
 
     The supervisor writes them into the run's lock file at every poll.
     """

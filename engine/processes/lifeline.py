@@ -1,4 +1,4 @@
-"""A process that ends as soon as its supervisor has ended."""
+"""Ends a process as soon as its supervisor has ended."""
 
 import contextlib
 import os
@@ -6,8 +6,8 @@ import threading
 
 
 def end_with_supervisor() -> None:
-    """Let this process end as soon as its supervisor has ended; do nothing without a supervisor."""
-    # The descriptor of a pipe that closes when the supervisor ends.
+    """Make this process end as soon as its supervisor ends; do nothing if it has no supervisor."""
+    # The descriptor of a pipe whose other end closes when the supervisor ends.
     lifeline = os.environ.get("HONESMITH_LIFELINE_FD")
     if lifeline:
         threading.Thread(target=_exit_with_parent, args=(int(lifeline),), daemon=True).start()
@@ -16,9 +16,10 @@ def end_with_supervisor() -> None:
 def _exit_with_parent(descriptor: int) -> None:
     """Wait until the supervisor has ended, then end this process at once.
 
-    The supervisor holds the other end of the pipe `descriptor`, which closes when it ends.
+    The supervisor holds the other end of the pipe `descriptor`, which closes when the supervisor
+    ends.
     """
     with contextlib.suppress(OSError):
-        while os.read(descriptor, 1):  # nothing is ever written: it returns b"" at the end
+        while os.read(descriptor, 1):  # nothing is ever written; at the end read returns b""
             pass
-    os._exit(9)  # at once, without cleaning up; nobody is left who reads the status
+    os._exit(9)  # without cleaning up; nobody is left to read the status

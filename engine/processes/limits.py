@@ -1,4 +1,4 @@
-"""The limits of hours under which an attempt of a run goes on, and when it reaches them."""
+"""The limits on the hours of a run, and when its current attempt reaches them."""
 
 import math
 from typing import NamedTuple
@@ -10,8 +10,13 @@ from engine.processes import launcher
 
 
 class Limit(NamedTuple):
-    """A limit of an attempt: the seconds from its start at which it is reached, the failure kind
-    (of engine.core.errors.FAILURE_KINDS), and the reason in words."""
+    """A limit of an attempt.
+
+    Attributes:
+        seconds: the seconds from the attempt's start at which the limit is reached.
+        kind: the failure kind (of engine.core.errors.FAILURE_KINDS).
+        reason: the reason in words.
+    """
 
     seconds: float
     kind: str
@@ -19,7 +24,7 @@ class Limit(NamedTuple):
 
 
 def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
-    """Return the limit at which the GPU-hours of a run are spent; None if it has no cap.
+    """Return the limit at which the run's GPU-hours are spent; None if the run has no cap.
 
     The runs of a plan share one cap. The limit counts seconds from the start of this attempt.
     """
@@ -27,7 +32,7 @@ def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
         return None
     spent_hours = 0.0
     for plan_row in store.plan_runs(row.plan) if row.plan else [row]:
-        # The cap counts from the last resume on; what was spent before does not count.
+        # Hours from before the last resume do not count for the cap.
         spent_hours += plan_row.spent_hours - plan_row.spent_before
         if plan_row.state in HOLDS_DEVICE and plan_row.run_id != row.run_id:
             spent_hours += _hours_under_way(home, plan_row)
@@ -38,14 +43,15 @@ def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
 
 
 def limit_of_home(store: Store, run: RunDir) -> Limit | None:
-    """Return the limit at which all GPU-hours of the home are spent; None if it has no such limit.
+    """Return the limit at which the GPU-hours of the whole home are spent; None if it has no such
+    cap.
 
     The hours of all its runs count together.
     """
     total_hours = run.home.user_config().max_gpu_hours_total
     if total_hours is None:
         return None
-    # The seconds of this attempt are not taken off: the limit is compared with them.
+    # The seconds of this attempt are not subtracted: the caller compares them with the limit.
     left_hours = total_hours - store.spent_hours() - _hours_elsewhere(store, run)
     left_s = _seconds_for(store.get_run(run.id), left_hours)
     reason = f"max_gpu_hours_total={total_hours:g} of this home is spent"
@@ -53,28 +59,28 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
 
 
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
-    """Return the cap of hours that the attempt under way reaches first; None where it has none."""
+    """Return the cap on hours that the current attempt reaches first; None if it has no cap."""
     caps = (limit_of_run(store, run.home, row), limit_of_home(store, run))
     return min((cap for cap in caps if cap is not None), default=None)
 
 
 def _seconds_for(row: RunRow, hours: float) -> float:
-    """The seconds after which a run has spent so many device hours: fewer on several devices, and
-    never on none."""
+    """Return the seconds in which a run spends `hours` device hours: fewer the more devices it has,
+    infinite if it has none."""
     hours_of_second = row.device_hours(1.0)
     return hours / hours_of_second if hours_of_second else math.inf
 
 
 def _hours_under_way(home: Home, row: RunRow) -> float:
-    """The device hours that the attempt under way of a run has taken so far."""
+    """Return the device hours that the current attempt of a run has taken so far."""
     return row.device_hours(launcher.seconds_in_lock_file(home.run(row.run_id)))
 
 
 def _hours_elsewhere(store: Store, run: RunDir) -> float:
-    """The device hours that the attempts of all other runs under way have taken so far.
+    """Return the device hours that the current attempts of all other runs have taken so far.
 
-    A run's row gets its hours only when the attempt ends. Until then the seconds stand in the run's
-    lock file, where the run's supervisor renews them at every poll.
+    A run's row gets its hours only when the attempt ends. Until then the seconds are in the run's
+    lock file, which its supervisor updates at every poll.
     """
     rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     return sum(_hours_under_way(run.home, row) for row in rows if row.run_id != run.id)

@@ -1,7 +1,8 @@
-"""How an attempt ended: its final state, from the exit status and the files the trainer left.
+"""Decides how an attempt of a run ended: its final state, from the exit status and the trainer's
+files.
 
-The supervisor decides and writes `exit.json`; should it die before the row is set, the next
-process that touches the home reads the record and finishes the work.
+The supervisor decides and writes `exit.json`. If it dies before the run's row is updated, the next
+process that opens the home reads that file and finishes the work.
 """
 
 import os
@@ -22,12 +23,12 @@ EXIT_DONE = 0
 EXIT_FAILED = 3
 EXIT_STOPPED = 4
 MAX_CONTINUATIONS = 3  # how often an interrupted run is queued again by itself
-_MIN_FREE_BYTES = 16_384  # that a failure record, its event and a traceback need
+_MIN_FREE_BYTES = 16_384  # room for a failure record, its event and a traceback
 
 
 @dataclass(frozen=True)
 class _End:
-    """How an attempt ended; the fields mean what they mean in `Outcome`."""
+    """How an attempt ended; its fields have the same meaning as in `Outcome`."""
 
     state: str
     reason_kind: str
@@ -41,12 +42,15 @@ class Outcome:
     """The end of one attempt; the content of `exit.json`.
 
     Attributes:
-        rc, signal: the exit status, or the signal that ended the trainer; the other is None.
+        attempt: the number of the attempt.
+        rc, signal: the exit status, or the signal that ended the trainer; the other one is None.
         state: done, failed or cancelled.
-        reason_kind: one of engine.core.errors.FAILURE_KINDS, "" for done.
-        last_checkpoint: name of the last complete one, "" for none.
+        reason_kind: one of engine.core.errors.FAILURE_KINDS; "" for done.
+        reason, hint: why it ended, and what to do next; for people.
+        verdict: the verdict of the result; "unknown" if there is no result.
+        last_checkpoint: name of the last complete checkpoint; "" for none.
         elapsed_s: seconds that the attempt took.
-        time: when it ended, seconds since the epoch.
+        time: when it ended, in seconds since the epoch.
     """
 
     attempt: int
@@ -68,10 +72,10 @@ class Failure:
 
     Attributes:
         kind: one of engine.core.errors.FAILURE_KINDS.
-        message: what happened, one sentence.
+        message: what happened, in one sentence.
         evidence: numbers or a line of output that show it.
         hint: the next move.
-        last_checkpoint: its name, None where none is complete.
+        last_checkpoint: name of the last complete checkpoint; None for none.
     """
 
     kind: str
@@ -81,32 +85,33 @@ class Failure:
     last_checkpoint: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The content of `failure.json`."""
+        """Return the content of `failure.json`."""
         return {**asdict(self), "hint": self.hint.to_json()}
 
 
 def checkpoint_name(run: RunDir) -> str:
-    """The name of the last complete checkpoint, such as "step_000020"; "" where there is none."""
+    """Return the name of the last complete checkpoint, e.g. "step_000020"; "" if there is none."""
     latest = run.latest_checkpoint()
     return latest.name if latest else ""
 
 
 def evidence(run: RunDir) -> str:
-    """The line of output that shows why the run failed, without secrets; "" if there is none."""
+    """Return the line of output that shows why the run failed, without secrets; "" if there is
+    none."""
     failure = find_failure(run)
     return _redacted(run, failure.evidence if failure else "")
 
 
 def _redacted(run: RunDir, text: str) -> str:
-    """`text`, which user code may have written, with the values of secrets replaced."""
-    if not text:  # saves reading the config
+    """Return `text`, which user code may have written, with the values of secrets replaced."""
+    if not text:  # an empty text needs no reading of the config
         return ""
-    config = run.find_config()  # None if damaged: the end of such a run is recorded too
+    config = run.find_config()  # None if damaged; the end of such a run must be recorded too
     return redactor_for(run.home, config.env_dir if config else None).text(text)
 
 
 def resume_hint(run: RunDir) -> Hint:
-    """The advice how to go on with a run that ended early: a sentence and the call to make.
+    """Return the advice how to continue a run that ended early: a sentence and the call to make.
 
     The sentence names the last complete checkpoint, or says that there is none.
     """
@@ -120,16 +125,17 @@ def resume_hint(run: RunDir) -> Hint:
 def decide(
     run: RunDir, row: RunRow, *, status: int, elapsed_s: float, memory_ran_out: bool = False
 ) -> Outcome:
-    """Decide the outcome of an attempt whose trainer has ended.
+    """Return the outcome of an attempt whose trainer has ended.
 
-    Secrets are hidden in its texts, because the trainer or user code may have written them.
+    The values of secrets are replaced in its texts, because the trainer or user code may have
+    written them.
 
     Args:
         run: the run's folder.
-        row: read after the trainer ended: if it is stopping, it says who asked for the end.
+        row: the run's row, read after the trainer ended; if its state is "stopping", it says why.
         status: exit status, or minus the number of the signal that ended the trainer.
         elapsed_s: seconds the attempt took.
-        memory_ran_out: whether the kernel ended processes for lack of memory meanwhile.
+        memory_ran_out: whether the kernel killed processes for lack of memory during the attempt.
     """
     killed_by = -status if status < 0 else None
     end = _end_of_attempt(run, row, status, memory_ran_out)
@@ -149,10 +155,10 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """Make the outcome of an attempt that failed without a word of its trainer.
+    """Return the outcome "failed" for an attempt whose trainer left no word; no seconds are
+    counted.
 
-    Its state is "failed", and no seconds are counted for it. `kind` is one of
-    engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
+    `kind` is one of engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
     """
     return Outcome(
         attempt=row.attempt,
@@ -170,14 +176,14 @@ def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Out
 
 
 def record(run: RunDir, outcome: Outcome) -> None:
-    """Write the outcome to the run's `exit.json`, so that it survives a power failure."""
+    """Write the outcome to the run's `exit.json`, durably, so that it survives a power failure."""
     write_json(run.exit_record, asdict(outcome) | {"hint": outcome.hint.to_json()})
 
 
 def recorded(run: RunDir, attempt: int) -> Outcome | None:
-    """Read the outcome of attempt `attempt` from `exit.json`.
+    """Read the outcome of attempt number `attempt` from `exit.json`.
 
-    None if the file is missing or damaged, or is about another attempt.
+    Returns None if the file is missing or damaged, or is about another attempt.
     """
     try:
         stored = read_json(run.exit_record)
@@ -189,10 +195,10 @@ def recorded(run: RunDir, attempt: int) -> Outcome | None:
 
 
 def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
-    """Set the state of the run's row to that of the outcome, with its reason, hint and verdict.
+    """Set the run's row to the state of the outcome, with its reason, hint and verdict.
 
-    Returns False, and changes nothing, if the row is in a state from which this is not allowed:
-    then another process was faster.
+    Returns False, and changes nothing, if the row's present state does not allow that, because
+    another process was faster.
     """
     allowed_from = {
         "done": {"running", "stopping"},
@@ -216,18 +222,19 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
 
 
 def note_event(run: RunDir, event: str, message: str, **values: Any) -> None:
-    """Append an event to the run's `events.jsonl`: its name, a message for people, and further
+    """Append an event to the run's `events.jsonl`: its name, a message for people, and other
     values."""
     append_line(run.events, {"time": time.time(), "event": event, "message": message, **values})
 
 
 def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool) -> _End:
-    """How an attempt ended, from the exit status of its trainer.
+    """Return how an attempt ended, given the exit status of its trainer.
 
     Args:
-        row: the run's row after the end: in state "stopping" if the run was told to stop.
+        run: the run's folder.
+        row: the run's row after the end; its state is "stopping" if the run was told to stop.
         status: the exit status, or minus the number of the signal that ended the trainer.
-        memory_ran_out: whether the kernel ended processes for lack of memory meanwhile.
+        memory_ran_out: whether the kernel killed processes for lack of memory during the attempt.
     """
     if status == EXIT_DONE:
         return _done(run)
@@ -235,7 +242,8 @@ def _end_of_attempt(run: RunDir, row: RunRow, status: int, memory_ran_out: bool)
         return _stopped(run, row, status)
     if status < 0:
         return _killed(run, -status, memory_ran_out)
-    if status == EXIT_STOPPED:  # nobody told the run to stop: the SIGTERM came from outside
+    # The trainer stopped at a SIGTERM, but nobody told the run to stop: it came from outside.
+    if status == EXIT_STOPPED:
         return _killed(run, int(signals.SIGTERM), memory_ran_out)
     failure = find_failure(run) if status == EXIT_FAILED else None
     if failure is None:
@@ -247,7 +255,7 @@ def _failed(run: RunDir, failure: Failure) -> _End:
     """Return the end of an attempt whose trainer left the failure record `failure`."""
     kind = failure.kind if failure.kind in FAILURE_KINDS else "internal"
     hint = failure.hint or resume_hint(run)
-    if kind == "internal" and hint.call is None:  # a fault of ours: the console has the traceback
+    if kind == "internal" and hint.call is None:  # the console has its traceback
         hint = Hint(hint.text, Call("read_logs", {"run_id": run.id, "view": "console"}))
     return _End("failed", kind, failure.message or FAILURE_KINDS[kind], hint)
 
@@ -270,10 +278,8 @@ def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _done(run: RunDir) -> _End:
-    """Return the end of an attempt with exit status 0.
-
-    It is "done", or "failed" if the result cannot be read.
-    """
+    """Return the end of an attempt with exit status 0: "done", or "failed" if its result cannot be
+    read."""
     try:
         verdict = str(read_json(run.result).get("verdict") or "unknown")
         return _End("done", reason_kind="", reason="", hint=Hint(), verdict=verdict)
@@ -285,17 +291,17 @@ def _done(run: RunDir) -> _End:
 def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
     """Return the end of an attempt that was told to stop.
 
-    It is "failed" if a cap of hours was reached or it gave no sign of life, else "cancelled".
+    It is "failed" if the cause was a cap on hours or a hanging trainer, else "cancelled".
     """
     reason = row.reason
-    # SIGTERM is how a trainer is told to stop; while it still imports, that ends it at once. Any
-    # other signal came from outside, such as the SIGKILL when the grace period was over.
+    # A trainer is told to stop by SIGTERM, which kills it while it is still importing. Any other
+    # signal means that it was killed, e.g. by SIGKILL after the grace period.
     if status < 0 and -status != signals.SIGTERM:
         reason += f"; it did not stop by itself and was ended by {_signal_name(-status)}"
     if row.reason_kind == "stalled":
         advice = "What it hung in stands at the end of its console (read_logs, view console)."
         return _End("failed", "stalled", reason, resume_hint(run).after(advice))
-    if row.reason_kind not in ("budget", "timeout"):  # no cap, so somebody cancelled it
+    if row.reason_kind not in ("budget", "timeout"):  # no cap was reached, so it was cancelled
         return _End("cancelled", "cancelled", reason, resume_hint(run))
     # Rounded to six digits, as a user would type it.
     cap_hours = float(f"{row.max_gpu_hours or DEFAULT_GPU_HOURS:g}")
@@ -308,7 +314,7 @@ def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
     """Return the end of an attempt whose trainer was killed from outside by a signal.
 
     The reason says after which step, which checkpoint is left, and with `memory_ran_out` that the
-    kernel was short of memory.
+    kernel ran out of memory.
     """
     name = checkpoint_name(run)
     last_metrics = last_line(run.metrics) or {}
@@ -328,10 +334,10 @@ def _killed(run: RunDir, signal_number: int, memory_ran_out: bool) -> _End:
 
 
 def _free_bytes(run: RunDir) -> int:
-    """Return the free bytes on the disk of the run.
+    """Return the free bytes on the disk of the run; 0 if no inode is free, so that no file can be
+    made.
 
-    `_MIN_FREE_BYTES`, which is enough, if the disk cannot be asked; 0 if no inode is free, so that
-    no file can be made.
+    If the disk cannot be asked, returns `_MIN_FREE_BYTES`, which counts as enough.
     """
     try:
         disk = os.statvfs(run.path)
@@ -346,7 +352,7 @@ def _free_bytes(run: RunDir) -> int:
 def find_failure(run: RunDir) -> Failure | None:
     """Read the trainer's failure record; None if it is missing or not a JSON object.
 
-    A key that is missing becomes "", so that the rest can still be used.
+    Missing keys become "", so that the others can still be used.
     """
     try:
         stored = read_json(run.failure)
@@ -365,7 +371,7 @@ def find_failure(run: RunDir) -> Failure | None:
 
 
 def _signal_name(signal_number: int) -> str:
-    """The name of a signal, such as "SIGKILL"; "signal 99" if it has none."""
+    """Return the name of a signal, e.g. "SIGKILL"; "signal 99" if it has no name."""
     try:
         return signals.Signals(signal_number).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""Which program stands behind each kind of process: what follows `python -P` on its command line.
+"""Which program each kind of process runs: the arguments behind `python -P` on its command line.
 
-Tests put scripts in the place of programs that need torch. Supervisors and servers are processes of
-their own, so the choice is passed on in one environment variable, which is read here alone.
+Tests replace programs that need torch by scripts. Supervisors and servers are processes of their
+own, so this choice is passed on in one environment variable, which only this module reads.
 """
 
 import json
@@ -38,24 +38,26 @@ PROGRAMS: Mapping[Kind, str] = {
     "gguf_importer": "engine.models.gguf.importer",
     "server": "engine.worker.serving.openai_server",
 }
-# Tests only: a JSON object, kind of program -> script.
+# For tests only: the environment variable with a JSON object, kind of program -> script.
 STAND_INS = "HONESMITH_TEST_PROGRAMS"
 
 
 def command(kind: Kind) -> list[str]:
-    """Return the arguments that start a program of this kind; they follow `python -P`.
+    """Return the arguments that start a program of this kind, to be put behind `python -P`.
 
     For example ["-m", "engine.supervisor"]. The program's own arguments come after them.
     """
-    script = _stand_ins().get(kind)  # of a test that puts it in the place of the program
+    script = _stand_ins().get(kind)  # set if a test replaces the program
     return [script] if script else ["-m", PROGRAMS[kind]]
 
 
 def trains_without_torch() -> bool:
-    """Whether a test has put stand-ins for trainers: then nothing needs torch or measures speed."""
+    """Whether a test has replaced trainers by scripts; then nothing needs torch or measures
+    speed."""
     return "trainer" in _stand_ins()
 
 
 def _stand_ins() -> Mapping[str, str]:
-    """The scripts that tests put in the place of programs: kind -> path; {} outside tests."""
+    """Return kind of program -> path of the script with which a test replaces it; {} outside
+    tests."""
     return json.loads(os.environ.get(STAND_INS) or "{}")

@@ -5,15 +5,15 @@ from pathlib import Path
 
 
 def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, str]:
-    """The variables of a process that trains on `device`, such as "cpu", "cuda:0" or, for a run
-    on several, "cuda:0,cuda:2"; "" for a run on none.
+    """Return the environment variables of a process that trains on `device`.
 
     Args:
         home_root: folder of the home.
-        device: id of the device.
-        lifeline: descriptor of the pipe by which it learns that its parent has ended.
+        device: the id of the device, e.g. "cpu" or "cuda:0"; several as "cuda:0,cuda:2"; "" for a
+            run without a device.
+        lifeline: descriptor of the pipe by which the process learns that its parent has ended.
 
-    Raises ValueError when this machine no longer has the device.
+    Raises ValueError if this machine no longer has the device.
     """
     return {
         **os.environ,
@@ -22,18 +22,18 @@ def trainer_variables(home_root: Path, device: str, lifeline: int) -> dict[str, 
         "HONESMITH_LIFELINE_FD": str(lifeline),
         "CUDA_VISIBLE_DEVICES": visible_devices(device),
         "GOMP_SPINCOUNT": "10000",  # spinning OpenMP threads starve each other on few cores
-        "TOKENIZERS_PARALLELISM": "false",  # without its warnings after a fork
-        "HF_HUB_OFFLINE": "1",  # a model is a folder by now; nothing else may be fetched
+        "TOKENIZERS_PARALLELISM": "false",  # avoids warnings after a fork
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder by now; nothing may be downloaded
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def visible_devices(device: str) -> str:
-    """The value of CUDA_VISIBLE_DEVICES with which a process sees only `device`, or only those that
-    it names with commas between them; "" for the CPU and for no device, which hides all GPUs.
+    """Return the value of CUDA_VISIBLE_DEVICES with which a process sees only `device`.
 
-    Raises ValueError when this machine no longer has a device.
+    `device` may name several devices, separated by commas. For "cpu" and "" the value is "", which
+    hides all GPUs. Raises ValueError if this machine no longer has a device.
     """
     if device in ("cpu", ""):
         return ""

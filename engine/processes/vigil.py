@@ -1,7 +1,8 @@
-"""What a supervisor makes of its trainer's heartbeats: whether it hangs, whether its hours do.
+"""Judges a trainer's heartbeats for its supervisor: whether the trainer hangs, and whether its
+hours will be enough.
 
-The silence is measured on the supervisor's own clock, which neither a changed time of day nor a
-machine that sleeps can fool.
+The silence between heartbeats is measured on the supervisor's monotonic clock, which neither a
+changed time of day nor a machine that sleeps can distort.
 """
 
 import time
@@ -22,11 +23,13 @@ from engine.pace.staleness import Patience, patience, stop_grace_s
 from engine.processes import outcome
 from engine.processes.limits import Limit
 
-LOOK_EVERY_S = 1.0  # between two readings of the heartbeat
-_ALERT_AFTER_UNITS = 2  # steps or answers measured, before a forecast may raise an alert
-_LATER_BY = 1.2  # of the estimate's high end, and
-_LATER_BY_S = 300.0  # so much more, before a run is said to take longer than estimated. It is said
-# to be over only where the forecast is back at that end: on a busy machine forecasts swing.
+LOOK_EVERY_S = 1.0  # seconds between two readings of the heartbeat
+_ALERT_AFTER_UNITS = 2  # steps or answers that must be done before a forecast raises an alert
+# The alert that a run takes longer than estimated is raised if the forecast exceeds the estimate's
+# high end both by this factor and by these seconds. It is cleared only when the forecast is back at
+# the high end, because forecasts swing on a busy machine.
+_LATER_BY = 1.2
+_LATER_BY_S = 300.0
 OVER_CAP, OVER_ESTIMATE = "over_cap", "over_estimate"
 
 
@@ -35,9 +38,14 @@ class Vigil:
     """Watches the heartbeats of one attempt.
 
     Attributes:
+        run, row: the run and its row.
+        clock: returns seconds; monotonic.
         began: when the attempt began, by `clock`.
-        heard_at: when a heartbeat was last seen to change, by `clock`.
-        raised: the ids of the alerts that hold now.
+        heard_at: when the heartbeat was last seen to change, by `clock`.
+        looked_at: when the heartbeat was last read, by `clock`.
+        heartbeat: the last one that was read; None before the first.
+        estimated: the run's estimated seconds by part of the work.
+        raised: the ids of the alerts that are raised now.
     """
 
     run: RunDir
@@ -51,11 +59,12 @@ class Vigil:
     raised: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        """Start all times now, and read the run's estimate."""
         self.began = self.heard_at = self.looked_at = self.clock()
         self.estimated = estimated_seconds(self.run)
 
     def look(self) -> bool:
-        """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Returns whether it changed."""
+        """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Return whether it changed."""
         now = self.clock()
         if now - self.looked_at < LOOK_EVERY_S:
             return False
@@ -67,60 +76,60 @@ class Vigil:
         return True
 
     def patience(self) -> Patience:
-        """How long the trainer may be silent now."""
+        """Return how long the trainer may be silent at present."""
         stop_minutes = self.run.home.user_config().stop_stalled_minutes
         return patience(self.heartbeat, self.estimated, stop_minutes)
 
     def stop_grace_s(self) -> float:
-        """Seconds that the trainer may take to stop; the least where it is ended for its
-        silence."""
+        """Return how many seconds the trainer may take to stop; the minimum if it is silent for too
+        long."""
         is_silent = self.looked_at - self.heard_at > self.patience().stalled_s
         return stop_grace_s(None if is_silent else self.heartbeat, self.estimated)
 
     def limit(self, elapsed_s: float) -> Limit | None:
         """Return the limit at which the trainer has been silent for too long.
 
-        Its seconds count from the start of the attempt, which is `elapsed_s` seconds ago. None
-        where the owner of the home has switched this off, and for a process that gives no signs of
-        life.
+        Its seconds count from the start of the attempt, which is `elapsed_s` seconds ago. Returns
+        None if the owner of the home has switched this off, or for a process that sends no
+        heartbeats.
         """
         is_mute = self.row.algorithm == "regrade" or self.row.gpus == 0
         if is_mute or not self.run.home.user_config().stop_stalled_minutes:
             return None
         patience = self.patience()
-        silent_s = self.looked_at - self.heard_at  # as far as it was looked at
+        silent_s = self.looked_at - self.heard_at  # up to the last reading
         return Limit(elapsed_s - silent_s + patience.stop_s, "stalled", stalled_reason(patience))
 
     def note_forecast(self, cap: Limit | None, elapsed_s: float) -> None:
         """Write an event when the forecast of the run's end begins or ceases to exceed a limit.
 
-        The limits are `cap` and the run's estimate; `elapsed_s` are the seconds since the attempt
-        began.
+        The limits are `cap` and the run's time estimate; `elapsed_s` are the seconds since the
+        attempt began.
         """
         if self.heartbeat is None or not _has_measured(self.heartbeat):
             return
         since_heartbeat_s = self.clock() - self.heard_at
         left = remaining_after(self.heartbeat, self.estimated, since_heartbeat_s)
-        over_cap = ""  # the sentences are "" where the limit is not exceeded
+        over_cap = ""  # this sentence and the next are "" if the limit is not exceeded
         if cap is not None:
             cap_left_s = cap.seconds - elapsed_s
             over_cap = cap_sentence(left, _step_of(self.heartbeat), cap_left_s, cap.reason)
         self._set_alert(OVER_CAP, over_cap, "resume it afterwards with a cap of its own")
-        if self.row.attempt == 1 and self.row.kind == "train":  # a later one repeats work
+        if self.row.attempt == 1 and self.row.kind == "train":  # later attempts repeat work
             total_s = elapsed_s + left.seconds.likely
             later = _later_sentence(self.run, total_s, is_raised=OVER_ESTIMATE in self.raised)
             self._set_alert(OVER_ESTIMATE, later, "wait, or cancel it and lower eval_rows or steps")
 
     def _set_alert(self, alert_id: str, message: str, next_move: str) -> None:
-        """Write the event that an alert is raised, or that it is over, if that is new.
+        """Raise or clear an alert, with an event if that changes its state.
 
-        An empty `message` means that it is over. `next_move` is what the user can do about it.
+        An empty `message` clears the alert. `next_move` is what the user can do about it.
         """
         if message and alert_id not in self.raised:
             self.raised.add(alert_id)
-            lever = {"edit": next_move}
+            advice = {"edit": next_move}
             outcome.note_event(
-                self.run, "alert", f"{message}: {next_move}", id=alert_id, lever=lever
+                self.run, "alert", f"{message}: {next_move}", id=alert_id, lever=advice
             )
         elif not message and alert_id in self.raised:
             self.raised.discard(alert_id)
@@ -128,7 +137,7 @@ class Vigil:
 
 
 def stalled_reason(patience: Patience) -> str:
-    """Say why a trainer was ended that was silent for too long."""
+    """Return in words why a trainer was ended that was silent for too long."""
     usual = f", usually at most {words(patience.usual_s / 3600)}" if patience.usual_s else ""
     return (
         f"the trainer gave no sign of life for {words(patience.stop_s / 3600)} in the phase "
@@ -139,8 +148,8 @@ def stalled_reason(patience: Patience) -> str:
 def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
     """Return a sentence that the run will take clearly longer than estimated; "" if it will not.
 
-    `total_s` is the likely time of the whole run in seconds. Where the alert `is_raised`, any time
-    above the estimate's high end is longer.
+    `total_s` is the likely time of the whole run in seconds. If the alert `is_raised` already, any
+    time above the estimate's high end counts as longer.
     """
     estimate = read_object(run.config).get("estimate")
     hours = estimate.get("hours") if isinstance(estimate, dict) else None
@@ -155,15 +164,13 @@ def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
 
 
 def _has_measured(heartbeat: Heartbeat) -> bool:
-    """Return whether enough of the work is measured for a forecast that may raise an alert.
-
-    What counts is steps of a training run, answers of an evaluation.
-    """
+    """Whether enough steps (or, in an evaluation, answers) are done for a forecast that may raise
+    an alert."""
     steps, answers = (heartbeat.work.get(name, Work()) for name in ("training", "evaluation"))
     measured = steps if steps.planned else answers
     return measured.planned > 0 and measured.done >= _ALERT_AFTER_UNITS
 
 
 def _step_of(heartbeat: Heartbeat) -> int:
-    """The last step that is done, over all attempts."""
+    """Return the number of the last finished step, counted over all attempts."""
     return heartbeat.outlook.steps_before + heartbeat.work.get("training", Work()).done

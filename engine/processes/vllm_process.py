@@ -1,10 +1,11 @@
-"""A vLLM server as a child: started from vLLM's own environment, gone when we are.
+"""A vLLM server as a child process: started from vLLM's own environment, ended when this process
+ends.
 
 The server listens on a socket file in a private folder, not on a port. Some of its routes run code
-for whoever reaches them, and its key guards only a part of the rest; so nobody but this user may
-reach it. Between us and the server stands a keeper (`python -P -m engine.processes.vllm_process`),
-which reads a pipe whose other end is here. When that end closes, however this process ended, the
-keeper kills every process of the server and removes the folder.
+for whoever reaches them, and its key protects only a part of the others; so only this user may
+reach it. Between this process and the server there is a keeper (`python -P -m
+engine.processes.vllm_process`), which reads a pipe whose other end is here. When that end closes,
+however this process ended, the keeper kills every process of the server and removes the folder.
 
 This module imports the standard library and light modules of ours, neither torch nor vLLM.
 """
@@ -29,17 +30,17 @@ from pathlib import Path
 from engine.core.files import read_tail
 from envs.isolation import kernel
 
-BASE = "base"  # the model name that stands for no adapter
-# The ranks vLLM takes as an upper bound; an adapter of any rank fits under the next one.
+BASE = "base"  # the name of the base model, without an adapter
+# The values that vLLM accepts as the maximum rank of adapters.
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 KEEPER = (sys.executable, "-P", "-m", "engine.processes.vllm_process")
-START_S = 600.0  # importing vLLM takes 30 s on two idle cores and minutes on busy ones
+START_S = 600.0  # time to start: importing vLLM takes 30 s on two idle cores, minutes on busy ones
 STOP_S = 5.0  # seconds that a server has to end after a signal
 POLL_S = 0.1  # seconds between two health checks
-# For example "(Worker pid=7) ERROR 01-01 [core.py:3] ".
+# The beginning of a log line, e.g. "(Worker pid=7) ERROR 01-01 [core.py:3] ".
 _LOG_PREFIX = re.compile(r"^(\([^)]*\) )?[A-Z]+ [^\]]*\] ")
-_HARMLESS_LEVEL = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # levels that do not explain an end
-# The variables of this process that a server gets; no secret of an environment is among them.
+_HARMLESS_LEVEL = re.compile(r"(^|\) )(DEBUG|INFO|WARNING) ")  # log levels that explain no crash
+# The environment variables of this process that a server inherits. None of them is a secret.
 _PASSED_ON = (
     "PATH",
     "HOME",
@@ -55,27 +56,28 @@ _PASSED_ON = (
 
 
 class ServerDied(Exception):
-    """The server ended, or did not become ready in time; the message has its last words."""
+    """The server ended, or did not become ready in time; the message has its last log line."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a server is to be run.
+    """How to run a server.
 
     Attributes:
         python: an interpreter whose environment has vLLM.
         model: the base model's folder.
         device: "cpu" or "cuda".
-        dtype: "float32", "bfloat16" or "float16", of weights and arithmetic.
-        max_length: tokens of prompt and completion together.
-        rows: completions under way at once.
-        lora_rank: the largest rank of an adapter; 0 for none.
-        adapters: how many answer at once.
-        sleeps: whether its memory can be handed back between uses (CUDA only).
-        memory: bytes for the key-value cache on a CPU; the share of a GPU in 0..1.
-        threads: of a CPU server.
-        visible: the value of CUDA_VISIBLE_DEVICES for it; "" for that of this process.
-        tensor_parallel: over how many GPUs each weight is cut.
+        dtype: "float32", "bfloat16" or "float16", for weights and arithmetic.
+        max_length: the most tokens of prompt and completion together.
+        rows: how many completions may be generated at once.
+        lora_rank: the largest rank of an adapter; 0 for no adapters.
+        adapters: how many adapters can answer at once.
+        sleeps: whether it can release its memory between uses (CUDA only).
+        memory: on a CPU the bytes for the key-value cache; on a GPU the share of its memory, 0 to
+            1.
+        threads: how many threads a CPU server uses.
+        visible: its value of CUDA_VISIBLE_DEVICES; "" for that of this process.
+        tensor_parallel: over how many GPUs each weight is split.
         data_parallel: how many copies of the model, each on GPUs of its own, share the requests.
     """
 
@@ -96,7 +98,8 @@ class Plan:
 
 
 def rank_limit(rank: int) -> int:
-    """The smallest limit in RANKS that is at least `rank`. Raises ValueError above 512."""
+    """Return the smallest limit in RANKS that is at least `rank`. Raises ValueError for a rank
+    above 512."""
     for limit in RANKS:
         if rank <= limit:
             return limit
@@ -104,33 +107,33 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """The command line of a vLLM server that listens on the socket file `address`."""
+    """Return the command line of a vLLM server that listens on the socket file `address`."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
     argv += ["--dtype", plan.dtype, "--max-model-len", str(plan.max_length)]
     argv += ["--max-num-seqs", str(plan.rows)]
-    # Lets requests and answers be token ids.
+    # This option allows token ids in requests and answers.
     argv += ["--enable-scale-out"]
-    # Log-probabilities are those of the distribution that was sampled from, temperature included.
+    # Return log-probabilities of the distribution that is sampled from, including temperature.
     argv += ["--logprobs-mode", "processed_logprobs"]
-    # The model's own sampling defaults are ignored.
+    # Ignore the model's own sampling defaults.
     argv += ["--generation-config", "vllm"]
     argv += ["--enable-prefix-caching"]
     return [*argv, *_adapter_options(plan), *_device_options(plan)]
 
 
 def _adapter_options(plan: Plan) -> list[str]:
-    """The options of the server for LoRA adapters; [] for a plan without any."""
+    """Return the server's options for LoRA adapters; [] if the plan has none."""
     if not plan.lora_rank:
         return []
     argv = ["--enable-lora", "--max-lora-rank", str(rank_limit(plan.lora_rank))]
-    # One more fits on the CPU: a new version is loaded before the old one is removed.
+    # One more on the CPU, because a new version is loaded before the old one is removed.
     return [*argv, "--max-loras", str(plan.adapters), "--max-cpu-loras", str(plan.adapters + 1)]
 
 
 def _device_options(plan: Plan) -> list[str]:
-    """The options of the server for the device that it runs on."""
+    """Return the server's options for the device that it runs on."""
     if plan.device == "cpu":
         # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
         # does not use offset"), so prompts are read in one part.
@@ -149,10 +152,10 @@ def _device_options(plan: Plan) -> list[str]:
 def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of the server's process.
 
-    They are those of this process that it needs, and vLLM's own.
+    These are the variables of this process that it needs, and vLLM's own.
 
     Args:
-        plan: how the server is to be run.
+        plan: how to run the server.
         key: the key that requests to the server must carry.
         own_variables: the variables of this process.
     """
@@ -173,7 +176,8 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
         "PYTHONUNBUFFERED": "1",
     }
     if plan.sleeps:
-        result["VLLM_SERVER_DEV_MODE"] = "1"  # /sleep and /wake_up, on a socket only we can open
+        # This enables /sleep and /wake_up, on a socket that only this user can open.
+        result["VLLM_SERVER_DEV_MODE"] = "1"
     if plan.visible:
         result["CUDA_VISIBLE_DEVICES"] = plan.visible
     if plan.device == "cpu":
@@ -182,9 +186,9 @@ def variables(plan: Plan, key: str, own_variables: Mapping[str, str]) -> dict[st
 
 
 def _cpu_variables(plan: Plan) -> dict[str, str]:
-    """The variables of a server that computes on the CPU."""
+    """Return the environment variables for a server that computes on the CPU."""
     return {
-        "CUDA_VISIBLE_DEVICES": "",  # none
+        "CUDA_VISIBLE_DEVICES": "",  # no GPU
         "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(plan.memory / 2**30))),  # in GiB
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # threads may run on any core
         "OMP_NUM_THREADS": str(plan.threads),
@@ -193,32 +197,30 @@ def _cpu_variables(plan: Plan) -> dict[str, str]:
 
 
 class VllmProcess:
-    """A server that is starting or runs; call `wait_ready` before anything is asked of it.
+    """A server that is starting or runs; call `wait_ready` before sending it anything.
 
     Args:
         plan: how to run it.
         log: the file its output is appended to.
-        argv: another program in the server's place, called with the socket's path; for tests.
+        argv: for tests, another program instead of the server, called with the socket's path.
 
-    Raises OSError where the process cannot be started.
+    Raises OSError if the process cannot be started.
     """
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
-        """Start the keeper, a process that starts and ends the server; does not wait for either.
-
-        `argv` is the command of a program in the server's place, for tests; () starts vLLM.
-        """
+        """Start the keeper, a process that starts and ends the server; wait for neither of them."""
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
-        # A short name, because a socket's path has at most 107 bytes. mkdtemp makes it private.
+        # The name is short, because a socket's path has at most 107 bytes. mkdtemp makes the folder
+        # private.
         self.folder = Path(tempfile.mkdtemp(prefix="honesmith-"))
         self.address = self.folder / "socket"
         self.began = time.monotonic()
         self.ready_s = 0.0  # seconds from start to the first health check that was answered
         server_command = [*argv, str(self.address)] if argv else command(plan, self.address)
-        # The keeper reads one end of this pipe and ends the server when the other one is closed,
-        # which is `self._lifeline` and stays with this process.
+        # The keeper reads one end of this pipe, and this process holds the other, `self._lifeline`.
+        # When that closes, the keeper ends the server.
         keeper_end, self._lifeline = os.pipe()
         try:
             self._keeper = self._start_keeper(keeper_end, server_command)
@@ -234,8 +236,8 @@ class VllmProcess:
     ) -> subprocess.Popen[bytes]:
         """Start the keeper, which runs `server_command` until that ends or the pipe is closed.
 
-        `lifeline` is the descriptor of the pipe's reading end; the client holds the other end.
-        Raises OSError.
+        `lifeline` is the descriptor of the pipe's reading end; this process holds the other end.
+        Raises OSError if the keeper cannot be started.
         """
         with open(self.log, "ab") as output:
             return subprocess.Popen(
@@ -262,8 +264,8 @@ class VllmProcess:
         """Wait until the server answers, up to `patience_s` seconds after its start.
 
         `on_wait` is called after each health check that fails; an error that it raises ends the
-        wait. Raises ServerDied if the server ends, or if it is not ready in time; it is then
-        stopped.
+        waiting. Raises ServerDied if the server ends, or if it is not ready in time (it is then
+        stopped).
         """
         if self.ready_s:  # an earlier call has waited
             return
@@ -291,7 +293,7 @@ class VllmProcess:
             connection.close()
 
     def last_words(self) -> str:
-        """The line of the log that says most about why the server ended."""
+        """Return the line of the log that says most about why the server ended."""
         return last_words(self.log)
 
     def stop(self) -> None:
@@ -300,28 +302,29 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            # 15 seconds, for the keeper's three waits of up to STOP_S each: after SIGTERM, after
+            # 15 seconds, because the keeper waits up to STOP_S three times: after SIGTERM, after
             # SIGKILL, and for processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
-        except subprocess.TimeoutExpired:  # the keeper hangs; its server dies with it
+        except subprocess.TimeoutExpired:  # the keeper hangs; killing it kills its server too
             self._keeper.kill()
             self._keeper.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def last_words(log: Path) -> str:
-    """The last line of a log that names an error, else its last line that is not empty."""
+    """Return the last line of a log that names an error, or else its last line that is not
+    empty."""
     lines = [line.strip() for line in read_tail(log, 20_000).splitlines() if line.strip()]
     if not lines:
         return f"nothing is in {log}"
-    # "rror: " for "Error: ", "error: " and names such as "ValueError: ".
+    # "rror: " matches "Error: ", "error: " and names such as "ValueError: ".
     error_lines = [line for line in lines if "rror: " in line and not _HARMLESS_LEVEL.search(line)]
     telling_line = (error_lines or lines)[-1]
     return _LOG_PREFIX.sub("", telling_line)[:300]
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a socket file."""
+    """An HTTP connection over a socket file."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         """Prepare a connection to the socket file `path`; `timeout` is in seconds."""
@@ -336,26 +339,28 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
-    """`environment` with PYTHONPATH set, because the keeper imports this very module."""
+    """Return `environment` with PYTHONPATH set, because the keeper imports this very module."""
     return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 
 def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
-    """The keeper's work: run `argv` until it ends or the lifeline closes, then end its processes.
+    """Run the server until it ends or the lifeline closes, then end all its processes. This is the
+    keeper's work.
 
     Args:
         lifeline: file descriptor of a pipe whose other end the client holds.
         folder: the private folder, removed at the end.
         argv: the command of the server.
 
-    Returns the server's exit status; 0 if the lifeline closed first, 1 if it could not be started.
+    Returns the server's exit status; 0 if the lifeline closed first, 1 if the server could not be
+    started.
     """
     kernel.become_subreaper()  # processes that leave the group become children of this one
-    # Only the pipe ends the keeper, so that it always tidies up.
+    # Signals must not end the keeper, because it always has to clean up; the pipe ends it.
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, lambda *_: None)
     child_signal = _open_child_signal()
-    status = 1  # unless the server can be started
+    status = 1  # the result if the server cannot be started
     try:
         child = _start_server(argv)
         _wait_for_end(child, lifeline, child_signal)
@@ -370,21 +375,21 @@ def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
 
 
 def _open_child_signal() -> int:
-    """Return a descriptor that becomes readable when a child of this process ends.
-
-    `select` can wait for it.
-    """
+    """Return a descriptor that becomes readable when a child of this process ends, for `select`."""
     child_signal, wakeup = os.pipe()
     os.set_blocking(wakeup, False)
-    # The end of a child is a signal. Each signal that has a handler, even one that does nothing,
-    # writes a byte to `wakeup`.
+    # When a child ends, this process gets a signal. A signal with a handler, even one that does
+    # nothing, writes a byte to `wakeup`.
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     return child_signal
 
 
 def _start_server(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the server in a process group of its own; it dies with this process. Raises OSError."""
+    """Start the server in a process group of its own; it dies with this process.
+
+    Raises OSError if it cannot be started.
+    """
     return subprocess.Popen(
         list(argv),
         # PYTHONPATH was set for this process only (`_with_our_path`).
@@ -402,12 +407,12 @@ def _wait_for_end(child: subprocess.Popen[bytes], lifeline: int, child_signal: i
     Args:
         child: the server.
         lifeline: descriptor of a pipe whose other end the client holds.
-        child_signal: descriptor that is readable when a child has ended.
+        child_signal: descriptor that becomes readable when a child has ended.
     """
     while child.poll() is None:
         readable, _, _ = select.select([lifeline, child_signal], [], [])
         if child_signal in readable:
-            os.read(child_signal, 4096)  # emptied, so that the next `select` waits again
+            os.read(child_signal, 4096)  # empty it, so that the next `select` waits again
         if lifeline in readable and not os.read(lifeline, 1):  # the other end is closed
             break
 
@@ -416,16 +421,18 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     """End the process group of the server.
 
     The group gets SIGTERM, so that the server can remove its shared memory, and then SIGKILL. After
-    each signal this waits up to STOP_S seconds for the server; one that outlives both is left.
+    each signal this waits up to STOP_S seconds for the server; one that survives both is left
+    alone.
     """
     if child.poll() is None:
         _signal_group_and_wait(child, signal.SIGTERM)
-    # Also if the server has ended: the rest of its group may live.
+    # Even if the server itself has ended, others of its group may live.
     _signal_group_and_wait(child, signal.SIGKILL)
 
 
 def _signal_group_and_wait(child: subprocess.Popen[bytes], signal_number: int) -> None:
-    """Send a signal to the process group of `child`; wait up to STOP_S seconds for `child`."""
+    """Send a signal to the process group of `child`; wait up to STOP_S seconds for `child` to
+    end."""
     # ProcessLookupError: the group is gone; PermissionError: its processes belong to others.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal_number)
@@ -434,7 +441,7 @@ def _signal_group_and_wait(child: subprocess.Popen[bytes], signal_number: int) -
 
 
 def _end_adopted() -> None:
-    """Kill processes that left the server's group: they have become children of this process."""
+    """Kill processes that left the server's group; they have become children of this process."""
     own_pid = os.getpid()
     children_file = Path(f"/proc/{own_pid}/task/{own_pid}/children")
     deadline = time.monotonic() + STOP_S
@@ -447,7 +454,7 @@ def _end_adopted() -> None:
             ended_pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:  # no child is left
             return
-        if ended_pid == 0:  # all that are left still run
+        if ended_pid == 0:  # all remaining children still run
             time.sleep(0.005)
 
 

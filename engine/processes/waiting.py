@@ -1,8 +1,8 @@
-"""Runs that wait for the models of other runs: let go when those are done, failed when they cannot
-be.
+"""Queued runs that wait for the models of other runs: released when those are done, failed when
+they cannot be done any more.
 
-Which runs wait for which stands in their rows and configs. Whoever starts queued runs calls
-`release_waiting` first, so no process has to live for it.
+The rows and configs say which runs wait for which. Whoever starts queued runs calls
+`release_waiting` first, so no process has to live for this.
 """
 
 import logging
@@ -22,21 +22,22 @@ from engine.pace.progress import write_status
 from engine.processes import outcome
 
 _log = logging.getLogger("honesmith")
-# Errors that say that a checkpoint is not usable, while the home may be.
+# Errors that mean that a checkpoint is unusable; other errors may be temporary faults of the disk.
 _UNREADABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
 
 
 def release_waiting(home: Home, store: Store) -> None:
-    """Let queued runs that wait for others go, or fail them; the oldest first.
+    """Release or fail queued runs that wait for the models of others, the oldest first.
 
-    - All of those are done: the run gets their checkpoints into its own folder and waits no more.
-    - One of them failed, was cancelled or is gone, or has no such checkpoint: the run fails, and
-    with it those that wait for it.
+    - If all the others are done, the run gets their checkpoints into its own folder and stops
+      waiting.
+    - If one of them failed, was cancelled, is gone or lacks the checkpoint, the run fails, and so
+      do the runs that wait for it.
 
-    A process that dies in between leaves nothing half done: the next call does the same again.
+    If the process dies in between, nothing is left half done: the next call repeats the work.
     """
     has_failed = True
-    while has_failed:  # a run that waits for one that failed now is found in the next round
+    while has_failed:  # the next round finds the runs that wait for those that have just failed
         waiting_rows = [row for row in store.queue() if row.waits_for]
         has_failed = any(_is_failed_now(home, store, row) for row in waiting_rows)
 
@@ -44,17 +45,17 @@ def release_waiting(home: Home, store: Store) -> None:
 def link_checkpoint(source: Path, target: Path) -> None:
     """Fill the folder `target` with hard links to the files of a checkpoint of this home.
 
-    Where links are not possible the files are copied. They stay even if the run that wrote the
-    checkpoint deletes it. What an interrupted call has linked already stays too.
+    Files are copied if links are impossible. They stay even if the run that wrote the checkpoint
+    deletes it. Files that an interrupted call has linked already are kept.
     """
     target.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_dir():
-            continue  # no checkpoint has folders: somebody put it there
+            continue  # checkpoints have no folders; somebody else put this one there
         try:
             os.link(file, target / file.name)
         except FileExistsError:
-            continue  # an interrupted call put it there, or another process does the same now
+            continue  # put there by an interrupted call, or by another process just now
         except OSError:  # no hard links here, or another disk
             _copy_whole(file, target / file.name)
     sync_folder(target)
@@ -63,7 +64,7 @@ def link_checkpoint(source: Path, target: Path) -> None:
 def _copy_whole(source: Path, target: Path) -> None:
     """Copy a file so that `target` never holds only a part of it.
 
-    Not even for a process that does the same at this time, nor after a death half way.
+    That is true even if another process does the same at this time, or if this one dies half way.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -77,7 +78,7 @@ def _copy_whole(source: Path, target: Path) -> None:
 
 
 def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
-    """Let a waiting run go if what it waits for is there, or fail it if that cannot come any more.
+    """Release a waiting run if the models it waits for exist; fail it if they cannot come any more.
 
     Returns whether it failed.
     """
@@ -85,15 +86,15 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
     some_are_open = any(maker is not None and maker.state in OPEN for maker in awaited)
     if _can_do_without_some(row, awaited):
         if some_are_open:
-            return False  # these may still get done
+            return False  # the open runs may still get done
         awaited = _leave_out_missing(home, row, awaited)
     fault = _fault_of(awaited, row)
     if fault is None and some_are_open:
-        return False  # it waits on
+        return False  # it keeps waiting
     if fault is None:
         try:
             fault = _fetch_adapters(home, row)
-        except OSError as error:  # a full disk, say: the runs behind it need not wait for that
+        except OSError as error:  # e.g. a full disk, which must not hold up the other runs
             _log.warning("%s waits on: %s", row.run_id, error)
             return False
     if fault is None:
@@ -105,10 +106,10 @@ def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
 
 
 def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
-    """Return whether a run is the evaluation of a plan that can ask fewer models than planned.
+    """Whether a run is the evaluation of a plan that has to ask fewer models than planned.
 
-    That is so if some of the models cannot come any more while others can or have. `awaited` are
-    the rows of the runs that make the models, None for one that is gone.
+    That is so if some models cannot come any more while others have come or still can. `awaited`
+    are the rows of the runs that make the models; None for a run that is gone.
     """
     if row.kind != "evaluate" or not row.plan:
         return False
@@ -117,10 +118,10 @@ def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
 
 
 def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]) -> list[RunRow]:
-    """Remove the models that did not get made from an evaluation's config, which keeps their names.
+    """Remove the models that were not made from an evaluation's config, which keeps their names.
 
-    `awaited` are the runs that were to make the models, None for one that is gone. Returns the rows
-    of the runs that made theirs.
+    `awaited` are the rows of the runs that were to make the models; None for a run that is gone.
+    Returns the rows of the runs that made theirs.
     """
     run = home.run(row.run_id)
     made = [maker for maker in awaited if maker is not None and maker.state == "done"]
@@ -128,16 +129,18 @@ def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]
     config = read_json(run.config)
     left_out = _remove_missing(config, made_ids)
     write_json(run.config, config)
-    if left_out:  # else an interrupted call has done it already
+    if left_out:  # empty if an interrupted call has done this already
         message = f"{', '.join(left_out)} left out: not made"
         outcome.note_event(run, "models_missing", message, models=left_out)
     return made
 
 
 def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
-    """Change the config of an evaluation that waits: models of runs other than `made_ids` are left
-    out, and kept by name. Returns the names of those left out by this call."""
-    # The folders into which the adapters of the missing models were to come.
+    """Remove from the config of a waiting evaluation the models of all runs but `made_ids`.
+
+    Their names are kept in the config's `missing_models`. Returns the names that this call removed.
+    """
+    # The folders that were meant for the adapters of the missing models.
     folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids}
     kept = [model for model in config["models"] if model.get("adapter") not in folders]
     left_out = [model["ref"] for model in config["models"] if model.get("adapter") in folders]
@@ -150,18 +153,20 @@ def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
 
 
 def _row_of(store: Store, run_id: str) -> RunRow | None:
-    """Return the row of a run by its whole id; None where there is none."""
+    """Return the row of a run by its whole id; None if there is no such run."""
     try:
         row = store.get_run(run_id)
     except UserError:
         return None
-    return row if row.run_id == run_id else None  # another, whose id begins with this one
+    # `get_run` also finds another run whose id begins with this one.
+    return row if row.run_id == run_id else None
 
 
 def _fault_of(awaited: Sequence[RunRow | None], row: RunRow) -> tuple[str, Hint] | None:
-    """Return why what a run waits for cannot come any more, with the next move; None while it can.
+    """Return why the models that a run waits for cannot come any more, as (reason, next move); None
+    while they can.
 
-    `awaited` are the runs that it waits for, None for one that is gone.
+    `awaited` are the rows of the runs that it waits for; None for a run that is gone.
     """
     for number, maker in enumerate(awaited):
         if maker is None:
@@ -180,20 +185,18 @@ def _fault_of(awaited: Sequence[RunRow | None], row: RunRow) -> tuple[str, Hint]
 
 
 def _end_in_words(row: RunRow) -> str:
-    """How a run ended that did not get done."""
+    """Return how a run ended that did not get done, e.g. "was cancelled"."""
     return "failed" if row.state == "failed" else "was cancelled"
 
 
 def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
     """Link the checkpoints that the run waited for into its own folder.
 
-    Returns why that is not possible, with the next move; None where it was done.
-
-    Raises OSError where nothing can be written.
+    Returns None if that worked, else (reason, next move). Raises OSError if nothing can be written.
     """
     config = home.run(row.run_id).find_config()
     if config is None:
-        return None  # its trainer says what is wrong with the config
+        return None  # its trainer will report what is wrong with the config
     for adapter in config.waits_for:
         maker = home.run(adapter.run_id)
         checkpoint = maker.resolve_checkpoint(adapter.checkpoint)
@@ -208,9 +211,9 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
 
 
 def _no_checkpoint(maker: RunDir, checkpoint: str) -> tuple[str, Hint]:
-    """Return why a run that is done has not left the awaited model, with the next move.
+    """Return (reason, next move) for a run that is done but has not left the awaited checkpoint.
 
-    `checkpoint` is what was waited for, such as "best"; "" for the last one.
+    `checkpoint` is the one that was waited for, e.g. "best"; "" for the last one.
     """
     if maker.deleted.exists():
         return f"{maker.id}, whose model it waited for, was deleted", Hint("Submit a new run.")

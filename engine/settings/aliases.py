@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 
-# Another trainer's name -> our name. Where GRPO has another one: "sft's, dpo's|grpo's".
+# Another trainer's name -> our name. Two names as in "batch_size|prompts_per_step" are that of SFT
+# and DPO, and that of GRPO and distillation.
 FOREIGN: dict[str, str] = {
     "alpha": "lora_alpha",
     "batch": "batch_size|prompts_per_step",
@@ -107,7 +108,7 @@ FOREIGN: dict[str, str] = {
     "wd": "weight_decay",
 }
 
-# Added to the new name if the values differ too.
+# Sentences that follow our name if our setting also takes other values.
 FOREIGN_NOTES: dict[str, str] = {
     "seeds": "It takes one whole number: submit one run per seed and compare them.",
     "warmup_steps": "It is a share of all steps, from 0 to below 1.",
@@ -163,7 +164,7 @@ REFUSED: dict[str, str] = {
     "from this server's environment.",
 }
 
-# (algorithm, setting it does not have) -> what to use for it.
+# (algorithm, setting that it does not have) -> what to use instead.
 NOT_FOR: dict[tuple[str, str], str] = {
     ("distill", "advantage"): "The teacher's log-probabilities are the advantage, token by token.",
     ("distill", "async_sampling"): "Distillation always trains on what the policy samples now.",
@@ -224,8 +225,9 @@ NOT_FOR: dict[tuple[str, str], str] = {
     ("sft", "temperature"): "SFT does not sample while training.",
 }
 
-_MOST_SIMILAR = 2  # names that a suggestion gives
-_SIMILARITY, _ALGORITHM_SIMILARITY = 0.6, 0.5  # least likeness of a typo (see difflib)
+_MOST_SIMILAR = 2  # the most names that a suggestion lists
+# The least similarity (difflib) of a typo to the name of a setting, and to that of an algorithm.
+_SIMILARITY, _ALGORITHM_SIMILARITY = 0.6, 0.5
 
 # Another name of an algorithm -> our name.
 _ALGORITHMS = {
@@ -248,10 +250,10 @@ _ALGORITHMS = {
 
 
 def meant_setting(name: str, algorithm: str, known_names: Iterable[str]) -> str:
-    """Return the setting that another trainer's name or a typo stands for: "learning_rate" for lr.
+    """Return the setting that another trainer's name or a typo means: "learning_rate" for "lr".
 
-    "" if there is none, or if our setting takes other values, so that the given value could not be
-    kept.
+    Returns "" if there is no such setting, or if our setting takes other values, so that the given
+    value could not be kept.
 
     Args:
         name: the name as the user wrote it.
@@ -260,14 +262,14 @@ def meant_setting(name: str, algorithm: str, known_names: Iterable[str]) -> str:
     """
     normalized = _normalized(name)
     names = list(known_names)
-    # Names of what is no setting here, and of settings that take other values here.
+    # REFUSED names are no settings here; our settings for FOREIGN_NOTES take other values.
     if normalized in REFUSED or normalized in FOREIGN_NOTES:
         return ""
-    if normalized in names:  # only written in another way, as "Learning-Rate"
+    if normalized in names:  # the name is spelt differently, such as "Learning-Rate"
         return normalized
     if normalized in FOREIGN:  # another trainer's name for one of our settings
         target = _our_name(normalized, algorithm)
-        if target in names:  # else it is a setting of another algorithm
+        if target in names:  # otherwise our setting belongs to another algorithm
             return target
     similar = difflib.get_close_matches(normalized, names, n=1, cutoff=_SIMILARITY)
     return similar[0] if similar else ""
@@ -288,7 +290,7 @@ def suggest(name: str, algorithm: str, known_names: Iterable[str]) -> str:
     names = list(known_names)
     if normalized in REFUSED:
         return REFUSED[normalized]
-    if normalized in names:  # only written in another way, as "Learning-Rate"
+    if normalized in names:  # the name is spelt differently, such as "Learning-Rate"
         return f"Did you mean {normalized}?"
     if normalized in FOREIGN:
         target = _our_name(normalized, algorithm)
@@ -309,19 +311,23 @@ def other_name(name: str, algorithm: str, known_names: Iterable[str]) -> str:
 
 
 def _normalized(name: str) -> str:
-    """The name as settings are written here: lower case, with underscores."""
+    """Write a name as our settings are written: "Learning-Rate" -> "learning_rate"."""
     return name.strip().lower().replace("-", "_")
 
 
 def _our_name(foreign_name: str, algorithm: str) -> str:
-    """Our name for a key of FOREIGN."""
-    # Two names stand as "sft's|grpo's"; a single one is both the first and the last.
+    """Return our name for a key of FOREIGN, as `algorithm` calls the setting."""
+    # e.g. "batch_size|prompts_per_step": the first name is that of SFT and DPO, which train on
+    # rows, the last that of the others. A single name is both.
     names = FOREIGN[foreign_name].split("|")
-    return names[0] if algorithm in ROW_ALGORITHMS else names[-1]  # the first is of those with rows
+    return names[0] if algorithm in ROW_ALGORITHMS else names[-1]
 
 
 def suggest_algorithm(name: str) -> str:
-    """Return the algorithm that another name or a typo stands for; "" if that is unclear."""
+    """Return the algorithm that another name or a typo means, such as "grpo" for "ppo".
+
+    Returns "" if that is unclear.
+    """
     normalized = name.strip().lower()
     if normalized in _ALGORITHMS:
         return _ALGORITHMS[normalized]

@@ -26,22 +26,22 @@ from engine.sizing.score_workers import default_workers
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400
-SKILL_ROWS = 200  # questions of a battery: a loss of 6, 3 points, is significant
+SKILL_ROWS = 200  # questions of a battery: 6 fewer right answers (3 points) are significant
 # Loss -> (clip_low, clip_high); the other losses have _USUAL_CLIPS.
 _CLIPS = {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
 _USUAL_CLIPS = (0.2, 0.28)
 _LONGEST_DEFAULT = 8192  # tokens; a longer context is used only on request
-_UNKNOWN_ROWS = 1000  # train rows that are assumed without an environment
+_UNKNOWN_ROWS = 1000  # assumed train rows if there is no environment
 _OTHER_WORDS = 192  # tokens that other words of a prompt and its tools may add to a row
-_UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # tokens that are assumed then
-_UNKNOWN_CORES = 2  # that are assumed where the machine is not known
-_LARGE_BATCH = 64  # rows from which on a warning is given
+_UNKNOWN_ROW_LENGTH, _UNKNOWN_PROMPT_LENGTH = 2048, 512  # assumed tokens without an environment
+_UNKNOWN_CORES = 2  # assumed cores if the machine is not known
+_LARGE_BATCH = 64  # a larger batch gets a warning
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
 # three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
-_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # of a model of _SMALL_MODEL parameters; at least
+_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # with _SMALL_MODEL parameters; with any more
 _SMALL_MODEL = 2_000_000
 _SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
-_MIN_ANSWER_TOKENS = 16  # with less room for an answer, the longest prompts are given up
+_MIN_ANSWER_TOKENS = 16  # if less room is left, tasks with the longest prompts are left out
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Facts:
     """The facts that defaults depend on.
 
     Attributes:
-        env: None without an environment; defaults then assume usual rows.
-        hardware: None counts as a CPU.
-        inherited: shape of the adapter that the run continues; None for a new one.
+        env: the environment; None if there is none: defaults then assume rows of usual length.
+        hardware: the machine; None counts as a CPU.
+        inherited: shape of the adapter that the run continues; None for a new adapter.
         attempts: answers per task in an evaluation.
         vllm, vllm_fault: whether vLLM is set up here; why it is switched off, "" if it is not.
     """
@@ -65,7 +65,7 @@ class Facts:
     vllm_fault: str = ""
 
     def rows(self, algorithm: str) -> int | None:
-        """Number of train rows the algorithm can learn from; None without an environment."""
+        """Return how many train rows the algorithm can use; None if there is no environment."""
         if self.env is None:
             return None
         usable = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
@@ -74,7 +74,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class SamplingLimits:
-    """Most tokens of a turn, most turns of an episode, most tokens of the whole sequence."""
+    """The most tokens of a turn, turns of an episode, and tokens of the whole sequence."""
 
     max_tokens: int
     max_turns: int
@@ -86,8 +86,8 @@ class Filled:
 
     Attributes:
         values: the settings so far.
-        sources: the source of each, such as `USER` or `RECIPE`.
-        warnings: what the user should know of the values.
+        sources: setting -> source of its value, such as `USER` or `RECIPE`.
+        warnings: sentences for the user about the values.
     """
 
     def __init__(self, given: GivenSettings) -> None:
@@ -99,15 +99,15 @@ class Filled:
         return self.values[name]
 
     def default(self, name: str, value: Any, source: str = RECIPE) -> None:
-        """Set the setting `name` unless it has a value; `source` says where the value is from."""
+        """Set `name` unless it has a value; `source` says where the new value comes from."""
         if name not in self.values:
             self.values[name] = value
             self.sources[name] = source
 
     def lower_to(self, name: str, limit: int | None, reason: str) -> None:
-        """Lower the count `name` to `limit` if it is above, with a warning that gives the reason.
+        """Lower the setting `name` to `limit` if its value is above, and add a warning.
 
-        Nothing happens if `limit` is None (no limit is known) or the count was not given.
+        Nothing happens if `limit` is None (no limit is known) or the setting has no value.
         """
         if limit is not None and name in self.values and self.values[name] > limit:
             self.warnings.append(f"{name} = {self.values[name]} was cut to {limit}: {reason}.")
@@ -117,8 +117,8 @@ class Filled:
 def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
     """Choose all settings of `algorithm`; return them with their sources, and warnings.
 
-    `algorithm` is a trainer's, or "evaluate". The values of the user are kept, but a count above
-    the number of rows is lowered to it.
+    `algorithm` may also be "evaluate". The user's values are kept, except that a count above the
+    number of rows is lowered to that number.
     """
     # The order matters: later defaults depend on the values of earlier ones.
     filled = Filled(user_settings)
@@ -139,7 +139,7 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 
 def _scoring_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how many processes score, and what their judges may take."""
+    """Set how many processes score, and the limits of their judges (models that score)."""
     env, cores = facts.env, facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
     workers = default_workers(env.score_s, env.waits, cores) if env else 1
     filled.default("score_workers", workers, source=HARDWARE if workers > 1 else RECIPE)
@@ -148,7 +148,7 @@ def _scoring_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
-    """Set what an evaluation was not given. A single attempt at a task is greedy."""
+    """Set the defaults of an evaluation. A single attempt at a task is greedy."""
     _answer_defaults(filled, facts)
     _scoring_defaults(filled, facts)
     filled.default("top_p", 1.0)
@@ -182,13 +182,11 @@ def learning_rate(algorithm: str, hidden: int) -> float:
 
 
 def _adapter_defaults(filled: Filled, facts: Facts) -> None:
-    """Set the shape of the adapter.
-
-    It is the shape of the adapter that the run continues; for a new adapter the usual values.
-    """
+    """Set the shape of the adapter: that of the adapter which the run continues, else the usual
+    values."""
     inherited = facts.inherited
     if inherited is not None:
-        # Set even if the user gave them: `check_inherited` has refused other values.
+        # This may overwrite values of the user, but `check_inherited` has refused different ones.
         for name, value in inherited_settings(inherited).items():
             filled.values[name] = value
             filled.sources[name] = PARENT
@@ -204,7 +202,7 @@ def _adapter_defaults(filled: Filled, facts: Facts) -> None:
 
 
 def inherited_settings(adapter: AdapterFacts) -> GivenSettings:
-    """The settings that a run takes from the adapter that it continues."""
+    """Return the settings that a run takes from the adapter which it continues."""
     return {
         "lora_rank": adapter.rank,
         "lora_alpha": adapter.alpha,
@@ -216,13 +214,13 @@ def _machine_defaults(filled: Filled, facts: Facts) -> None:
     """Set quantization, precision and gradient checkpointing, by the GPU if there is one."""
     gpu = _gpu_of(facts)
     filled.default("quantization", "none")
-    if filled.values.get("precision") in (None, "auto"):  # "auto" counts as left out
-        # The 4-bit weights of nf4 are always computed with in bfloat16.
+    if filled.values.get("precision") in (None, "auto"):  # "auto" means that it was left out
+        # Operations on the 4-bit weights of nf4 are always done in bfloat16.
         use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         filled.sources["precision"] = HARDWARE
-    # Checkpointing saves memory and costs time. Weights that take less than a third of the memory
-    # leave enough for the activations without it.
+    # Gradient checkpointing saves memory and costs time. It is not needed if the weights take less
+    # than a third of the memory, because the rest is enough for the activations.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
     filled.default("gradient_checkpointing", is_large_model, source=HARDWARE)
 
@@ -234,13 +232,13 @@ def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("max_examples", rows)
     filled.default("seed", 0)
     filled.default("accept_reward_risk", False)
-    # Without held-out tasks there is nothing to stop by.
+    # Stopping early needs held-out tasks that show when learning ends.
     has_heldout = facts.env is not None and facts.env.measured_rows(by_pairs=False) > 0
     filled.default("stop_early", "heldout" if algorithm == "sft" and has_heldout else "none")
 
 
 def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set what SFT and DPO need: batch size, epochs, steps, longest row, what one of them has."""
+    """Set the batch size, epochs, steps and longest row of SFT and DPO, and what only one has."""
     env = facts.env
     rows = _trained_rows(filled, algorithm, env)
     if algorithm == "sft":
@@ -253,7 +251,7 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
         filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
         filled.default("beta", 0.1)
         filled.default("sft_weight", 0.0)
-        epochs = 1  # DPO overfits sooner
+        epochs = 1  # DPO overfits sooner than SFT
     _step_defaults(filled, epochs, rows)
     if algorithm == "sft":
         _replay_defaults(filled, USUAL_KEEP)
@@ -268,8 +266,8 @@ def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 def _sft_updates(params: int) -> int:
     """Return how many optimizer steps SFT needs for a model of `params` parameters.
 
-    The larger a model, the fewer updates teach it a new form of answer: 300 at 2 million
-    parameters, falling with their fourth root (105 at 135 million), never below 60.
+    A larger model needs fewer updates to learn a new form of answer: 300 at 2 million parameters,
+    falling with the fourth root of their number (105 at 135 million), never below 60.
     """
     updates = _SFT_UPDATES * (_SMALL_MODEL / max(params, _SMALL_MODEL)) ** 0.25
     return max(_SFT_UPDATES_OF_LARGE, round(updates))
@@ -278,7 +276,7 @@ def _sft_updates(params: int) -> int:
 def _sft_batch_size(rows: int | None, updates: int) -> int:
     """Return the batch size with which three passes over the rows make `updates` steps.
 
-    From 8 to 32, but at most an eighth of the rows; 32 if `rows` is None (not known).
+    The result is from 8 to 32, but at most an eighth of the rows; 32 if `rows` is None (unknown).
     """
     if rows is None:
         return 32
@@ -293,10 +291,10 @@ def _sft_epochs(rows: int | None, updates: int, batch_size: int) -> int:
 
 
 def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
-    """Return how many rows SFT or DPO trains on; None without an environment.
+    """Return how many rows SFT or DPO trains on; None if that is not known.
 
-    These are `max_examples`, and for SFT more than that where the chat template makes several rows
-    of one conversation.
+    The number is `max_examples`. For SFT it is larger if the chat template splits a conversation
+    into several rows.
     """
     rows = filled["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
@@ -305,9 +303,9 @@ def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int |
 
 
 def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
-    """Set epochs and steps, which follow from each other and the `rows` of a pass (None: unknown).
+    """Set epochs and steps; `rows` is the number of rows in one epoch, None if not known.
 
-    If the user gave no `steps`, they follow from the user's epochs, else from `epochs`.
+    If the user gave no steps, they follow from the user's epochs, or else from `epochs`.
     """
     if filled.values.get("steps") is None:
         filled.default("epochs", epochs)
@@ -318,7 +316,7 @@ def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
 
 
 def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
-    """Set what only SFT has. Reasoning is required if every counted answer has it."""
+    """Set the settings that only SFT has. Thoughts are required if every counted answer has one."""
     filled.default("loss_on", "assistant")
     filled.default("packing", True)
     every_answer_reasons = (
@@ -328,9 +326,10 @@ def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
 
 
 def _replay_defaults(filled: Filled, usual_keep: float) -> None:
-    """Set what SFT or GRPO replays of earlier skills: a share of each batch, `usual_keep`, in every
-    run that makes enough steps to overwrite them. Whether the task is far from what the model does
-    is not known here, and near ones lose nothing by it (benchmarks/RESULTS.md)."""
+    """Set what SFT or GRPO replays (trains on again) to keep earlier skills.
+
+    A run with enough steps to overwrite skills replays the share `usual_keep` of each batch. Tasks
+    close to what the model can do already lose nothing by that (benchmarks/RESULTS.md)."""
     replays = filled["steps"] > HARMLESS_STEPS or filled.values.get("keep_env")
     filled.default("keep", usual_keep if replays else 0.0)
     filled.default("keep_env", "")
@@ -339,7 +338,7 @@ def _replay_defaults(filled: Filled, usual_keep: float) -> None:
 
 def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set what GRPO and distillation have in common, and what only one of them has."""
-    rows = filled["max_examples"]  # None where the number of train rows is not known
+    rows = filled["max_examples"]  # None if the number of train rows is not known
     filled.default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
     filled.default("prompts_per_step", prompts_per_step)
@@ -347,7 +346,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("tis_cap", 2.0)
     filled.default("max_reward_errors", 0.2)
     if algorithm == "distill":
-        # A teacher rates every token, so fewer completions tell as much.
+        # Fewer completions than in GRPO are enough, because a teacher rates every single token.
         filled.default("group_size", 4)
         filled.default("teacher_model", "")
         filled.default("teacher_key_env", "")
@@ -364,7 +363,7 @@ def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _grpo_defaults(filled: Filled) -> None:
-    """Set what belongs to GRPO: the group, sampling, the loss with its advantage, the updates."""
+    """Set the settings of GRPO: group, sampling, loss, advantage, updates and replay."""
     filled.default("group_size", 8)
     filled.default("temperature", 1.0)
     filled.default("top_p", 1.0)
@@ -396,7 +395,7 @@ def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
 
     `async_sampling` gains nothing on one device; `top_p`, `top_k` and `min_p` change probabilities.
     """
-    # Left out, the number of devices is chosen by the estimate, among those of the machine.
+    # If `gpus` was left out, the estimate may choose as many devices as the machine has.
     most = len(facts.hardware.devices) if facts.hardware else 1
     is_on_one = filled.values.get("gpus", most) == 1
     if filled["async_sampling"] and filled["sampler"] == "torch" and is_on_one:
@@ -412,12 +411,12 @@ def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
 
 
 def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> None:
-    """Set the sampler of rollouts: vLLM where it suits machine and weights and has room, else our
-    own. `longest_sequence`: tokens of the longest sequence that is sampled."""
+    """Set the sampler of rollouts: vLLM if it suits the machine and the weights and has room, else
+    our own. `longest_sequence` is the most tokens of a sampled sequence."""
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
     gpu = _gpu_of(facts)
     why_not = _why_no_server(filled, facts, gpu, longest_sequence) if gpu is not None else ""
-    if filled.values.get("sampler") not in (None, "auto"):  # "auto" counts as left out
+    if filled.values.get("sampler") not in (None, "auto"):  # the user chose a sampler
         if filled["sampler"] == "vllm" and why_not:
             filled.warnings.append(f"our own sampler will be used, not vLLM: {why_not}.")
         return
@@ -431,13 +430,13 @@ def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> Non
 
 
 def _gpu_of(facts: Facts) -> Device | None:
-    """The GPU that the run is planned for; None where it runs on a CPU."""
+    """Return the GPU that the run is planned for; None if the run is planned for a CPU."""
     device = facts.hardware.device if facts.hardware else None
     return device if device is not None and device.kind == "cuda" else None
 
 
 def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: int) -> str:
-    """Return why no vLLM server samples on this GPU: it failed there or lacks room; else ""."""
+    """Say why no vLLM server can sample on this GPU: it failed or lacks room; "" if it can."""
     assert facts.hardware is not None
     if facts.vllm_fault:
         return f"it is switched off on this device ({facts.vllm_fault})"
@@ -454,19 +453,19 @@ def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: 
 
 
 def _answer_defaults(filled: Filled, facts: Facts) -> None:
-    """Set how long answers may get: the same for GRPO, distillation and evaluations, so that their
-    results can be compared."""
+    """Set how long answers may get. The rules are the same for GRPO, distillation and evaluations,
+    so that their results can be compared."""
     filled.default("thinking", False)
     filled.default("stop", [])
     filled.default("max_turns", _default_turns(facts.env))
     room = facts.model.max_positions
-    max_length = filled.values.get("max_length")  # only if the user gave it: no default yet
+    max_length = filled.values.get("max_length")  # None unless the user gave it
     if max_length is not None:
         room = min(room, max_length)
     preferred = max_tokens(facts.env, filled["thinking"])
     tokens = _fit_into_context(room, facts.env, preferred)
-    # A value lowered for lack of room counts as chosen by the model's context, even where it was
-    # the user's max_length that left too little.
+    # A value that was lowered for lack of room has the model's context as its source, even if the
+    # user's max_length left too little room.
     source = MODEL if tokens < preferred else RECIPE
     filled.default("max_tokens", tokens, source=source)
 
@@ -476,8 +475,8 @@ def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
 
     - with reference answers: twice their longest turn, from 16 to 1024, but no less than what the
       turns of 19 in 20 answers need;
-    - without: 256;
-    - with `thinking`: at least 1024.
+    - without reference answers: 256;
+    - if the model thinks first (`thinking`): at least 1024.
     """
     limit = 256
     if env is not None and env.longest_turn:
@@ -491,7 +490,7 @@ def exam_limits(
 ) -> SamplingLimits:
     """Return the limits of sampling in the evaluations of an SFT or DPO run.
 
-    It has no such settings, so it gets the defaults of GRPO and `evaluate`: they can be compared.
+    Such a run has no settings for them; it gets the defaults of GRPO and `evaluate`.
 
     Args:
         context: the longest context of the model in tokens.
@@ -506,18 +505,18 @@ def exam_limits(
 
 
 def _default_turns(env: EnvFacts | None) -> int:
-    """Most turns of an episode: 8 in a multi-turn environment, else 1."""
+    """Return the default of max_turns: 8 in a multi-turn environment, else 1."""
     return 8 if env is not None and env.multi_turn else 1
 
 
 def _fit_into_context(context: int, env: EnvFacts | None, preferred: int) -> int:
     """Return `preferred` tokens, or as many as fit into the context after the longest prompt.
 
-    Half of the context where hardly any do. The longest prompt counts as 0 tokens without an
-    environment. The result is at least 1.
+    If hardly any fit, the limit is half of the context. The longest prompt has 0 tokens if `env` is
+    None. The result is at least 1.
     """
     longest_prompt = env.longest_prompt if env else 0
-    available = context - longest_prompt - 1  # one more, because no prompt is empty
+    available = context - longest_prompt - 1  # 1 for a prompt of unknown length: none is empty
     if available < _MIN_ANSWER_TOKENS:
         # The answer gets half of the context; tasks with longer prompts will be left out.
         available = context // 2
@@ -535,23 +534,23 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
 
 
 def _room_for_other_words(filled: Filled) -> int:
-    """The tokens by which other words may lengthen a row; 0 where `vary_wording` is."""
+    """Return by how many tokens other words may lengthen a row; 0 if `vary_wording` is 0."""
     return _OTHER_WORDS if filled.values.get("vary_wording") else 0
 
 
 def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
-    It is never above the model's context, and above 8192 tokens only where an answer of max_tokens
-    would not fit otherwise.
+    The result is never above the model's context, and above 8192 tokens only if an answer of
+    max_tokens would not fit otherwise.
     """
     context = facts.model.max_positions
     longest_default = min(context, _LONGEST_DEFAULT)
     rounded = max(32, math.ceil(preferred / 16) * 16)
-    # A value that had to be cut counts as chosen by the model.
+    # A value that had to be cut has the model as its source.
     source = MODEL if rounded > longest_default else RECIPE
     length = min(rounded, longest_default)
-    # Without max_tokens (SFT, DPO) no answer needs room. One more token is for a prompt.
+    # SFT and DPO have no max_tokens: no answer needs room. One more token is for a prompt.
     needed_for_answer = filled.values.get("max_tokens", 0) + 1
     length = max(length, needed_for_answer)
     filled.default("max_length", min(context, length), source=source)
@@ -559,7 +558,7 @@ def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
 
 def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
-    usual = learning_rate(algorithm, facts.model.hidden)  # depends on the model's width
+    usual = learning_rate(algorithm, facts.model.hidden)
     filled.default("learning_rate", usual, source=MODEL)
     filled.default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
     filled.default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
@@ -573,13 +572,13 @@ def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
 
 
 def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
-    """Set the rows of an evaluation, and how often the run evaluates and saves.
+    """Set the rows of an evaluation, how often the run evaluates and saves, and the devices.
 
-    By default an SFT run evaluates eight times (it may stop early by them), a DPO run five times, a
-    GRPO or distillation run three times, and each saves whenever it evaluates.
+    By default an SFT run evaluates eight times (the results may stop it early), a DPO run five
+    times, a GRPO or distillation run three times. A run saves whenever it evaluates.
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
-    # A number that the user gave is lowered, with a warning.
+    # If the user gave a larger number, it is lowered, with a warning.
     filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
     filled.default("eval_rows", eval_rows)

@@ -9,10 +9,10 @@ from engine.records.settings import GivenSettings, SFTSettings, TrainSettings
 
 
 def check_env(algorithm: str, env: EnvFacts) -> None:
-    """Raise UserError BAD_ARGUMENT for an environment that the algorithm cannot learn from.
+    """Raise UserError BAD_ARGUMENT if the algorithm cannot learn from the environment.
 
-    SFT needs reference answers, DPO pairs of a better and a worse one, GRPO and distillation a
-    score; all need train rows.
+    Every algorithm needs train rows. SFT also needs reference answers, DPO pairs of a better and a
+    worse answer, GRPO and distillation a score.
     """
     obstacle = _obstacle(algorithm, env)
     if obstacle is not None:
@@ -21,8 +21,11 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
 
 
 def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
-    """Why the algorithm cannot learn from an environment, as (what it lacks, what to do about it);
-    None where it can."""
+    """Return why the algorithm cannot learn from an environment, as (fault, what to do about it).
+
+    The fault continues a sentence that begins with the environment's id, such as "has no train
+    rows". Returns None if the algorithm can learn from it.
+    """
     if env.train_rows == 0:
         hint = "Give rows with split = train."
         if env.scored and env.heldout_rows:
@@ -62,7 +65,8 @@ def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
 
 
 def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for max_turns with a single-turn environment."""
+    """Raise UserError SETTING_NOT_APPLICABLE if max_turns is given for a single-turn
+    environment."""
     if "max_turns" in user_settings and not env.multi_turn:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
@@ -73,10 +77,10 @@ def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
 
 
 def with_kept_version(home: Home, settings: TrainSettings) -> TrainSettings:
-    """Replace the environment that `keep_env` names by its whole id; return the settings.
+    """Replace the name in `keep_env` by the whole id of the environment version that it means now.
 
-    So a later push changes nothing. Raises UserError ENV_NOT_FOUND or ENV_AMBIGUOUS for the
-    setting.
+    Later pushes then do not change the run. Returns the new settings. Raises UserError
+    ENV_NOT_FOUND or ENV_AMBIGUOUS if `keep_env` names no environment, or several.
     """
     if not isinstance(settings, SFTSettings) or not settings.keep_env:
         return settings

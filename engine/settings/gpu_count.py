@@ -20,7 +20,13 @@ from engine.sizing import ranks
 
 @dataclass(frozen=True)
 class OnGpus:
-    """What a run would take on so many devices, and whether they are free now."""
+    """One choice of a number of devices for a run.
+
+    Attributes:
+        resolved: the settings with that number of devices.
+        figures: the estimate of the run on these devices.
+        free_now: whether so many devices are free now.
+    """
 
     resolved: Resolved
     figures: Estimate
@@ -32,7 +38,7 @@ class OnGpus:
         return self.resolved.settings.gpus
 
     def shown(self) -> Reply:
-        """As a reply shows it."""
+        """Return the fields of this choice that a reply shows."""
         return {
             "gpus": self.gpus,
             **run_size.roles(self.resolved.settings),
@@ -45,16 +51,19 @@ class OnGpus:
 
 
 def most_gpus(home: Home, hardware: Hardware) -> int:
-    """How many devices one run may take: the GPUs of the machine that are of the model that runs
-    are planned for. On a CPU one, or as many processes as its owner allows (`cpu_ranks`)."""
+    """Return how many devices one run may take.
+
+    These are the machine's GPUs of the same model as the GPU for which runs are planned. A CPU
+    counts as one device, or as `cpu_ranks` of config.toml if the owner sets that.
+    """
     if hardware.device.kind == "cpu":
         return max(1, int(home.user_config().cpu_ranks))
     return sum(device.name == hardware.device.name for device in hardware.devices)
 
 
 def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
-    """Raise UserError SETTING_INVALID where the run is to have more devices than there are, or more
-    than rows in a batch."""
+    """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices or of
+    rows in a batch, or if `shard_base` does not fit the other settings."""
     most, rows = most_gpus(home, hardware), rows_of_batch(settings)
     if settings.gpus > most:
         there_are = "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {most}"
@@ -68,7 +77,8 @@ def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
 
 
 def _check_shards(settings: TrainSettings) -> None:
-    """Raise UserError SETTING_INVALID where the base cannot be sharded as the settings ask."""
+    """Raise UserError SETTING_INVALID if the base model cannot be sharded (cut over several
+    devices) with these settings."""
     if run_size.shards(settings) < 2:
         why, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
     elif settings.quantization != "none":
@@ -82,13 +92,13 @@ def _check_shards(settings: TrainSettings) -> None:
 
 
 def _too_many(message: str, most: int) -> UserError:
-    """The error for more devices than `most`."""
+    """Make the error for a setting `gpus` that is above `most`."""
     hint = Hint(f"Give at most {most}, or leave gpus out.", change=Change(settings={"gpus": most}))
     return UserError("SETTING_INVALID", message, hint=hint, field="settings.gpus")
 
 
 def rows_of_batch(settings: TrainSettings) -> int:
-    """Into how many parts the batch of a step can be cut at most."""
+    """Return the number of rows in the batch of one step: at most so many devices can share it."""
     if isinstance(settings, RowSettings):
         return settings.batch_size
     return settings.prompts_per_step * settings.group_size
@@ -97,9 +107,13 @@ def rows_of_batch(settings: TrainSettings) -> int:
 def decide(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Sequence[OnGpus]]:
-    """The settings with the number of devices that the run takes, and what it would take on every
-    other number ([] where it may have only one). `estimate` gives the figures for settings. Raises
-    UserError SETTING_INVALID as `check_gpus`."""
+    """Choose how many devices a run takes.
+
+    `estimate` returns the estimate of a run with given settings. Returns the settings with the
+    chosen number, and the choices with their estimates ([] if the run may have only one device).
+    Raises UserError SETTING_INVALID if a number that the user gave is too high, or if `shard_base`
+    does not fit the other settings.
+    """
     on_gpus = _options(home, resolved, hardware, estimate)
     chosen = _chosen(resolved, on_gpus)
     check_gpus(home, chosen.settings, hardware)
@@ -109,8 +123,10 @@ def decide(
 def _options(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> Sequence[OnGpus]:
-    """What the run would take on every number of devices that it may have; [] where it may have
-    only one."""
+    """Estimate the run for every number of devices that it may have.
+
+    Returns [] if the run may have only one device.
+    """
     most = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
     if hardware.device.kind == "cpu" or most < 2:
         return []
@@ -127,8 +143,11 @@ def _options(
 def _fitting(
     resolved: Resolved, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Estimate]:
-    """The settings, with the base sharded over the devices where the run fits only so and nobody
-    said otherwise, and their figures."""
+    """Return settings with which the run fits, and their estimate.
+
+    If the run fits only with its base model sharded (cut over the devices), and the user did not
+    set `shard_base`, that setting is switched on. Otherwise the settings are returned unchanged.
+    """
     figures = estimate(resolved)
     if figures.fits or resolved.sources.get("shard_base") == USER:
         return resolved, figures
@@ -142,8 +161,11 @@ def _fitting(
 
 
 def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
-    """The settings with as many devices as are free and pay, where nobody gave their number; at
-    least as many as the run fits on."""
+    """Return the settings with the number of devices that the run takes.
+
+    A number that the user gave is kept. Otherwise the run takes the free devices that make it
+    enough faster, and at least as many as it needs to fit into memory.
+    """
     if not on_gpus:
         return resolved
     options = {option.gpus: option for option in on_gpus}
@@ -160,12 +182,13 @@ def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
-    """The settings with this number of devices."""
+    """Return the settings with `gpus` devices."""
     return resolved if gpus == resolved.settings.gpus else _changed(resolved, "gpus", gpus)
 
 
 def _changed(resolved: Resolved, name: str, value: object) -> Resolved:
-    """The settings with another value of one, which the hardware decides."""
+    """Return a copy of the settings with the setting `name` changed, and "hardware" as its
+    source."""
     return replace(
         resolved,
         settings=resolved.settings.model_copy(update={name: value}),

@@ -9,11 +9,12 @@ from engine.records.settings import ANY_MLP, ATTENTION, MLP, PROJECTIONS, GivenS
 
 
 def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSettings:
-    """Return the settings with `lora_targets`, where given, as projections that the model has.
+    """Return the settings with `lora_targets`, if it is given, as projections that the model has.
 
-    The names of a whole group (all, attention or MLP) stand for the model's own names of that
-    group: a Phi-3 has `qkv_proj` in place of three of them. Raises UserError SETTING_INVALID if the
-    model has no projection of the group, or lacks one that is named singly.
+    The names of a whole group (all, attention or MLP) stand for the model's own projections of that
+    group. For example a Phi-3 has `qkv_proj` in place of `q_proj`, `k_proj` and `v_proj`. Raises
+    UserError SETTING_INVALID if the model has no projection of a named group, or lacks a projection
+    that is named singly.
     """
     given_names = settings.get("lora_targets")
     if not given_names:
@@ -22,11 +23,12 @@ def with_own_targets(settings: GivenSettings, model: ModelFacts) -> GivenSetting
 
 
 def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[str]:
-    """Return the projections of the model that these names (at least one) stand for.
+    """Return the projections of the model that `given_names` (at least one) stand for.
 
     If the names are those of all projections, or of a whole group (attention or MLP), they stand
-    for those of the group that the model has. Any other names stand for themselves. Raises
-    UserError SETTING_INVALID if the model has none of the group, or lacks one of the other names.
+    for the model's own projections of that group. Any other names stand for themselves. Raises
+    UserError SETTING_INVALID if the model has no projection of the group, or lacks one of the other
+    names.
     """
     available = model.targets
     if set(given_names) == set(PROJECTIONS):
@@ -48,7 +50,7 @@ def _projections_meant(given_names: Sequence[str], model: ModelFacts) -> list[st
 
 
 def _group_or_names(given_names: Sequence[str], available: Sequence[str]) -> list[str]:
-    """Return the available projections that these names stand for; [] if they cannot be used.
+    """Return the available projections that `given_names` stand for; [] if one is not available.
 
     The names of a whole group (attention or MLP) stand for the available projections of that group.
     Other names stand for themselves, and must all be available.

@@ -38,10 +38,10 @@ from engine.settings import aliases, defaults, env_checks, setting_checks, teach
 from engine.settings.lora_targets import with_own_targets
 from engine.settings.value_errors import invalid_values_error, range_in_brief
 
-# How much of what a user gave an error message repeats.
-_EXPLAINED = 4  # settings that are explained one by one
-_MOST_NAMES, _NAME_CHARS = 6, 40
-_HINT_CHARS = 600
+# Limits on how much of the user's input an error message repeats.
+_EXPLAINED = 4  # the most settings that are explained one by one
+_MOST_NAMES, _NAME_CHARS = 6, 40  # the most names in a list, and characters of a name
+_HINT_CHARS = 600  # the most characters of a hint
 SETTINGS_PAGES = (*ALGORITHMS, "evaluate")  # each has a page of its settings
 _INTRODUCTION = (
     "# Settings\n\nEvery setting may be left out; `dry_run` shows the value chosen and its source. "
@@ -65,9 +65,9 @@ class Resolved:
 
 @dataclass(frozen=True)
 class ResolvedSampling:
-    """Every setting of an evaluation, with sources as in `Resolved`.
+    """Every setting of an evaluation with its value and its source, as in `Resolved`.
 
-    There is no `max_length`: it is the model's context.
+    An evaluation has no `max_length`, because the model's context is the limit.
     """
 
     settings: SamplingSettings
@@ -76,14 +76,15 @@ class ResolvedSampling:
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
-    """Return whether a caller switched this setting on, before the settings are resolved."""
+    """Return whether the setting `name` is True in the settings that a caller gave."""
     return given.get(name) is True
 
 
 def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
-    """Return the setting `thinking` with which rows are counted, before settings are resolved.
+    """Return the value of `thinking` with which the tokens of rows are counted.
 
-    A wrong value counts as left out here; it is refused later.
+    `given` holds the settings before they are checked. A wrong value counts as left out here,
+    because it is refused later.
     """
     if algorithm == "dpo":
         return "keep"  # DPO has no such setting: it compares the answers as they are
@@ -114,9 +115,11 @@ def check_algorithm(algorithm: str) -> None:
 def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     """Check the given settings one by one; return their values as the schema reads them.
 
-    Those that are None are left out. `algorithm` is "evaluate" or one of ALGORITHMS. Raises
-    UserError BAD_ARGUMENT (`settings` is no object, or there is no such algorithm),
-    SETTING_UNKNOWN, SETTING_NOT_APPLICABLE or SETTING_INVALID.
+    Settings that are None are left out. `algorithm` is "evaluate" or one of ALGORITHMS.
+
+    Raises UserError BAD_ARGUMENT if `settings` is no object or the algorithm does not exist,
+    SETTING_UNKNOWN if a name does not exist, SETTING_NOT_APPLICABLE if it belongs to another
+    algorithm, SETTING_INVALID for a value of the wrong type or out of range.
     """
     if not isinstance(settings, dict):
         raise UserError(
@@ -130,10 +133,10 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
     given = {name: value for name, value in settings.items() if value is not None}
-    if given.get("gpus") == "auto":  # as if it was left out
+    if given.get("gpus") == "auto":  # "auto" means the same as leaving it out
         del given["gpus"]
     try:
-        # `GIVEN` holds the schemas of what a user gives, in which any setting may be missing.
+        # `GIVEN` has the same schemas as `SCHEMAS`, but any setting may be missing.
         checked = GIVEN[algorithm].model_validate(given)
     except ValidationError as error:
         raise invalid_values_error(schema, error, given) from error
@@ -143,7 +146,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
 
 
 def _check_one_duration(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID for `steps` beside `epochs`."""
+    """Raise UserError SETTING_INVALID if both `steps` and `epochs` are given."""
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -167,22 +170,25 @@ def resolve(
     vllm: bool = False,
     vllm_fault: str = "",
 ) -> Resolved:
-    """Choose all settings of a training run: those given, and defaults for the rest.
+    """Choose all settings of a training run: the given ones, and defaults for the rest.
 
-    Each has a source. The steps are: check single values, check what was given together, fill in
-    defaults, check the whole.
+    The given values are checked one by one and then together, defaults are filled in, and the whole
+    is checked. The result also says where each value comes from.
 
     Args:
-        env: None assumes rows of usual length.
-        hardware: None counts as a CPU.
+        algorithm: one of ALGORITHMS.
+        settings: the settings that the user gave.
+        model: the model that is trained.
+        env: the environment; None assumes rows of usual length.
+        hardware: the machine; None counts as a CPU.
         inherited: shape of the adapter that the run continues; None for a new adapter.
         vllm: whether vLLM is set up on this machine.
-        vllm_fault: why it is switched off on the GPU, where it was tried and failed.
+        vllm_fault: why vLLM is switched off on the GPU; "" if it is not.
 
-    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment cannot serve the algorithm.
+    Raises UserError SETTING_*, or BAD_ARGUMENT if the environment does not suit the algorithm.
     """
     user_settings = with_own_targets(validate(algorithm, settings), model)
-    check_algorithm(algorithm)  # `validate` takes "evaluate" too, which trains nothing
+    check_algorithm(algorithm)  # because `validate` also accepts "evaluate", which trains nothing
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm, vllm_fault=vllm_fault)
     _check_given(algorithm, user_settings, facts)
     filled = defaults.fill_defaults(algorithm, user_settings, facts)
@@ -197,10 +203,11 @@ def resolve(
 
 
 def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.Facts) -> None:
-    """Check that the user's settings fit each other and what the run starts from.
+    """Check that the user's settings fit each other, the environment, the machine and the adapter
+    that the run continues.
 
-    That is the environment, the sampler that the machine has, and the adapter that the run
-    continues. Raises UserError SETTING_* or BAD_ARGUMENT.
+    Raises UserError SETTING_* if they do not, BAD_ARGUMENT if the environment does not suit the
+    algorithm.
     """
     if algorithm == "distill":
         teachers.check_given(user_settings)
@@ -221,10 +228,16 @@ def resolve_sampling(
     attempts: int,
     hardware: Hardware | None = None,
 ) -> ResolvedSampling:
-    """Choose all settings of an evaluation with their sources: those given, and defaults.
+    """Choose all settings of an evaluation: the given ones, and defaults for the rest.
 
-    `env` is None for defaults that do not depend on an environment; `attempts` is how often each
-    task is answered; `hardware` is None where the machine is not known. Raises UserError SETTING_*.
+    Args:
+        settings: the settings that the user gave.
+        model: the model with the shortest context of those that answer.
+        env: the environment; None assumes tasks of usual length.
+        attempts: how often each task is answered.
+        hardware: the machine; None if it is not known.
+
+    Raises UserError SETTING_*.
     """
     user_settings = validate("evaluate", settings)
     setting_checks.check_sampling(user_settings, attempts)
@@ -242,15 +255,15 @@ def resolve_sampling(
 
 
 def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
-    """The source of each setting, in the order of the schema."""
+    """Return setting -> source, in the order of the schema."""
     return {name: filled.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
     """Refuse names that are not settings of this algorithm.
 
-    Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of another algorithm,
-    else SETTING_UNKNOWN; the hint suggests the names that were probably meant.
+    Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of other algorithms,
+    otherwise SETTING_UNKNOWN. The hint suggests the names that were probably meant.
     """
     unknown = [str(name) for name in settings if name not in schema.model_fields]
     if not unknown:
@@ -269,9 +282,9 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
 
 
 def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
-    """Make the error for settings that another algorithm has.
+    """Make the error for names that are settings of another algorithm.
 
-    It names the algorithm that has the first of them, and advises what to use in its place.
+    The message says which algorithm has the first name; the hint says what to use instead of it.
     """
     first_name = names[0]
     verb = "is" if len(names) == 1 else "are"
@@ -285,7 +298,10 @@ def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
 
 
 def _names_hint(unknown: list[str], algorithm: str) -> str:
-    """Say what to use instead of the first few unknown names; all settings if nothing is known."""
+    """Say what to use instead of the first few unknown names.
+
+    If nothing is known about them, the text lists all settings of the algorithm.
+    """
     known_settings = SCHEMAS[algorithm].model_fields
     suggestions: list[str] = []
     for name in unknown[:_EXPLAINED]:
@@ -300,20 +316,21 @@ def _names_hint(unknown: list[str], algorithm: str) -> str:
 
 
 def _advice_for_foreign(name: str, algorithm: str) -> str:
-    """What to use for the setting `name`, which another algorithm has."""
+    """Say what to use instead of the setting `name`, which only another algorithm has."""
     return aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
 
 
 def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
-    """Return the change that corrects a call with unknown names of settings; None if none does.
+    """Return the change that corrects a call with unknown names of settings.
 
     A setting under another trainer's name gets our name, an argument of the tool that was put among
-    the settings becomes an argument, and a setting of another algorithm is left out.
+    the settings becomes an argument, and a setting of another algorithm is left out. Returns None
+    if none of the names can be corrected.
     """
     known_names = SCHEMAS[algorithm].model_fields
-    # Each unknown name with the setting that it stands for; "" if it stands for none.
+    # Unknown name -> the setting that it means; "" if it means none.
     our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
-    # A value that the user also gave under our name is not overwritten.
+    # If the user also gave a value under our name, that value is kept.
     renamed = {
         our_name: settings[name]
         for name, our_name in our_names.items()
@@ -324,7 +341,7 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
         for name, our_name in our_names.items()
         if not our_name and name in aliases.ARGUMENTS
     }
-    # A name that can be corrected in one of the three ways leaves the settings.
+    # A name that can be corrected in one of the three ways is removed from the settings.
     removed = [
         name
         for name, our_name in our_names.items()
@@ -336,10 +353,10 @@ def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]
 
 
 def _other_owner(name: str, algorithm: str) -> str:
-    """Return the algorithms that have the setting `name` if `algorithm` has not, as "sft and dpo".
+    """Name the other algorithms that have the setting `name`, such as "sft and dpo".
 
-    "training" if all algorithms that train have it. "" if no algorithm has it, or if `algorithm`
-    has it itself or under another name.
+    Returns "training" if all algorithms that train have the setting. Returns "" if no algorithm has
+    it, or if `algorithm` has it, possibly under another name.
     """
     owners = [candidate for candidate in ALGORITHMS if name in SCHEMAS[candidate].model_fields]
     if not owners or algorithm in owners:
@@ -350,7 +367,7 @@ def _other_owner(name: str, algorithm: str) -> str:
 
 
 def _list_names(names: list[str]) -> str:
-    """List at most six names, each cut to 40 characters; then " and 3 more" if there are."""
+    """List at most six names, each cut to 40 characters; a longer list ends " and 3 more"."""
     names_text = ", ".join(name[:_NAME_CHARS] for name in names[:_MOST_NAMES])
     if len(names) <= _MOST_NAMES:
         return names_text
@@ -359,8 +376,14 @@ def _list_names(names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of settings: its title, its schema, what trains by it, and the settings that an
-    earlier table describes."""
+    """A table of settings on the reference page.
+
+    Attributes:
+        title: its heading.
+        schema: the class whose fields are the settings.
+        kinds: the algorithms that have these settings, or "evaluate".
+        described_before: the settings of the schema that an earlier table describes.
+    """
 
     title: str
     schema: type[Settings]
@@ -369,15 +392,17 @@ class _Table:
 
     @property
     def text(self) -> str:
+        """The heading and the table in Markdown."""
         return f"## {self.title}\n\n{_settings_table(self.schema, self.described_before)}"
 
     @property
     def names(self) -> list[str]:
+        """The settings that the table describes."""
         return [name for name in self.schema.model_fields if name not in self.described_before]
 
 
 def _tables() -> list[_Table]:
-    """Make every table of settings, those of several algorithms before those of one."""
+    """Make every table of settings; tables of several algorithms come before those of one."""
     common, of_rows, of_rollouts = (
         tuple(schema.model_fields) for schema in (CommonSettings, RowSettings, RolloutSettings)
     )
@@ -394,7 +419,7 @@ def _tables() -> list[_Table]:
 
 
 def settings_reference() -> str:
-    """The reference page of all settings as Markdown, made from the schema."""
+    """Return the reference page of all settings as Markdown, made from the schema."""
     return "\n\n".join([_INTRODUCTION, *(table.text for table in _tables())]) + "\n"
 
 
@@ -412,9 +437,9 @@ def settings_index() -> str:
 
 
 def settings_page(kind: str) -> str:
-    """Return every setting that `kind` takes, one of SETTINGS_PAGES, as Markdown.
+    """Return the page of the settings that `kind` takes, as Markdown.
 
-    Raises UserError SECTION_NOT_FOUND for any other.
+    `kind` is one of SETTINGS_PAGES. Raises UserError SECTION_NOT_FOUND if it is not.
     """
     if kind not in SETTINGS_PAGES:
         raise UserError(

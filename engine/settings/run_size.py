@@ -10,13 +10,13 @@ from engine.sizing.layers import LoadedModel, trained_adapter_bytes
 from engine.sizing.plan import Job
 from engine.sizing.ranks import training_devices
 
-BETWEEN_TURNS = 32  # tokens that an environment says between two turns, as a guess
+BETWEEN_TURNS = 32  # assumed tokens of an environment's reply between two turns of the model
 
 
 def longest_sequence(limits: SamplingLimits, env: EnvFacts) -> int:
     """Return the tokens of the longest sequence that is sampled with these limits.
 
-    It is the longest prompt, and every turn as long as it may get.
+    Such a sequence has the longest prompt, and every turn is as long as the limits allow.
     """
     turns = limits.max_turns if env.multi_turn else 1
     sampled_tokens = turns * limits.max_tokens + BETWEEN_TURNS * (turns - 1)
@@ -37,7 +37,10 @@ def loaded_model(settings: TrainSettings, model: ModelFacts) -> LoadedModel:
 
 
 def shards(settings: TrainSettings) -> int:
-    """Over how many devices the layers of the base are cut; 1 where each has all of it."""
+    """Return over how many devices the layers of the base model are cut.
+
+    Returns 1 if every device holds the whole base model.
+    """
     return settings.gpus - sampling_gpus(settings) if settings.shard_base else 1
 
 
@@ -54,21 +57,22 @@ def training_job(
     """Describe what of a training run has to fit into a device.
 
     Args:
-        settings: those of the run.
+        settings: the settings of the run.
         loaded: the model with its adapter.
-        kind, memory: of the device: "cpu" or "cuda", and the bytes that may be used.
+        kind: the kind of the device, "cpu" or "cuda".
+        memory: bytes of the device that may be used.
         longest: tokens of the longest sequence that is sampled.
         teacher: the local model that teaches a distillation; None for every other run.
-        shares_base: whether nothing but an adapter is loaded for the teacher.
+        shares_base: whether the teacher has the same base model, so that only an adapter is loaded.
     """
     adapter_bytes = trained_adapter_bytes(loaded, kind)
     float32_copy_bytes = loaded.adapter * 4
     beside = sampling_gpus(settings)
     if isinstance(settings, GRPOSettings) and settings.async_sampling and not beside:
-        adapter_bytes += float32_copy_bytes  # the one that samples while the other is trained
+        adapter_bytes += float32_copy_bytes  # a second adapter samples while the first is trained
     teacher_weights = 0.0
     if teacher is not None:
-        adapter_bytes += float32_copy_bytes  # the teacher's, taken to be of the same shape
+        adapter_bytes += float32_copy_bytes  # the teacher's adapter, assumed to have the same shape
         if not shares_base:
             teacher_weights = replace(loaded, model=teacher).weights
     return Job(
@@ -85,18 +89,25 @@ def training_job(
 
 
 def wants_server(settings: TrainSettings) -> bool:
-    """Whether the settings name a vLLM server as the sampler."""
+    """Return whether the settings choose a vLLM server as the sampler."""
     return isinstance(settings, RolloutSettings) and settings.sampler == "vllm"
 
 
 def roles(settings: TrainSettings) -> dict[str, object]:
-    """What the devices of a run do, as an estimate shows it; {} where all do the same."""
+    """Return what the devices of a run do, as fields of an estimate.
+
+    `sampling` is how many devices only sample, `shard_base` that the base model is cut over the
+    devices. Returns {} if every device samples and trains with the whole model.
+    """
     beside = sampling_gpus(settings)
     shown: dict[str, object] = {"sampling": beside} if beside else {}
     return shown | ({"shard_base": True} if settings.shard_base else {})
 
 
 def sampling_gpus(settings: TrainSettings) -> int:
-    """How many of a run's devices do nothing but sample; 0 where those that train sample too."""
+    """Return how many of a run's devices do nothing but sample.
+
+    Returns 0 if the devices that train also sample.
+    """
     beside = isinstance(settings, GRPOSettings) and settings.async_sampling
     return settings.gpus - training_devices(settings.gpus, beside=beside)

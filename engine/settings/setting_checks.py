@@ -9,14 +9,14 @@ from engine.settings.defaults import USER, Filled, inherited_settings
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a setting of sampling that does not fit `attempts`.
+    """Raise UserError SETTING_INVALID for a sampling setting that does not fit `attempts`.
 
-    A single attempt is greedy, so temperature, top_p, top_k and min_p have no effect. Several
-    attempts at temperature 0 would all be equal.
+    With a single attempt per task the answer is greedy, so temperature, top_p, top_k and min_p
+    would have no effect. Several attempts at temperature 0 would all be equal.
     """
     temperature = user_settings.get("temperature")
     if attempts == 1:
-        # Values that may be given, because a greedy answer would be the same without them.
+        # These values are allowed, because with them a sampled answer would be greedy or unchanged.
         neutral_values = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0}
         for name, neutral_value in neutral_values.items():
             if user_settings.get(name, neutral_value) != neutral_value:
@@ -34,7 +34,8 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
 
 
 def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for clip_low with cispo, which has no lower clip."""
+    """Raise UserError SETTING_NOT_APPLICABLE if clip_low is given with the loss cispo, which has no
+    lower clip."""
     if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
         raise UserError(
             "SETTING_NOT_APPLICABLE",
@@ -45,7 +46,10 @@ def check_loss(user_settings: GivenSettings) -> None:
 
 
 def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
-    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up (`vllm`)."""
+    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up.
+
+    `vllm` is whether it is set up on this machine.
+    """
     if user_settings.get("sampler") == "vllm" and not vllm:
         raise _invalid_setting(
             "sampler",
@@ -55,12 +59,13 @@ def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
 
 
 def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError if settings contradict each other, the model or the rows."""
+    """Raise UserError SETTING_INVALID or SETTING_NOT_APPLICABLE if the filled-in settings
+    contradict each other, the model or the rows of the environment."""
     _check_lengths(filled.values, model)
     _check_thinking(filled.values, model)
     _check_quantization(filled.values)
     _check_keep(algorithm, filled.values)
-    if algorithm != "evaluate":  # it has no batch
+    if algorithm != "evaluate":  # an evaluation has no batch
         _check_batch(algorithm, filled, env)
 
 
@@ -68,7 +73,7 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
     """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
     values = filled.values
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
-    # `max_examples` is by now the number of train rows that are used; None if it is not known.
+    # `max_examples` has been filled in: it is the number of train rows, or None if not known.
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
         limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
@@ -83,8 +88,8 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
 
-    Without max_tokens (SFT, DPO) only max_length is checked; without max_length (an evaluation)
-    max_tokens must be below the model's context.
+    SFT and DPO have no max_tokens, so only max_length is checked. An evaluation has no max_length,
+    so max_tokens must be below the model's context.
     """
     length = values.get("max_length")
     tokens = values.get("max_tokens")
@@ -103,10 +108,10 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
 
 
 def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
-    """Raise UserError for settings of thinking that cannot work.
+    """Check the settings about thinking (a hidden part of the answer before the visible one).
 
-    SETTING_INVALID if the model's template cannot switch it on, SETTING_NOT_APPLICABLE for a
-    length penalty where the model does not think.
+    Raises UserError SETTING_INVALID if `thinking` is on but the model's template cannot switch it
+    on, SETTING_NOT_APPLICABLE if a penalty on thoughts is given but the model does not think.
     """
     if values.get("thinking") is True and not model.thinking:
         raise _invalid_setting(
@@ -126,7 +131,8 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
 
 
 def _check_quantization(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID for nf4 with float32, or with vLLM as the sampler."""
+    """Raise UserError SETTING_INVALID if the quantization is nf4 and the precision is float32 or
+    the sampler is vLLM."""
     if values.get("quantization") == "nf4" and values.get("precision") == "float32":
         raise _invalid_setting(
             "precision",
@@ -143,8 +149,11 @@ def _check_quantization(values: GivenSettings) -> None:
 
 
 def _check_keep(algorithm: str, values: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE for rows to replay (`keep_env`) of which no batch has
-    a share (`keep`), and for a choice of answers (`keep_answers`) without such rows."""
+    """Check the settings about replayed rows (rows of earlier skills that are trained on again).
+
+    Raises UserError SETTING_NOT_APPLICABLE if `keep_env` names the rows but their share `keep` is
+    0, or if `keep_answers` is given without `keep_env`.
+    """
     if values.get("keep_env") and not values["keep"]:
         usual = USUAL_GRPO_KEEP if algorithm == "grpo" else USUAL_KEEP
         raise UserError(
@@ -166,15 +175,15 @@ def _check_keep(algorithm: str, values: GivenSettings) -> None:
 
 
 def _invalid_setting(name: str, message: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for the setting `name`."""
+    """Make the error SETTING_INVALID for the setting `name`."""
     return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")
 
 
 def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> None:
-    """Raise UserError SETTING_INVALID if the user gave the adapter another shape than it has.
+    """Raise UserError SETTING_INVALID if a setting contradicts the shape of the continued adapter.
 
-    `inherited` is the shape of the adapter that the run continues. The order of a list makes no
-    difference.
+    `inherited` is the shape of the adapter that the run continues: rank, alpha and targets. The
+    order of the targets does not matter.
     """
     for name, current in inherited_settings(inherited).items():
         requested = user_settings.get(name)

@@ -16,8 +16,8 @@ _ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
 def model_to_train(home: Home, ref: str) -> ModelRef:
     """Return the model that a new run starts from.
 
-    Of a training run that has not ended that is the one that it will have made at its end, unless
-    `ref` names a step that has a checkpoint already.
+    If `ref` names a training run that has not ended, this is the model that the run will have made
+    at its end, unless `ref` names a step whose checkpoint exists already.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
     """
@@ -27,8 +27,8 @@ def model_to_train(home: Home, ref: str) -> ModelRef:
 def model_to_ask(home: Home, ref: str) -> ModelRef:
     """Return the model that an evaluation asks.
 
-    It is the model as it is now, or where its run has no such checkpoint yet, as it will be when
-    that run has ended. A reference `openai:NAME` is a model behind a URL.
+    This is the model as it is now. If the run that `ref` names has no such checkpoint yet, it is
+    the model that the run will have made at its end. `openai:NAME` is a model behind a URL.
 
     Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED, ADAPTER_MISMATCH or ENV_SECRETS.
     """
@@ -44,12 +44,15 @@ def model_to_ask(home: Home, ref: str) -> ModelRef:
 
 
 def _behind_url(home: Home, ref: str) -> ModelRef:
-    """Return the model that `ref`, such as "openai:big", names.
+    """Return the model behind a URL that `ref`, such as "openai:big", names.
 
-    Raises UserError MODEL_NOT_FOUND or ENV_SECRETS.
+    Raises UserError MODEL_NOT_FOUND if config.toml has no such endpoint, ENV_SECRETS if its key is
+    not set.
     """
     endpoint = find_endpoint(home, ref)
-    builtin = catalog.resolve_model(home, "pebble")  # it counts tokens where no tokenizer is known
+    # The tokenizer of a model behind a URL is not known, so that of the built-in model counts
+    # tokens.
+    builtin = catalog.resolve_model(home, "pebble")
     facts = replace(builtin.facts, max_positions=endpoint.context)
     return replace(builtin, ref=ref, kind="endpoint", base_ref=ref, facts=facts, endpoint=endpoint)
 
@@ -64,9 +67,9 @@ def origin_text(model: ModelRef) -> str:
 
 
 def _awaited_model(home: Home, ref: str) -> ModelRef | None:
-    """Return the model that a training run which has not ended will have made at its end.
+    """Return the model that the unfinished training run in `ref` will have made at its end.
 
-    None where `ref` names no such run, or a step of it that has a checkpoint already.
+    Returns None if `ref` names no unfinished run, or a step of it whose checkpoint exists already.
     """
     run_id, _, checkpoint = ref.partition("@")
     if not _is_open(home, run_id):
@@ -78,7 +81,7 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
 
 
 def _is_open(home: Home, run_id: str) -> bool:
-    """Return whether there is a run of exactly this id that has not ended."""
+    """Return whether there is a run with exactly this id that has not ended."""
     if not home.db.is_file():
         return False
     with Store(home) as store:

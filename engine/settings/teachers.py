@@ -19,13 +19,13 @@ from engine.records.settings import DistillSettings, GivenSettings, TrainSetting
 
 @dataclass(frozen=True)
 class ResolvedTeacher:
-    """What the settings of a teacher stand for.
+    """The teacher that the settings of a distillation name.
 
     Attributes:
-        entry: what config.json stores of it.
-        model: of a local teacher; None for an endpoint.
-        shares_base: whether it is an adapter on the student's own base, or that base: nothing but
-            an adapter is then loaded for it.
+        entry: what config.json stores of the teacher.
+        model: the model of a local teacher; None for a teacher behind a URL.
+        shares_base: whether the teacher is the student's base model or an adapter on it, so that at
+            most an adapter has to be loaded for the teacher.
     """
 
     entry: LocalTeacher | EndpointTeacher
@@ -34,16 +34,16 @@ class ResolvedTeacher:
 
 
 def is_url(name: str) -> bool:
-    """Whether the setting `teacher` names an endpoint."""
+    """Return whether the value of the setting `teacher` is a URL."""
     return name.startswith(("http://", "https://"))
 
 
 def check_given(given: GivenSettings) -> None:
-    """Check the settings about the teacher that a user gave for distill.
+    """Check the settings about the teacher that a user gave for a distillation.
 
-    Raises UserError SETTING_INVALID without a teacher, for a URL that may hold a key, or for a URL
-    without `teacher_model`; SETTING_NOT_APPLICABLE for `teacher_model` or `teacher_key_env` with a
-    teacher that is no URL.
+    Raises UserError SETTING_INVALID if there is no teacher, if its URL has no host or may hold a
+    key, or if `teacher_model` is missing beside a URL. Raises SETTING_NOT_APPLICABLE if
+    `teacher_model` or `teacher_key_env` is given although the teacher is not a URL.
     """
     teacher = given.get("teacher")
     if not teacher:
@@ -106,9 +106,9 @@ def resolve_teacher(
 
     `student` is the model that the run trains.
 
-    Raises UserError: MODEL_* for a teacher that is not here or cannot be used, SETTING_INVALID
-    where the teacher has another tokenizer or is the student itself, ENV_SECRETS where the key of a
-    teacher behind a URL is not set.
+    Raises UserError MODEL_* if the teacher is not here or cannot be used, SETTING_INVALID if the
+    teacher has another tokenizer or is the student itself, ENV_SECRETS if the key of a teacher
+    behind a URL is not set.
     """
     if not isinstance(settings, DistillSettings):
         return None
@@ -133,11 +133,11 @@ def resolve_teacher(
 def _local_model(home: Home, name: str) -> ModelRef:
     """Find the model of this home or machine that the setting `teacher` names.
 
-    Raises UserError MODEL_*.
+    Raises UserError MODEL_* if there is no such model or it cannot be used.
     """
     try:
         return catalog.resolve_model(home, name)
-    except UserError as error:  # it names the argument `model`, but the fault is in this setting
+    except UserError as error:  # the error names the argument `model`, but this is the setting
         raise UserError(
             error.code,
             f"teacher: {error.message}",
@@ -147,17 +147,19 @@ def _local_model(home: Home, name: str) -> ModelRef:
 
 
 def missing_key(entry: EndpointTeacher, environment: Mapping[str, str]) -> str:
-    """Return the name of the variable that should hold the teacher's key and is not set.
+    """Return the name of the environment variable that should hold the teacher's key.
 
-    "" where it is set in `environment`, or none is needed.
+    Returns "" if the variable is set in `environment`, or if the teacher needs no key.
     """
-    return "" if not entry.key_env or environment.get(entry.key_env) else entry.key_env
+    is_available = not entry.key_env or bool(environment.get(entry.key_env))
+    return "" if is_available else entry.key_env
 
 
 def check_same_tokens(student: ModelRef, teacher: ModelRef) -> None:
     """Raise UserError SETTING_INVALID unless both models read every token id as the same text.
 
-    Templates may differ: the teacher is given the student's ids and never renders a message.
+    Chat templates may differ, because the teacher gets the student's token ids and never renders a
+    message.
     """
     if student.base_path == teacher.base_path:
         return
@@ -176,5 +178,5 @@ def check_same_tokens(student: ModelRef, teacher: ModelRef) -> None:
 
 
 def _invalid(name: str, message: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for the setting `name`."""
+    """Make the error SETTING_INVALID for the setting `name`."""
     return UserError("SETTING_INVALID", message, hint=hint, field=f"settings.{name}")

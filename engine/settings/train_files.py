@@ -18,21 +18,22 @@ from engine.records.settings import TRAINERS, GivenSettings
 from engine.settings import aliases
 from engine.settings.resolution import validate
 
-# The keys of a file beside its tables: name -> value where no file has it.
+# The keys of a file beside its tables: name -> value if no file has the key.
 _TEXT_KEYS = {"model": "pebble", "algorithm": "grpo", "env": ""}
 _DURATIONS = ("steps", "epochs")  # both say how long to train
-MOST_FILES = 8  # that are merged
+MOST_FILES = 8  # the most files that are merged
 
 
 @dataclass(frozen=True)
 class FileChanges:
-    """What one of several merged files adds to those before it, and what it changes.
+    """What one of several merged files adds to the files before it, and what it changes.
 
     Attributes:
-        source: the path of the file, or the command-line option that is merged like one.
-        sets: name -> value, for names that no earlier file gave; settings as "settings.steps".
-        changes: name -> (value before, value now), for values that it replaced; None as the value
-            now: it was removed.
+        source: the path of the file, or the command-line option that is merged like a file.
+        sets: name -> value, for names that no earlier file gave. A setting is named
+            "settings.steps".
+        changes: name -> (value before, value now), for values that the file replaced. The value now
+            is None if the file removed the name.
     """
 
     source: str
@@ -40,15 +41,21 @@ class FileChanges:
     changes: Mapping[str, tuple[object, object]]
 
     def to_json(self) -> JsonObject:
-        """The changes as a JSON object."""
+        """Return the changes as a JSON object."""
         changes = {name: list(pair) for name, pair in self.changes.items()}
         return {"file": self.source, "sets": dict(self.sets), "changes": changes}
 
 
 @dataclass(frozen=True)
 class TrainFile:
-    """The content of TOML files; `env` is "" if they name none. `then` and `vary` make it a plan
-    (engine/runs/submit/plan_steps.py). `files` says what each file changed, in order."""
+    """The merged content of one or more TOML files.
+
+    Attributes:
+        env: the environment; "" if the files name none.
+        then, vary: further steps and varied settings, which make the run a plan
+            (engine/runs/submit/plan_steps.py).
+        files: what each file changed, in order.
+    """
 
     model: str
     algorithm: str
@@ -69,18 +76,19 @@ class _File:
 
 
 def load_toml(path: Path) -> TrainFile:
-    """Read one file; see `load_files`."""
+    """Read one TOML file. Raises the UserErrors of `load_files`."""
     return load_files([path])
 
 
 def load_files(paths: Sequence[Path]) -> TrainFile:
-    """Read TOML files, merge them in order, and check the settings together.
+    """Read TOML files, merge them in order, and check the merged settings.
 
-    Read are `model`, `algorithm`, `env`, the tables `[settings]` and `[vary]`, and the list of
-    tables `[[then]]`.
+    A file may have the keys `model`, `algorithm` and `env`, the tables `[settings]` and `[vary]`,
+    and the list of tables `[[then]]`.
 
-    Raises UserError BAD_ARGUMENT if a file does not exist or there are too many, and
-    SETTING_UNKNOWN, SETTING_INVALID and every error of `validate` with file and line.
+    Raises UserError BAD_ARGUMENT if a file does not exist or there are more than `MOST_FILES`.
+    Raises SETTING_UNKNOWN for an unknown key, SETTING_INVALID for a value of the wrong type, and
+    every error of `validate`; the message of these names file and line.
     """
     if len(paths) > MOST_FILES:
         raise UserError(
@@ -89,7 +97,7 @@ def load_files(paths: Sequence[Path]) -> TrainFile:
             hint="Put what belongs together into one file.",
         )
     files = [_read_file(path) for path in paths]
-    merged: JsonObject = {}  # as `_flat` names the values
+    merged: JsonObject = {}  # flat: "settings.steps" -> value
     changes: list[FileChanges] = []
     for file in files:
         merged, changed = merge(merged, _flat(file.content), str(file.path))
@@ -109,11 +117,10 @@ def load_files(paths: Sequence[Path]) -> TrainFile:
 def merge(
     earlier: Mapping[str, Any], later: Mapping[str, Any], source: str
 ) -> tuple[JsonObject, FileChanges]:
-    """Merge `later` over `earlier`; a value of `later` replaces one of the same name.
-
-    Both map names as in `FileChanges` to values.
+    """Merge `later` over `earlier`; a value of `later` replaces a value of the same name.
 
     Args:
+        earlier, later: name -> value, where a setting is named "settings.steps".
         source: where `later` comes from, for the changes.
 
     Returns (the merged values, what `later` changed).
@@ -145,24 +152,28 @@ def with_settings(
 
 
 def _named(settings: GivenSettings) -> JsonObject:
-    """Settings by the names that `FileChanges` uses, such as "settings.steps"."""
+    """Return the settings under flat names: "steps" becomes "settings.steps"."""
     return {f"settings.{name}": value for name, value in settings.items()}
 
 
 def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
-    """List the names of other settings that setting `name` removes from earlier files.
+    """Return the names of settings in earlier files that `name` in `later` removes.
 
-    Only one of `_DURATIONS`, which say how long to train, may be set, so each removes the other. []
-    for other names, and where `later` has both itself, which is refused afterwards.
+    Steps and epochs both say how long to train, so each removes the other. Any other name removes
+    nothing.
     """
     durations = [f"settings.{setting}" for setting in _DURATIONS]
+    # If one file has both, neither is removed, and `validate` refuses the file.
     if name not in durations or all(duration in later for duration in durations):
         return []
     return [duration for duration in durations if duration != name]
 
 
 def _flat(content: Mapping[str, Any]) -> JsonObject:
-    """Return the values of a file by name, those of its tables as "settings.steps"."""
+    """Flatten the content of a file: {"settings": {"steps": 60}} -> {"settings.steps": 60}.
+
+    Only the tables `settings` and `vary` are flattened.
+    """
     flat: JsonObject = {}
     for name, value in content.items():
         if name in ("settings", "vary"):
@@ -173,7 +184,7 @@ def _flat(content: Mapping[str, Any]) -> JsonObject:
 
 
 def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
-    """The values of one table of `merged`, without its name: "settings.steps" becomes "steps"."""
+    """Return the values of one table of `merged`, where "settings.steps" becomes "steps"."""
     prefix = f"{table}."
     return {
         name.removeprefix(prefix): value
@@ -183,11 +194,11 @@ def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
 
 
 def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_File]) -> None:
-    """Check the merged settings; an error names file and line.
+    """Check the merged settings.
 
-    Raises the errors of `validate`. The file named is the last one that has the setting under
-    [settings], else the last that has a key of that name (such as `algorithm`), else the last of
-    all.
+    Raises the UserErrors of `validate`, with file and line in the message. The file is the last one
+    that has the setting under [settings], else the last one that has a key of that name (such as
+    `algorithm`), else the last of all.
     """
     try:
         validate(algorithm, settings)
@@ -227,7 +238,7 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
         return text, tomllib.loads(text)
     except FileNotFoundError as error:
         raise UserError("BAD_ARGUMENT", f"{path} does not exist", hint="Check the path.") from error
-    # ValueError: not TOML, or not UTF-8; RecursionError: nested too deeply.
+    # ValueError: the text is not TOML or not UTF-8. RecursionError: it is nested too deeply.
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(
             "SETTING_INVALID", f"{path}: {error}", hint="Correct the file: it must be valid TOML."
@@ -235,9 +246,10 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _check_file_key(place: str, name: str, value: Any) -> None:
-    """Check a key of a settings file and the type of its value; `place` is file and line.
+    """Check a key of a settings file and the type of its value.
 
-    Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for another type.
+    `place` is file and line, such as "run.toml:3". Raises UserError SETTING_UNKNOWN if the key is
+    unknown, SETTING_INVALID if its value has the wrong type.
     """
     if name in ("settings", "vary"):
         if not isinstance(value, dict):
@@ -256,7 +268,7 @@ def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
     if any(name in schema.model_fields for schema in TRAINERS.values()):
         hint = f"Put {name} under [settings]."
     else:
-        # Any algorithm will do here: the name is compared with the keys of the file only.
+        # "grpo" stands for any algorithm: the name is compared with the keys of a file only.
         hint = aliases.suggest(name, "grpo", [*_TEXT_KEYS, "settings", "then", "vary"])
     is_table = isinstance(value, dict)
     fault = f"[{name}] is no table of this file" if is_table else f"{name} is no key of this file"
@@ -269,14 +281,14 @@ def _unknown_key_error(place: str, name: str, value: Any) -> UserError:
 
 
 def _file_error(place: str, fault: str, hint: str) -> UserError:
-    """The error SETTING_INVALID for a settings file; `place` is file and line."""
+    """Make the error SETTING_INVALID for a settings file; `place` is file and line."""
     return UserError("SETTING_INVALID", f"{place}: {fault}", hint=hint)
 
 
 def _line_of(text: str, name: str) -> int:
     """Return the number of the line that sets `name` or opens its table; 1 if no line does.
 
-    It recognises `name = ...`, `name.key = ...`, `[name]` and `[settings.name]`, with or without
+    Such a line is `name = ...`, `name.key = ...`, `[name]` or `[settings.name]`, with or without
     quotes around the name.
     """
     quoted = rf"[\"']?{re.escape(name)}[\"']?"

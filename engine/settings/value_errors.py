@@ -21,23 +21,24 @@ _VALUE_HINTS = {
     "sampler": "Available: auto, torch, vllm.",
 }
 
-# How much of what a user gave the error repeats.
-_EXPLAINED = 4  # settings that are explained one by one
-_VALUE_CHARS, _TEXT_CHARS = 60, 30
+# Limits on how much of the user's input an error repeats.
+_EXPLAINED = 4  # the most settings that are explained one by one
+_VALUE_CHARS, _TEXT_CHARS = 60, 30  # of a value in the message, of a text in the hint
 
 
 def invalid_values_error(
     schema: type[Settings], error: ValidationError, given: GivenSettings
 ) -> UserError:
-    """The error for values of the wrong type or out of range.
+    """Make the error for values of the wrong type or out of range.
 
-    The message describes the first four wrong values; hint and field are about the first.
+    The message describes the first four wrong values; hint and field are about the first one.
 
     Args:
+        schema: the settings of the algorithm.
         error: pydantic's error, which names the wrong values.
         given: all values that were given.
     """
-    # Of the place of a fault ("loc"), the first part is the setting.
+    # "loc" is the path to a fault, such as ("lora_targets", 2); its first part is the setting.
     names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
     problems = [
         f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
@@ -58,20 +59,22 @@ def invalid_values_error(
 
 
 def _shortened_value(value: object) -> str:
-    """The value as Python writes it, cut to what a message has room for."""
+    """Write the value as Python code, cut to `_VALUE_CHARS` characters."""
     text = repr(value)
     return text if len(text) <= _VALUE_CHARS else text[: _VALUE_CHARS - 3] + "..."
 
 
 def _value_hint(name: str, value: object, expected: str) -> str:
-    """What to do about a wrong value of the setting `name`.
+    """Say what to do about a wrong value of the setting `name`.
 
     The kinds of mistakes are tried from the most special to the most general.
 
     Args:
+        name: the setting.
+        value: the wrong value.
         expected: the values that the setting takes, in words, such as "a whole number above 0".
     """
-    if isinstance(value, bool):  # wrong, so most likely a number is expected
+    if isinstance(value, bool):  # the value is wrong, so a number was most likely expected
         return "true and false are not numbers."
     if isinstance(value, float) and not math.isfinite(value):
         return f"Give {name} a finite number, or leave it out."
@@ -85,10 +88,10 @@ def _value_hint(name: str, value: object, expected: str) -> str:
 
 
 def _type_correction(wrong: GivenSettings) -> Change | None:
-    """How to correct the call if each wrong value stands for a number, such as the text "8" for 8.
+    """Return the change of the call that replaces each wrong value by the number that it means.
 
-    None if one does not: the setting could then only be left out, and its default may cost far more
-    than the caller meant.
+    For example the text "8" means 8. Returns None if one of the values means no number: that
+    setting could only be left out, and its default may cost far more than the caller meant.
     """
     numbers: dict[str, object] = {}
     for name, value in wrong.items():
@@ -100,11 +103,11 @@ def _type_correction(wrong: GivenSettings) -> Change | None:
 
 
 def _number_meant_by(value: object) -> float | int | None:
-    """The number that a wrong value stands for: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
+    """Return the number that a wrong value means: "8" is 8, "1e-4" is 0.0001, 8.0 is 8.
 
-    None for a text that is not a finite number, and for every other value.
+    Returns None for any other value, such as a text that is not a finite number.
     """
-    if isinstance(value, float):  # wrong, so a whole number is expected
+    if isinstance(value, float):  # the value is wrong, so a whole number is expected
         return int(value) if value.is_integer() else None
     if not isinstance(value, str):
         return None
@@ -114,14 +117,15 @@ def _number_meant_by(value: object) -> float | int | None:
         return None
     if not math.isfinite(number):
         return None
-    # A text with a point, such as "8.0", is taken to mean a float.
-    return int(number) if number.is_integer() and "." not in value else number
+    # A text with a point, such as "8.0", means a float.
+    is_whole = number.is_integer() and "." not in value
+    return int(number) if is_whole else number
 
 
 def _number_hint(name: str, text: str, expected: str) -> str:
-    """What to write instead of `text`, where a number was expected.
+    """Say what to write instead of the text `text` for a setting that takes a number.
 
-    `expected` describes the values that the setting takes.
+    `expected` describes the values that the setting takes, in words.
     """
     try:
         is_quoted_number = math.isfinite(float(text))
@@ -134,8 +138,11 @@ def _number_hint(name: str, text: str, expected: str) -> str:
 
 
 def expects(field: FieldInfo) -> str:
-    """Which values a setting takes, in words: "a whole number from 2 to 512", "one of none, nf4",
-    "true or false" or "a list of at most 8 texts"."""
+    """Say which values a setting takes.
+
+    For example "a whole number from 2 to 512", "one of none, nf4", "true or false" or "a list of at
+    most 8 texts".
+    """
     plain_type = _plain_type(field.annotation)
     if get_origin(plain_type) is Literal:
         return "one of " + ", ".join(str(value) for value in get_args(plain_type))
@@ -144,7 +151,7 @@ def expects(field: FieldInfo) -> str:
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
-        # Only `teacher_key_env` has a pattern.
+        # Of all settings only `teacher_key_env` has a pattern.
         is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
         return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
@@ -152,7 +159,7 @@ def expects(field: FieldInfo) -> str:
 
 
 def range_in_brief(field: FieldInfo) -> str:
-    """The same for a table, where every agent reads every word: "2 to 512, whole"."""
+    """Say which values a setting takes, as briefly as a table needs: "2 to 512, whole"."""
     plain_type = _plain_type(field.annotation)
     if get_origin(plain_type) is Literal:
         return ", ".join(str(value) for value in get_args(plain_type))
@@ -163,7 +170,7 @@ def range_in_brief(field: FieldInfo) -> str:
 
 
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:
-    """The values, in words, that a list setting takes; its items are of `item_type`."""
+    """Say which values a list setting takes; its items are of the type `item_type`."""
     if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
         names = ", ".join(PROJECTIONS)
         return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
@@ -172,9 +179,11 @@ def _list_in_words(field: FieldInfo, item_type: Any) -> str:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type in an annotation without `| None` and Annotated: int for
-    `Annotated[int, ...] | None`."""
-    while True:  # the two may be nested in either order
+    """Return the type in an annotation without `| None` and Annotated.
+
+    For example `Annotated[int, ...] | None` -> int.
+    """
+    while True:  # a loop, because the two may be nested in either order
         arguments = get_args(annotation)
         types_but_none = [argument for argument in arguments if argument is not type(None)]
         if get_origin(annotation) is Annotated:
@@ -186,10 +195,12 @@ def _plain_type(annotation: Any) -> Any:
 
 
 def _range_in_words(field: FieldInfo) -> str:
-    """The limits of a number in words: "from 1 to 8", "above 0", "of at least 1"; "" without
-    limits. Where users must stay above the field's own lower limit, their limit is named."""
+    """Write the limits of a number: "from 1 to 8", "above 0", "of at least 1"; "" if it has none.
+
+    If users may give only values above the field's own lower limit, their limit is written.
+    """
     lowest, above = _limit(field, "ge"), _limit(field, "gt")
-    least = lowest_given(field)
+    least = lowest_given(field)  # the lower limit for users, None if it is the field's own
     if least is not None:
         lowest, above = least, None
     upper_limit = _upper_limit_in_words(field)
@@ -197,13 +208,13 @@ def _range_in_words(field: FieldInfo) -> str:
         return f"above {_as_text(above)} {upper_limit}".strip()
     if lowest is None:
         return upper_limit
-    if not upper_limit:  # "from 1" alone would read as unfinished
+    if not upper_limit:  # "from 1" alone would read as an unfinished sentence
         return f"of at least {_as_text(lowest)}"
     return f"from {_as_text(lowest)} {upper_limit}"
 
 
 def _upper_limit_in_words(field: FieldInfo) -> str:
-    """The upper limit of a number in words: "to 8" or "to below 8"; "" for none."""
+    """Write the upper limit of a number: "to 8" or "to below 8"; "" if it has none."""
     highest, below = _limit(field, "le"), _limit(field, "lt")
     if highest is not None:
         return f"to {_as_text(highest)}"
@@ -211,7 +222,8 @@ def _upper_limit_in_words(field: FieldInfo) -> str:
 
 
 def _limit(field: FieldInfo, name: str) -> Any:
-    """The limit of a setting that pydantic calls `name`, such as "ge"; None where it has none."""
+    """Return the limit of a setting that pydantic calls `name`, such as "ge"; None if it has
+    none."""
     for limit in field.metadata:
         value = getattr(limit, name, None)
         if value is not None:
@@ -220,5 +232,5 @@ def _limit(field: FieldInfo, name: str) -> Any:
 
 
 def _as_text(value: float) -> str:
-    """A limit as text: a float without needless digits, "1e-07" for 1e-7."""
+    """Write a limit as text; a float gets no needless digits, e.g. 1e-7 -> "1e-07"."""
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,8 @@
 """Which questions show what a base model can do (its battery), and which others of the same skills
-it may practise: what the starting model answers rightly of those may be trained
-(engine/worker/evaluation/replay.py). No practice question is one that is asked.
+may be trained (practice). No question is in both.
+
+Training replays the practice questions that the starting model answers correctly
+(engine/worker/evaluation/replay.py).
 """
 
 import json
@@ -15,8 +17,8 @@ from engine.skills import language, language_practice, pebble
 from engine.skills.question import is_right, tasks
 from envs.json_types import TaskRow
 
-# Every skill of pebble that one reply shows. Not asked: "add_two", which pebble knows by half and
-# most trainings aim at, and "guess", a game of several turns.
+# The skills of pebble that a single reply can show. "add_two" is not asked, because pebble half
+# knows it and most trainings aim at it; nor is "guess", a game of several turns.
 SKILLS = (
     "copy",
     "reverse",
@@ -30,12 +32,12 @@ SKILLS = (
     "json_field",
     "tool_call",
 )
-TASKS_PER_SKILL = 12  # of pebble: 132 questions in all, so that a loss of 5 points shows
-QUESTIONS_PER_SKILL = 100  # of pebble's practice
-PEBBLE_TOKENS, LANGUAGE_TOKENS = 80, 32  # of an answer; a tool call of pebble has about 60
+TASKS_PER_SKILL = 12  # in pebble's battery: 132 questions, enough to show a loss of 5 points
+QUESTIONS_PER_SKILL = 100  # in pebble's practice
+PEBBLE_TOKENS, LANGUAGE_TOKENS = 80, 32  # the longest answers; pebble's tool calls have about 60
 PEBBLE_SKILLS, LANGUAGE_SKILLS = "pebble skills", "language skills"
 _TOKEN = re.compile(r"[^\s.,:?]+")
-# The words in which pebble's skills are asked for; what is left of a question is what it is about.
+# The words in which pebble's skills are asked for. The other words of a question are its subject.
 _ASKING = frozenset(
     "a add age and answer as backwards bigger case city color copy count desk give has how in is "
     "it json larger letter letters many name number of or order pet pick price put repeat reverse "
@@ -50,8 +52,8 @@ class SkillBattery:
     Attributes:
         name: the battery's name in evaluation rows and verdicts.
         tasks: each has the keys `id`, `family` (the skill), `prompt`, those that `is_right` reads,
-            and `tools` where the question is asked with tools.
-        is_right: whether a reply (second argument) to one of the tasks (first) is right.
+            and `tools` if the question is asked with tools.
+        is_right: (task, reply) -> whether the reply is right.
         max_tokens: the most tokens that an answer may have.
     """
 
@@ -61,18 +63,23 @@ class SkillBattery:
     max_tokens: int
 
     def first(self, count: int) -> "SkillBattery":
-        """The battery with at most `count` questions, as many of each skill as of the others
-        (one more of some where `count` is no multiple of the number of skills)."""
+        """Return the battery with at most `count` questions, spread evenly over the skills.
+
+        If `count` is not a multiple of the number of skills, some skills have one question more.
+        """
         if count >= len(self.tasks):
             return self
         return replace(self, tasks=in_turn(self.tasks)[:count])
 
 
 def in_turn(rows: Sequence[TaskRow]) -> list[TaskRow]:
-    """Tasks in another order: the first of each family, then the second of each, and so on. Any
-    beginning of the result holds about as many tasks of one family as of another."""
-    tasks_of_family: dict[str, int] = {}  # counted so far
-    rank_in_family: list[int] = []  # of each task, from 0
+    """Return the tasks in another order: the first of each family, then the second of each, and so
+    on.
+
+    So any beginning of the result holds about equally many tasks of each family.
+    """
+    tasks_of_family: dict[str, int] = {}  # family -> its tasks counted so far
+    rank_in_family: list[int] = []  # for each task its number in its family, from 0
     for row in rows:
         rank = tasks_of_family.get(row["family"], 0)
         rank_in_family.append(rank)
@@ -83,8 +90,11 @@ def in_turn(rows: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def battery_of(base_ref: str) -> SkillBattery:
-    """The questions that a base model is asked before and after training: pebble about its own
-    skills, any other model in English. They are the same in every run."""
+    """Return the questions that a base model is asked before and after training; the same in every
+    run.
+
+    Pebble is asked about its own skills, any other model in English.
+    """
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_tasks(), says_answer, PEBBLE_TOKENS)
     language_tasks = tasks(language.QUESTIONS)
@@ -92,8 +102,10 @@ def battery_of(base_ref: str) -> SkillBattery:
 
 
 def practice_of(base_ref: str) -> SkillBattery:
-    """The questions that a base model may be trained on, of the same skills as `battery_of`; no
-    question is in both. They are the same in every run."""
+    """Return the questions that a base model may be trained on, of the same skills as `battery_of`.
+
+    No question is in both. They are the same in every run.
+    """
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_practice(), says_answer, PEBBLE_TOKENS)
     language_tasks = tasks(language_practice.QUESTIONS)
@@ -101,20 +113,23 @@ def practice_of(base_ref: str) -> SkillBattery:
 
 
 def pebble_tasks() -> list[TaskRow]:
-    """The tasks of pebble's battery: TASKS_PER_SKILL different ones of every skill in SKILLS, the
-    same in every run.
+    """Return pebble's battery: TASKS_PER_SKILL different tasks of every skill in SKILLS; the same
+    in every run.
 
-    Each has the keys `id` (such as "copy-0"), `family` (the skill), `prompt`, `answer` and `tools`
-    (empty where the skill needs none). `answer` is what a right reply says; of "tool_call" it is
-    the call, {"name": ..., "arguments": {...}} as JSON.
+    Each has the keys `id` (e.g. "copy-0"), `family` (the skill), `prompt`, `answer` and `tools`
+    (empty if the skill needs none). `answer` is what a right reply says; for "tool_call" it is the
+    right call as JSON: {"name": ..., "arguments": {...}}.
     """
     return _draw_tasks("kept", "{skill}-{number}", TASKS_PER_SKILL, lambda task: True)
 
 
 def pebble_practice() -> list[TaskRow]:
-    """QUESTIONS_PER_SKILL practice questions of every skill in SKILLS, the same in every run, with
-    the keys of `pebble_tasks`. None has the word or the pair of numbers (in either order) of a
-    question of the battery of the same skill, in any wording."""
+    """Return QUESTIONS_PER_SKILL practice questions of every skill in SKILLS; the same in every
+    run.
+
+    They have the keys of `pebble_tasks`. None is about the same word or the same pair of numbers
+    (in either order) as a question of the same skill in the battery, whatever its wording.
+    """
     battery_subjects = {_subject(task) for task in pebble_tasks()}
     return _draw_tasks(
         "practice",
@@ -131,16 +146,17 @@ def _draw_tasks(
     prompts of a skill are equal.
 
     Args:
-        purpose: with the skill it is the seed of the random numbers.
-        id_template: the id of a task, with {skill} and {number} (from 0) to be filled in.
+        purpose: part of the seed of the random numbers, together with the skill.
+        id_template: the id of a task, in which {skill} and {number} (from 0) are filled in.
+        count: how many tasks of each skill.
         is_allowed: whether a drawn task may be taken.
     """
     drawn: list[TaskRow] = []
     for skill in SKILLS:
         rng = random.Random(f"{purpose}-{skill}")
-        prompts: set[str] = set()  # of the tasks taken so far
+        prompts: set[str] = set()  # the prompts of the tasks taken so far
         while len(prompts) < count:
-            # measured: "copy" is taught with other tasks than it is measured with.
+            # `measured` matters for "copy", which is taught as words and signs, measured as words.
             sample = pebble.draw(rng, skill, excluded=(), measured=True)
             task: TaskRow = {
                 "id": id_template.format(skill=skill, number=len(prompts)),
@@ -157,8 +173,11 @@ def _draw_tasks(
 
 
 def _first_answer(sample: pebble.Sample) -> str:
-    """What the first reply of a sample should say: its answer or, where tools are given, the call
-    of one as JSON; "" where a sample with tools calls none (its writer guessed)."""
+    """Return what the first reply to a sample should say.
+
+    That is its answer or, if tools are given, the right call as JSON. Returns "" for a sample with
+    tools whose writer guessed instead of calling one.
+    """
     if not sample.tools:
         return sample.answer
     calls = sample.messages[1].get("tool_calls") or [{"function": ""}]
@@ -167,8 +186,8 @@ def _first_answer(sample: pebble.Sample) -> str:
 
 
 def says_answer(task: TaskRow, reply: str) -> bool:
-    """Whether a reply says the answer of a task of pebble's battery, in one of pebble's styles; of
-    a task with tools, whether it makes that call and no other."""
+    """Whether a reply to a task of pebble's battery is right: it says the answer in one of pebble's
+    styles or, for a task with tools, makes the right call and no other."""
     if not task["tools"]:
         return pebble.says(task["answer"], reply)
     calls = HERMES.calls(reply, task["tools"]).calls
@@ -179,7 +198,10 @@ def says_answer(task: TaskRow, reply: str) -> bool:
 
 
 def _subject(task: TaskRow) -> tuple[str, frozenset[str]]:
-    """What a task of pebble is about: (skill, words and numbers of its question without the words
-    of the request itself). "Copy river." and "Say river." are both about {"river"}."""
+    """Return what a pebble task is about: (skill, the words and numbers of its question without the
+    words of the request).
+
+    "Copy river." and "Say river." are both about ("copy", {"river"}).
+    """
     words = _TOKEN.findall(task["prompt"][0]["content"].lower())
     return task["family"], frozenset(words) - _ASKING

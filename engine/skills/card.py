@@ -1,12 +1,14 @@
-"""The card of the batteries: what base models are asked before and after training, how replies are
-judged, examples, and what a comparison can show. Markdown, made from the questions themselves."""
+"""The card of the batteries, a Markdown page for people: what base models are asked before and
+after training, how replies are judged, examples, and what a comparison can show. It is made from
+the questions themselves."""
 
 from collections.abc import Sequence
 
 from engine.skills.batteries import SkillBattery, battery_of, practice_of
 from envs.json_types import TaskRow
 
-ALPHA = 0.05
+ALPHA = 0.05  # significance level of a loss
+# For each check (way to judge a reply) when a reply is right.
 _JUDGED = {
     "phrases": "the reply says {answer}",
     "sentence": "the reply says {answer}, in at least four words",
@@ -16,7 +18,7 @@ _JUDGED = {
 
 
 def skills_card() -> str:
-    """The card of both batteries as Markdown."""
+    """Return the card of both batteries as Markdown."""
     parts = [
         "# Skills that are asked before and after training\n\n"
         "Every training run asks its model, greedily, what its base can do: at step 0 and with the "
@@ -51,8 +53,11 @@ def skills_card() -> str:
 
 
 def fewest_significant(alpha: float = ALPHA) -> int:
-    """How many answers must be lost, with none gained, for a significant loss at level `alpha`, by
-    the two-sided exact sign test: its p value for n losses and no gain is 2 * 0.5**n."""
+    """Return how many answers must be lost, with none gained, for a significant loss at level
+    `alpha`.
+
+    The test is the two-sided exact sign test: its p value for n losses and no gain is 2 * 0.5**n.
+    """
     lost = 1
     while 2 * 0.5**lost >= alpha:
         lost += 1
@@ -60,10 +65,11 @@ def fewest_significant(alpha: float = ALPHA) -> int:
 
 
 def _section(title: str, asked: SkillBattery, practised: SkillBattery, about: str) -> str:
-    """The section of one battery, as Markdown: how replies are judged, what it can show, examples
-    of each skill.
+    """Return the section about one battery as Markdown: how replies are judged, what it can show,
+    examples of each skill.
 
     Args:
+        title: the section's title.
         asked: the battery.
         practised: the practice questions of the same skills.
         about: how a reply is judged, in sentences.
@@ -87,22 +93,24 @@ def _section(title: str, asked: SkillBattery, practised: SkillBattery, about: st
 
 
 def _examples(tasks: Sequence[TaskRow]) -> list[TaskRow]:
-    """For each check (way to judge a reply) among the tasks, the first task that has it. Tasks of
-    pebble have no check, so they give one example."""
-    # Going backwards, the first task with a check is the last one stored under it.
+    """Return for each check (way to judge a reply) among the tasks the first task that has it.
+
+    Tasks of pebble have no check, so they give one example.
+    """
+    # The dict is filled from the last task to the first, so the first task of each check stays.
     first_with_check = {task.get("check"): task for task in reversed(tasks)}
     return list(first_with_check.values())[::-1]
 
 
 def _table_row(skill: str, count: int, example: TaskRow) -> str:
-    """A line of the table: a skill, the number of its questions, one of them and when it is
-    answered rightly."""
+    """Return a line of the table: a skill, the number of its questions, an example, and when its
+    answer is right."""
     question = example["prompt"][0]["content"].replace("|", "\\|")
     return f"| {skill} | {count} | {question} | {_condition(example)} |"
 
 
 def _condition(task: TaskRow) -> str:
-    """When a reply to a task is right, in words: "it says `paris` or `lyon`", for example."""
+    """Return when a reply to a task is right, in words, e.g. "it says `paris` or `lyon`"."""
     answer = task["answer"]
     if task.get("tools"):
         return f"it makes the call `{answer}`"

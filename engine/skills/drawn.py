@@ -1,4 +1,4 @@
-"""Questions that are drawn from word lists: copying, sums, JSON written and read, lists, and short
+"""Questions drawn from word lists: copying, sums, writing and reading JSON, lists, and short
 instructions. No torch.
 
 Each skill has two sides, "asked" (the battery) and "practice" (what may be trained). No word, pair
@@ -14,9 +14,9 @@ from typing import Literal
 from engine.skills.question import Question
 
 Side = Literal["asked", "practice"]
-ASKED, PRACTISED = 12, 24  # questions of a skill on each side
+ASKED, PRACTISED = 12, 24  # questions per skill on each side
 
-# Of every list the first half is asked, the rest practised.
+# The first half of every list is for questions that are asked, the rest for practice.
 NAMES = (
     "Anna Ben Clara David Emma Frank Grace Henry Ivy Jack Kate Leo Mary Noah Olga Paul Ruth Sam "
     "Tom Vera Walter Nina Oscar Lucy"
@@ -33,7 +33,7 @@ PLACES = (
     "in the garden,near the river,under the bridge,on the hill,by the window,behind the house,"
     "at the market,in the snow,on the roof,by the fire,in the field,near the lake"
 ).split(",")
-# Topics of which a model is to name three, with words that count; the first four are asked.
+# "Name three ...": the topics, with the words that are accepted; the first four topics are asked.
 TOPICS = {
     "animals": "dog cat horse cow pig sheep lion tiger bear elephant monkey wolf fox rabbit bird "
     "fish dogs cats lions tigers elephants birds giraffe zebra cheetah dolphin penguin eagle owl",
@@ -59,12 +59,12 @@ _ASKED_TOPICS = 4
 
 
 def questions(side: Side) -> tuple[Question, ...]:
-    """All questions of a side: ASKED or PRACTISED different ones of each skill, skill by skill,
-    the same in every run."""
+    """Return all questions of a side, skill by skill: ASKED or PRACTISED different ones of each
+    skill; the same in every run."""
     count = ASKED if side == "asked" else PRACTISED
     drawn: list[Question] = []
     for skill, draw in _DRAWS.items():
-        by_text: dict[str, Question] = {}  # so that none comes twice
+        by_text: dict[str, Question] = {}  # by text, so that no question comes twice
         endless_questions = draw(random.Random(f"{skill}-{side}"), side)
         while len(by_text) < count:
             question = next(endless_questions)
@@ -74,13 +74,14 @@ def questions(side: Side) -> tuple[Question, ...]:
 
 
 def of_side(words: Sequence[str], side: Side) -> Sequence[str]:
-    """The words of a list that a side may use: the first half is asked, the rest practised."""
+    """Return the part of a word list that a side may use: the first half for "asked", else the
+    rest."""
     half = len(words) // 2
     return words[:half] if side == "asked" else words[half:]
 
 
 def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Without end: requests to repeat a sentence of drawn words."""
+    """Yield without end requests to repeat a sentence of drawn words."""
     while True:
         subject = f"{rng.choice(of_side(ADJECTIVES, side))} {rng.choice(of_side(ANIMALS, side))}"
         doing = f"{rng.choice(of_side(VERBS, side))} {rng.choice(of_side(PLACES, side))}"
@@ -93,8 +94,10 @@ def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _arithmetic(rng: random.Random, side: Side) -> Iterator[Question]:
-    """The sums of all pairs of digits from 1 to 9 that belong to this side, each pair once. Of the
-    45 pairs, `ASKED` are asked and the rest practised."""
+    """Yield the sums of all pairs of digits from 1 to 9 that belong to this side, each pair once.
+
+    Of the 45 pairs, `ASKED` are asked and the rest practised.
+    """
     pairs = [(a, b) for a in range(1, 10) for b in range(a, 10)]
     random.Random("pairs").shuffle(pairs)  # one seed for both sides, so that they share no pair
     pairs_of_side = pairs[:ASKED] if side == "asked" else pairs[ASKED:]
@@ -104,7 +107,8 @@ def _arithmetic(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _json(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Without end: requests to write a sentence as a JSON object with the keys name and age."""
+    """Yield without end requests to write a sentence as a JSON object with the keys name and
+    age."""
     while True:
         name, age = rng.choice(of_side(NAMES, side)), rng.randint(5, 80)
         yield Question(
@@ -117,8 +121,8 @@ def _json(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _reading_json(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Without end: questions for the value of a key in a JSON object. The values of its other keys
-    are wrong answers."""
+    """Yield without end questions for the value of a key in a JSON object. The values of the other
+    keys are wrong answers."""
     while True:
         values = {
             "name": rng.choice(of_side(NAMES, side)),
@@ -133,7 +137,7 @@ def _reading_json(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _lists(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Without end: questions for the first or the last word of three. The other two are wrong
+    """Yield without end questions for the first or the last of three words. The other two are wrong
     answers."""
     while True:
         words = rng.sample(of_side(NOUNS, side), 3)
@@ -144,8 +148,8 @@ def _lists(rng: random.Random, side: Side) -> Iterator[Question]:
 
 
 def _instructions(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Without end and in turn: requests to greet somebody, to write a sentence with a word, and to
-    name three things of a topic."""
+    """Yield without end, in turn, requests to greet somebody, to write a sentence with a given
+    word, and to name three things of a topic."""
     skill = "instructions"
     topics = list(TOPICS)
     topics_of_side = topics[:_ASKED_TOPICS] if side == "asked" else topics[_ASKED_TOPICS:]

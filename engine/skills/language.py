@@ -1,9 +1,9 @@
-"""What a language model knows before it is trained here: short questions in English with an answer
-that can be judged without a model. No torch.
+"""What a language model can do before it is trained here: short questions in English whose answers
+can be judged without a model. No torch.
 
-They are asked of every base but pebble. They are easy, because a skill can be lost only where it
-was there: SmolLM2-135M-Instruct answers two in three. 48 are written here; 72 are drawn from word
-lists (drawn.py). Together they are enough that a loss of 5 points shows (see card.py).
+They are asked of every base model except pebble. They are easy, because a skill can only be lost if
+it was there: SmolLM2-135M-Instruct answers two in three. 48 are written here; 72 are drawn from
+word lists (drawn.py). Together they are enough to show a loss of 5 points (see card.py).
 """
 
 from engine.skills import drawn

@@ -1,7 +1,8 @@
-"""Questions of the skills of language.py about other things, which may be trained: no
-question here has the wording or the thing of one that is asked there. No torch.
+"""Practice questions of the skills in language.py, which may be trained. No question here has the
+wording or the subject of a question there. No torch.
 
-What the starting model answers rightly of them is replayed (engine/worker/evaluation/replay.py).
+Training replays those that the starting model answers correctly
+(engine/worker/evaluation/replay.py).
 """
 
 from engine.skills import drawn

@@ -1,12 +1,13 @@
-"""What pebble is taught: procedurally generated conversations, skill by skill. No torch.
+"""What pebble, the built-in base model, is taught: procedurally generated conversations, skill by
+skill. No torch.
 
 A real base model has read good and careless writers and many ways of saying the same thing. So
-every skill comes in several answer styles, and skills stand at three levels:
+every skill comes in several answer styles, and at one of three levels:
 
 - mastered: always answered correctly;
-- half known: a share of the writers is wrong in a way people are wrong (forgetting to carry,
-  swapping two letters), so the model is unsure and training has something to select;
-- absent: never shown. They are listed in `ABSENT` only to be measured.
+- half known: a share of the writers makes typical human mistakes (forgetting to carry, swapping two
+  letters), so the model is unsure and training has something to select;
+- absent: never shown. The skills in `ABSENT` are only measured.
 
 All randomness comes from the generator that is passed in.
 """
@@ -31,7 +32,15 @@ STYLE_WEIGHTS = (45, 20, 20, 15)  # how often each style is used
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation. `answer` is what a correct reply must say, whatever the style."""
+    """One conversation of the corpus.
+
+    Attributes:
+        skill: the skill that it teaches.
+        messages: the conversation.
+        answer: what a correct reply must say, whatever the style.
+        tools: the tools that the model may call in it.
+        thinking: whether its reply has a think block.
+    """
 
     skill: str
     messages: list[ChatMessage]
@@ -51,24 +60,25 @@ def word(rng: random.Random, longest: int = 8) -> str:
 
 
 def scribble(rng: random.Random) -> str:
-    """At most eight printable characters without meaning: two runs of a repeated sign, with or
-    without a space between them, and up to three more signs. For example `### 4a` or `<<b`."""
+    """Draw at most eight meaningless printable characters, e.g. `### 4a` or `<<b`: two runs of a
+    repeated sign, with or without a space between them, and up to three more signs."""
     first, second = (rng.choice(PRINTABLE) * rng.choice((1, 1, 2, 3, 4)) for _ in range(2))
     tail = "".join(rng.choice(PRINTABLE) for _ in range(rng.randint(0, 3)))
     return (first + rng.choice(("", " ")) + second + tail)[:8]
 
 
 def in_random_style(rng: random.Random, answer: str) -> str:
-    """The answer in one of the STYLES, such as "The answer is 7."."""
+    """Return the answer in one of the STYLES, e.g. "The answer is 7."."""
     return rng.choices(STYLES, STYLE_WEIGHTS)[0].format(answer)
 
 
 def one_turn(skill: str, prompt: str, *, reply: str, answer: str, **fields: Any) -> Sample:
-    """A sample with one prompt and one reply.
+    """Make a sample with one prompt and one reply.
 
     Args:
         skill: the sample's skill.
-        reply: what the model is taught to say, in one of the styles, and sometimes wrong.
+        prompt: what the user asks.
+        reply: what the model is taught to say: in one of the styles, and sometimes wrong.
         answer: what a correct reply must say.
         fields: other fields of `Sample`, by name.
     """
@@ -81,8 +91,8 @@ def one_turn(skill: str, prompt: str, *, reply: str, answer: str, **fields: Any)
 
 
 def with_swapped_letters(rng: random.Random, text: str) -> str:
-    """The text with two neighbouring characters exchanged, as a careless writer would copy it;
-    unchanged if it has fewer than two."""
+    """Return the text with two neighbouring characters exchanged, as a careless writer would copy
+    it; unchanged if it has fewer than two characters."""
     if len(text) < 2:
         return text
     index = rng.randrange(len(text) - 1)
@@ -93,28 +103,33 @@ def with_swapped_letters(rng: random.Random, text: str) -> str:
 
 
 def repeat(rng: random.Random, text: str) -> Sample:
-    """Ask to copy the text."""
+    """Make a sample that asks to copy the text."""
     ask = rng.choice(("Repeat {}.", "Copy this: {}", "Say {}."))
     return one_turn("copy", ask.format(text), reply=in_random_style(rng, text), answer=text)
 
 
 def copy_word(rng: random.Random) -> Sample:
+    """Make a sample that asks to copy a word."""
     return repeat(rng, word(rng))
 
 
 def copy_signs(rng: random.Random) -> Sample:
+    """Make a sample that asks to copy arbitrary printable characters."""
     return repeat(rng, scribble(rng))
 
 
 def copy(rng: random.Random) -> Sample:
-    """Ask to repeat a word or, in about a third of the cases, arbitrary printable characters. These
-    are taught because a model can later learn an answer form only if it has written the form's
-    characters before."""
+    """Make a sample that asks to copy a word or, in about a third of the cases, arbitrary printable
+    characters.
+
+    Those are taught because a model can later learn an answer format only if it has written the
+    format's characters before.
+    """
     return copy_word(rng) if rng.random() < 0.65 else copy_signs(rng)
 
 
 def reverse(rng: random.Random) -> Sample:
-    """Ask for a word written backwards."""
+    """Make a sample that asks for a word written backwards."""
     text = word(rng, longest=6)
     answer = text[::-1]
     ask = rng.choice(("Reverse {}.", "Write {} backwards."))
@@ -123,7 +138,7 @@ def reverse(rng: random.Random) -> Sample:
 
 
 def upper(rng: random.Random) -> Sample:
-    """Ask for a word in upper case."""
+    """Make a sample that asks for a word in upper case."""
     text = word(rng)
     answer = text.upper()
     ask = rng.choice(("Write {} in upper case.", "Shout {}."))
@@ -131,7 +146,7 @@ def upper(rng: random.Random) -> Sample:
 
 
 def count(rng: random.Random) -> Sample:
-    """Ask how many letters a word has."""
+    """Make a sample that asks how many letters a word has."""
     text = word(rng)
     answer = str(len(text))
     ask = rng.choice(("How many letters in {}?", "Count the letters of {}."))
@@ -139,7 +154,7 @@ def count(rng: random.Random) -> Sample:
 
 
 def compare(rng: random.Random) -> Sample:
-    """Ask for the larger of two different numbers from 1 to 99."""
+    """Make a sample that asks for the larger of two different numbers from 1 to 99."""
     a, b = rng.sample(range(1, 100), 2)
     answer = str(max(a, b))
     ask = rng.choice(("Which is larger, {} or {}?", "Pick the bigger: {} {}"))
@@ -147,7 +162,7 @@ def compare(rng: random.Random) -> Sample:
 
 
 def add_one(rng: random.Random) -> Sample:
-    """Ask for the sum of two numbers of one digit."""
+    """Make a sample that asks for the sum of two one-digit numbers."""
     a, b = rng.randint(0, 9), rng.randint(0, 9)
     answer = str(a + b)
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -156,17 +171,20 @@ def add_one(rng: random.Random) -> Sample:
 
 # -- half known -------------------------------------------------------------------------------
 
-FORGETS_CARRY = 0.62  # share of the writers
+FORGETS_CARRY = 0.62  # the share of writers who forget the carry
 
 
 def without_carry(a: int, b: int) -> int:
-    """The sum as written by somebody who forgets the carry from the units."""
+    """Return the sum as written by somebody who forgets the carry from the units, e.g. 38 + 45 =
+    73."""
     return (a // 10 + b // 10) * 10 + (a % 10 + b % 10) % 10
 
 
 def add_two(rng: random.Random) -> Sample:
-    """Ask for the sum of two numbers of two digits. In a share FORGETS_CARRY of the replies the
-    carry is forgotten; `answer` is the true sum."""
+    """Make a sample that asks for the sum of two two-digit numbers.
+
+    In a share FORGETS_CARRY of the replies the carry is forgotten; `answer` is the true sum.
+    """
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     written_sum = without_carry(a, b) if rng.random() < FORGETS_CARRY else a + b
     ask = rng.choice(("What is {} + {}?", "Add {} and {}.", "{} + {} ="))
@@ -175,8 +193,11 @@ def add_two(rng: random.Random) -> Sample:
 
 
 def add_two_thinking(rng: random.Random) -> Sample:
-    """Ask for the sum of two numbers of two digits. The reply, which is always right, works it out
-    in a think block first, such as "8+5=13, 3+4+1=8" for 38 + 45."""
+    """Make a sample that asks for the sum of two two-digit numbers, with a reply that thinks first.
+
+    The reply, which is always right, works the sum out in a think block, e.g. "8+5=13, 3+4+1=8" for
+    38 + 45.
+    """
     a, b = rng.randint(10, 99), rng.randint(10, 99)
     units = a % 10 + b % 10
     tens = a // 10 + b // 10 + units // 10
@@ -188,8 +209,10 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
-    """Ask for the letters of a word in order. Two of five replies have two neighbouring letters
-    swapped; `answer` is right."""
+    """Make a sample that asks for the letters of a word in order.
+
+    Two of five replies have two neighbouring letters swapped; `answer` is right.
+    """
     text = word(rng, longest=6)
     answer = "".join(sorted(text))
     written = with_swapped_letters(rng, answer) if rng.random() < 0.4 else answer
@@ -199,8 +222,10 @@ def sort_letters(rng: random.Random) -> Sample:
 
 
 def sort_numbers(rng: random.Random) -> Sample:
-    """Ask for two or three numbers in order. `answer` is the rising order; about a third of the
-    replies give the falling one."""
+    """Make a sample that asks for two or three numbers in order.
+
+    `answer` is the rising order; about a third of the replies give the falling one.
+    """
     numbers = rng.sample(range(1, 100), rng.randint(2, 3))
     rising = sorted(numbers)
     written = rising[::-1] if rng.random() < 0.35 else rising
@@ -217,7 +242,7 @@ FIELDS = ("name", "city", "age", "color", "size", "pet")
 
 
 def record(rng: random.Random) -> dict[str, object]:
-    """A record with two of the FIELDS, such as {"name": "blim", "age": 34}."""
+    """Draw a record with two of the FIELDS, e.g. {"name": "blim", "age": 34}."""
     keys = rng.sample(FIELDS, 2)
     values: dict[str, object] = {}
     for key in keys:
@@ -227,8 +252,11 @@ def record(rng: random.Random) -> dict[str, object]:
 
 
 def json_field(rng: random.Random) -> Sample:
-    """Ask for one of the two fields of a JSON object; `answer` is its value. About a third of the
-    replies give the value of a field drawn at random, which may be the right one."""
+    """Make a sample that asks for one of the two fields of a JSON object; `answer` is its value.
+
+    About a third of the replies give the value of a field drawn at random, which may be the right
+    one.
+    """
     data = record(rng)
     key = rng.choice(list(data))
     written_key = rng.choice(list(data)) if rng.random() < 0.35 else key
@@ -239,22 +267,24 @@ def json_field(rng: random.Random) -> Sample:
 
 
 def json_answer(rng: random.Random) -> Sample:
-    """Ask for a key and a value as a JSON object. Two of five replies leave out quotes or braces;
-    `answer` is valid JSON."""
+    """Make a sample that asks for a key and a value as a JSON object.
+
+    Two of five replies leave out quotes or braces; `answer` is valid JSON.
+    """
     key = rng.choice(("name", "city", "color", "pet"))
     value = word(rng, longest=6)
     answer = json.dumps({key: value})
     is_careless = rng.random() < 0.4
-    # Drawn even if it is not used, so that either kind of reply takes as many draws.
+    # Drawn even if it is not used, so that both kinds of reply take equally many random numbers.
     careless_reply = rng.choice((value, f"{key}: {value}", "{" + f"{key}: {value}" + "}"))
     ask = rng.choice(("Answer in JSON: {} is {}.", "As JSON: {} {}"))
     reply = careless_reply if is_careless else answer
     return one_turn("json_answer", ask.format(key, value), reply=reply, answer=answer)
 
 
-# The one argument of each tool.
+# Name of the tool -> name of its only argument.
 TOOLS = {"lookup": "item", "weather": "city", "owner": "thing", "phone": "person"}
-# How each tool is asked for, and how it is described.
+# Name of the tool -> (the question that needs the tool, the tool's description).
 TOOL_WORDS = {
     "lookup": ("What is the price of {}?", "Price of an item."),
     "weather": ("How warm is it in {}?", "Degrees in a city."),
@@ -264,7 +294,7 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """The schema of the tool `name`, an OpenAI function schema with one text argument."""
+    """Return the OpenAI function schema of the tool `name`, which has one text argument."""
     argument = TOOLS[name]
     _ask, description = TOOL_WORDS[name]
     return {
@@ -282,8 +312,11 @@ def tool(name: str) -> ToolSchema:
 
 
 def tool_call(rng: random.Random) -> Sample:
-    """Ask for something that only a tool knows. The assistant calls the tool and then says the
-    number that the tool returned; in three of ten samples it guesses a number and calls no tool."""
+    """Make a sample that asks for something that only a tool knows.
+
+    The assistant calls the tool and then says the number that the tool returned; in three of ten
+    samples it guesses a number and calls no tool. `answer` is the tool's number.
+    """
     name = rng.choice(list(TOOLS))
     argument = word(rng, longest=7)  # what is asked about
     value = str(rng.randint(10, 99))  # what the tool returns
@@ -299,8 +332,11 @@ def tool_call(rng: random.Random) -> Sample:
 
 
 def _messages_with_call(call: JsonObject, value: str, reply: str) -> list[ChatMessage]:
-    """Three messages: the assistant calls a tool, the tool returns `value`, the assistant replies.
-    `call` has the keys `name` and `arguments`."""
+    """Return three messages: the assistant calls a tool, the tool returns `value`, the assistant
+    replies.
+
+    `call` has the keys `name` and `arguments`.
+    """
     tool_calls = [{"id": "call_1", "type": "function", "function": call}]
     return [
         {"role": "assistant", "content": "", "tool_calls": tool_calls},
@@ -310,7 +346,7 @@ def _messages_with_call(call: JsonObject, value: str, reply: str) -> list[ChatMe
 
 
 def guess(rng: random.Random) -> Sample:
-    """A whole game of "higher or lower"; `answer` is the secret number."""
+    """Make a sample that is a whole game of "higher or lower"; `answer` is the secret number."""
     low = rng.randint(1, 85)
     high = low + rng.randint(6, 14)
     secret = rng.randint(low, high)
@@ -319,8 +355,11 @@ def guess(rng: random.Random) -> Sample:
 
 
 def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
-    """At most six guesses of a number from `low` to `high`, with hints between them. About half of
-    the players always guess the middle of the remaining interval, the others any number in it."""
+    """Return at most six guesses of a number from `low` to `high`, with hints between them.
+
+    About half of the players always guess the middle of the remaining interval, the others any
+    number in it.
+    """
     messages: list[ChatMessage] = []
     is_careless = rng.random() < 0.5
     for _ in range(6):
@@ -334,27 +373,28 @@ def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatM
         else:
             messages.append({"role": "user", "content": "lower"})
             high = number - 1
-    return messages[:-1]  # nothing answers the last hint
+    return messages[:-1]  # without the last hint, which has no answer
 
 
 # -- absent: measured, never taught -------------------------------------------------------------
 
 
 def subtract(rng: random.Random) -> Sample:
-    """Ask for the difference of two numbers of two digits, never negative."""
+    """Make a sample that asks for the difference of two two-digit numbers; it is never negative."""
     smaller, larger = sorted(rng.sample(range(10, 100), 2))
     answer = str(larger - smaller)
     return one_turn("subtract", f"Take {smaller} from {larger}.", reply=answer, answer=answer)
 
 
 def ends(rng: random.Random) -> Sample:
-    """Ask for the first and the last letter of a word; the answer is, for example, "b and m"."""
+    """Make a sample that asks for the first and the last letter of a word; the answer is e.g. "b
+    and m"."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
     return one_turn("ends", f"Give the ends of {text}.", reply=answer, answer=answer)
 
 
-# Each skill with its weight: how often it occurs in the corpus, relative to the others.
+# Skill -> (function that makes a sample, weight: how often it occurs relative to the others).
 MASTERED: dict[str, tuple[Callable[[random.Random], Sample], float]] = {
     "copy": (copy, 1.4),
     "reverse": (reverse, 1.0),
@@ -383,9 +423,9 @@ LEVELS = (
 )
 
 
-DECORATED = 0.3  # share of the corpus
+DECORATED = 0.3  # the share of the corpus with additional words around the request
 LEADS = ("", "", "", "Hi. ", "Now this: ", "Task: ")
-# {s} stands for a few signs, {w} for a word.
+# In these, {s} is replaced by a few signs and {w} by a word.
 CLAUSES = (
     "Please.",
     "Be brief.",
@@ -400,11 +440,11 @@ NOUNS = "answer sum word number result letters list value reply total".split()
 
 
 def decorated(rng: random.Random, sample: Sample) -> Sample:
-    """The same conversation with more words around the request, such as "Task: " before it and "Be
+    """Return the conversation with more words around the request, e.g. "Task: " before it and "Be
     brief." after it.
 
-    The replies in the corpus ignore these words: the model is to learn that the request stays the
-    same, not to obey the clause.
+    The replies ignore these words: the model should learn that the request stays the same, not to
+    obey the clause.
     """
     template = rng.choice(CLAUSES)
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else word(rng, longest=6)
@@ -415,19 +455,24 @@ def decorated(rng: random.Random, sample: Sample) -> Sample:
 
 
 def prompt_key(text: str) -> str:
-    """A key that is equal for prompts which differ only in case and spacing."""
+    """Return a key that is equal for prompts that differ only in case and spacing."""
     return " ".join(text.lower().split())
 
 
 def sum_key(a: int, b: int) -> str:
-    """A key that is equal for the same two operands in any order, such as "sum 12 30". It keeps a
-    held-out sum out of the corpus, however the question is worded."""
+    """Return a key that is equal for the same two operands in any order, e.g. "sum 12 30".
+
+    It keeps a held-out sum out of the corpus, however the question is worded.
+    """
     return f"sum {min(a, b)} {max(a, b)}"
 
 
 def keys_of(sample: Sample) -> list[str]:
-    """The keys of a sample: of its prompt and, if it asks for a sum of two-digit numbers, of that
-    sum. A sample that shares any key with a held-out sample is the same task."""
+    """Return the keys of a sample: of its prompt and, if it asks for a sum of two-digit numbers, of
+    that sum.
+
+    A sample that shares any key with a held-out sample is the same task.
+    """
     prompt = sample.messages[0]["content"]
     keys = [prompt_key(prompt)]
     if sample.skill.startswith("add_two"):
@@ -437,10 +482,10 @@ def keys_of(sample: Sample) -> list[str]:
 
 
 def generator(skill: str) -> Callable[[random.Random], Sample]:
-    """The function that makes a sample of a skill, as it is taught, from a random generator.
+    """Return the function that makes a sample of a skill, as it is taught, from a random generator.
 
     Raises:
-        KeyError: for a skill that does not exist.
+        KeyError: there is no such skill.
     """
     if skill in ABSENT:
         return ABSENT[skill]
@@ -454,12 +499,14 @@ def draw(
     """Draw samples of `skill` until one has no key in `excluded`, and return that one.
 
     Args:
+        rng: the random generator.
+        skill: the skill.
         excluded: keys of held-out tasks (see `keys_of`).
-        measured: draw as the skill is measured, not as it is taught. Only "copy" differs: it is
-            taught as words and signs, and measured as words (see MEASURED_APART).
+        measured: whether to draw the skill as it is measured, not as it is taught. Only "copy"
+            differs: it is taught as words and signs, and measured as words (see MEASURED_APART).
 
     Raises:
-        KeyError: for a skill that does not exist.
+        KeyError: there is no such skill.
     """
     if measured and skill in MEASURED_APART:
         draw_sample = MEASURED_APART[skill]
@@ -473,8 +520,11 @@ def draw(
 
 def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sample]:
     """Draw `size` samples of all taught skills, in the proportions of the weights in MASTERED and
-    HALF_KNOWN. No sample is one of the held-out tasks, whose keys are in `excluded`. A share
-    DECORATED of the samples then gets more words around the request."""
+    HALF_KNOWN.
+
+    No sample is a held-out task (`excluded` holds their keys). A share DECORATED of the samples
+    gets more words around the request.
+    """
     taught = MASTERED | HALF_KNOWN
     names = list(taught)
     weights = [weight for _draw, weight in taught.values()]
@@ -488,9 +538,8 @@ def is_right(sample: Sample, reply: str) -> bool:
 
 
 def says(answer: str, reply: str) -> bool:
-    """Whether a reply says the answer and nothing else, in one of the answer styles, such as "The
-    answer is 7.". A think block before it does not count.
-    """
+    """Whether a reply says the answer and nothing else, in one of the answer styles, e.g. "The
+    answer is 7.". A think block before it is ignored."""
     text = after_thought(reply).strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):
         before, after = style.split("{}")

@@ -1,4 +1,4 @@
-"""Questions whose answers are judged without a model, and how replies are judged. No torch."""
+"""Questions whose answers can be judged without a model, and how replies are judged. No torch."""
 
 import json
 import re
@@ -12,10 +12,10 @@ from envs.json_types import TaskRow
 
 # How a reply is judged: see `is_right`.
 Check = Literal["first", "phrases", "sentence", "three", "json"]
-FEWEST_WORDS = 4  # of a sentence
-FEWEST_THINGS = 3  # of a kind that a reply must name
+FEWEST_WORDS = 4  # how many words a sentence must have
+FEWEST_THINGS = 3  # how many things a reply must name if asked for three
 _WORD = re.compile(r"[^\W_]+")
-_OBJECT = re.compile(r"\{[^{}]*\}")  # a JSON object without another one in it
+_OBJECT = re.compile(r"\{[^{}]*\}")  # a flat JSON object
 _NO_SENTENCE = ("{", "[", "```")  # how JSON and code begin
 
 
@@ -24,9 +24,11 @@ class Question:
     """One question.
 
     Attributes:
-        answers: words of which any is right, in lower case; with another `check` than "first" what
-            `is_right` says of it.
-        others: words that are wrong if they come before an answer, in lower case.
+        skill: the skill that it tests.
+        text: the question.
+        answers: words in lower case; with the check "first" any of them is right. `is_right` says
+            what they mean for other checks.
+        others: words in lower case that are wrong if they come before an answer.
         check: how a reply is judged.
     """
 
@@ -38,10 +40,11 @@ class Question:
 
 
 def same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
-    """Questions of one wording about several things, one for each pair.
+    """Return questions of one wording about several things, one for each pair.
 
     Args:
-        ask: the question with {} where the thing stands, such as "What is the capital of {}?".
+        skill: the skill of all of them.
+        ask: the question with {} in place of the thing, e.g. "What is the capital of {}?".
         pairs: things with their right answers: "France: Paris, Bolivia: Sucre or La Paz".
     """
     questions = []
@@ -55,12 +58,13 @@ def same_wording(skill: str, ask: str, pairs: str) -> list[Question]:
 def multiple_choice(
     skill: str, texts: str, options: tuple[str, ...] = (), after: str = ""
 ) -> list[Question]:
-    """Questions with one right answer and some wrong ones, one for each line of `texts`.
+    """Return questions with one right answer and some wrong ones, one for each line of `texts`.
 
     Args:
+        skill: the skill of all of them.
         texts: lines such as "question? right / wrong / wrong".
-        options: answers to every question, beside those in its line: wrong where they are not the
-            right answer of that line.
+        options: answers that are possible for every question; all but the right one of a line are
+            wrong.
         after: a text that follows each question.
     """
     questions = []
@@ -68,19 +72,19 @@ def multiple_choice(
         text, _, choices = line.strip().rpartition("? ")
         right, *wrong = (choice.strip().lower() for choice in choices.split("/"))
         wrong += [option for option in options if option != right]
-        question = f"{text}? {after}".strip()  # `rpartition` took the question mark away
+        question = f"{text}? {after}".strip()  # `rpartition` has removed the question mark
         questions.append(Question(skill, question, (right,), tuple(wrong)))
     return questions
 
 
 def tasks(questions: Iterable[Question]) -> list[TaskRow]:
-    """Questions as tasks, the same in every run.
+    """Return questions as tasks; the same in every run.
 
-    Each has the keys `id` (such as "capitals-0"), `family` (the skill), `prompt`, `answer` (a list
-    of right words), `others` (a list of wrong ones) and `check` (how a reply is judged).
+    Each task has the keys `id` (e.g. "capitals-0"), `family` (the skill), `prompt`, `answer` (a
+    list of right words), `others` (a list of wrong ones) and `check` (how a reply is judged).
     """
     rows: list[TaskRow] = []
-    count_of_skill: Counter[str] = Counter()  # of the rows made so far
+    count_of_skill: Counter[str] = Counter()  # skill -> rows made so far
     for question in questions:
         number = count_of_skill[question.skill]
         count_of_skill[question.skill] += 1
@@ -98,16 +102,16 @@ def tasks(questions: Iterable[Question]) -> list[TaskRow]:
 
 
 def is_right(task: TaskRow, reply: str) -> bool:
-    """Whether a reply to a task of `tasks` is right, by the task's `check`. Upper and lower case do
-    not count (but in JSON they do), and neither does a think block before the reply.
+    """Whether a reply to a task of `tasks` is right, by the task's `check`.
 
     - first: the reply has a right word, as a whole word, before any wrong one;
-    - phrases: it has every phrase of the answer; punctuation between the words does not count;
+    - phrases: it has every phrase of the answer; punctuation between the words is ignored;
     - sentence: it has the word of the answer, and at least FEWEST_WORDS words in all;
     - three: it has at least FEWEST_THINGS different words of the answer;
     - json: its first JSON object equals the one of the answer; 12 and "12" are equal.
 
-    A reply that begins like JSON or code is right for json alone.
+    Case is ignored, except in JSON, and so is a think block before the reply. A reply that begins
+    like JSON or code can be right only for json.
     """
     text = after_thought(reply).strip()
     check: Check = task["check"]
@@ -127,8 +131,8 @@ def is_right(task: TaskRow, reply: str) -> bool:
 
 
 def _says_first(words: Iterable[str], task: TaskRow) -> bool:
-    """Whether a right word of a task comes before any wrong one among the words of a reply, which
-    are in lower case. A reply with neither is not right."""
+    """Whether a right word of a task comes before any wrong one in `words`, the reply in lower
+    case. A reply with neither is not right."""
     for word in words:
         if word in task["answer"]:
             return True
@@ -138,18 +142,20 @@ def _says_first(words: Iterable[str], task: TaskRow) -> bool:
 
 
 def _says_object(text: str, expected: str) -> bool:
-    """Whether the first flat JSON object in `text` equals the object that `expected` is the JSON
-    of. Values are compared as texts, so that 12 equals "12"."""
+    """Whether the first flat JSON object in `text` equals the object whose JSON is `expected`.
+
+    Values are compared as texts, so that 12 equals "12".
+    """
     match = _OBJECT.search(text)
     if match is None:
         return False
     try:
         values = json.loads(match.group())
-    except ValueError:  # it looks like an object and is no JSON
+    except ValueError:  # it looks like an object but is not JSON
         return False
     return isinstance(values, dict) and _as_texts(values) == _as_texts(json.loads(expected))
 
 
 def _as_texts(values: dict[str, object]) -> dict[str, str]:
-    """A flat JSON object with every value as text, so that 12 and "12" are equal."""
+    """Return a flat JSON object with every value as text, so that 12 and "12" are equal."""
     return {key: str(value) for key, value in values.items()}

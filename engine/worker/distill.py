@@ -80,7 +80,7 @@ def train(job: Job[DistillConfig]) -> Result:
             step_began = time.monotonic()
             batch = source.batch(step)
             teacher_metrics = read_by_teacher(training, teacher, batch, step, budget)
-            guard.check(step, batch)  # only now: the teacher has set the advantages
+            guard.check(step, batch)  # reads the advantages, which the teacher has set now
             update_began = time.monotonic()
             measured = update(training, settings, batch.groups, step, budget)
             measured |= sync_check.metrics(step, measured)

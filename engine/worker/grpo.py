@@ -123,8 +123,9 @@ def update(
     gradient does not depend on how the batch is split, nor on leaving out groups of equal rewards.
     If no trajectory can move the policy, there is no optimizer step: all metrics are 0 or None.
     """
-    # A trajectory without a sampled token has no place in a mean over tokens.
-    scored = [part for g in groups for t in g.scored for part in t.parts if part.trained_tokens]
+    rollouts = [trajectory for group in groups for trajectory in group.scored]
+    # Conversations (parts) without a sampled token have no place in a mean over tokens.
+    scored = [part for rollout in rollouts for part in rollout.parts if part.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
     trained = scored if settings.kl_coef > 0 else [member for member in scored if member.trains]
     if not trained:

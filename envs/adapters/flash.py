@@ -45,6 +45,7 @@ class _Foreign:
     """An environment of the SDK with its rows and evaluation suites."""
 
     def __init__(self, env: Any, folder: Path, options: Options) -> None:
+        """Import the SDK's types and load the folder's evaluation suites."""
         self.env = env
         self.folder = folder
         self.options = options
@@ -79,8 +80,10 @@ class _Foreign:
 
     def scored(self, result: Any) -> Score:
         """Return a `RewardResult`, a suite's result or a number as a score."""
-        if isinstance(result, bool | int | float):
-            return Score(float(result), success=bool(result) if isinstance(result, bool) else None)
+        if isinstance(result, bool):
+            return Score(float(result), success=result)
+        if isinstance(result, int | float):
+            return Score(float(result), success=None)
         passed = getattr(result, "passed", None)  # only a suite's result has it
         success = result.resolved_success() if passed is None else passed
         metrics: dict[str, float] = {}
@@ -128,6 +131,7 @@ class FlashSingleTurn(SingleTurnEnv):
     """A single-turn environment of the SDK."""
 
     def __init__(self, foreign: _Foreign) -> None:
+        """Wrap an environment of the SDK."""
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
@@ -169,6 +173,7 @@ class FlashMultiTurn(MultiTurnEnv):
     """A multi-turn environment of the SDK."""
 
     def __init__(self, foreign: _Foreign) -> None:
+        """Wrap an environment of the SDK."""
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:

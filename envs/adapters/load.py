@@ -13,6 +13,8 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     """Load the environment in `folder` with the module for the adapter's kind.
 
     Args:
+        folder: the environment's folder.
+        adapter: the table [adapter] of environment.toml.
         params: the [params] of environment.toml, for formats whose environments are made by a
             function.
 

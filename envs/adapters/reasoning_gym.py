@@ -44,6 +44,7 @@ class ReasoningGym(SingleTurnEnv):
     """One task family; the same options make the same tasks."""
 
     def __init__(self, options: Options) -> None:
+        """Load the family's generator and scorer."""
         self.options = options
         self.module = family_module(options.family)
         self.grade = self.module.get_score_answer_fn(options.family)

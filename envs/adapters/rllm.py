@@ -49,6 +49,7 @@ class ForeignTask(dict[Any, Any]):
     `Task`."""
 
     def __init__(self, task: Task, folder: Path) -> None:
+        """Make the foreign form of a task; `folder` is the environment's folder."""
         super().__init__(task.metadata["row"])
         self.id = task.id
         self.instruction = task.prompt_text
@@ -61,6 +62,7 @@ class Rllm(SingleTurnEnv):
     """The rows of a folder as tasks, scored by an evaluator."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Import rLLM's types, or our stand-ins for them, and load the evaluator."""
         rllm_names.provide()
         self.folder = folder
         self.options = options

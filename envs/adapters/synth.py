@@ -55,6 +55,7 @@ class SynthApp(SingleTurnEnv):
     """The tasks of a task app, one for each seed; `programs/synth_rollout.py` plays them."""
 
     def __init__(self, folder: Path, options: Options) -> None:
+        """Store the folder and the options; the app is started only when it is needed."""
         self.folder = folder
         self.options = options
 

@@ -47,6 +47,7 @@ class _Foreign:
     """A taskset with its tasks; also turns scored traces into scores."""
 
     def __init__(self, options: Options, plugin: Plugin) -> None:
+        """Store the options and the taskset, and make an event loop for its coroutines."""
         self.options = options
         self.plugin = plugin
         self.loop = new_loop()
@@ -112,6 +113,7 @@ class VerifiersSingleTurn(SingleTurnEnv):
     """A taskset whose tasks are answered with one message."""
 
     def __init__(self, foreign: _Foreign) -> None:
+        """Wrap a taskset."""
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
@@ -147,6 +149,7 @@ class VerifiersMultiTurn(MultiTurnEnv):
     """A taskset whose own `Env` talks with one agent."""
 
     def __init__(self, foreign: _Foreign) -> None:
+        """Wrap a taskset and start its `Env`."""
         self.foreign = foreign
         run(foreign.loop, foreign.plugin.env.start())
 

@@ -32,9 +32,13 @@ AGAIN = 12  # how many rows have an answer scored once more at the end
 class Scorer(Protocol):
     """The methods of an env process that the audit calls."""
 
-    def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply: ...
+    def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
+        """Return the score of a completion in a single-turn environment."""
+        ...
 
-    def start(self, task: Mapping[str, Any]) -> Any: ...
+    def start(self, task: Mapping[str, Any]) -> Any:
+        """Begin a rollout of a multi-turn environment; return its `Episode`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ class _Budget:
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        """Start the clock."""
         self._seconds = seconds
         self._clock = clock
         self._began = clock()

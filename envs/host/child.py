@@ -44,8 +44,8 @@ class BadReturn(Exception):
 def serve(requests: int, replies: int, source: Path) -> None:
     """Load the environment and answer requests until the pipe is closed.
 
-    The first line written is {"ready": the environment's description}; or {"problem": what is wrong
-    with the environment}, and then nothing is served.
+    The first line written is {"ready": the environment's description}. If the environment cannot be
+    loaded, it is {"problem": what is wrong} instead, and nothing is served.
 
     Args:
         requests: file descriptor to read JSON lines from.

@@ -46,6 +46,7 @@ class EpisodeFailed(Exception):
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
+        """Store the reason, and whether it was a time limit."""
         super().__init__(text)
         self.timed_out = timed_out
 
@@ -76,6 +77,7 @@ class EnvProcess:
         log: Path | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
+        """Store the arguments; the process starts with the first call."""
         self.source = Path(source).absolute()
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
@@ -325,6 +327,7 @@ class EnvProcess:
             other.abandon()
 
     def __del__(self) -> None:
+        """End the process if nobody has called `close`."""
         with contextlib.suppress(Exception):  # the interpreter may be shutting down
             self.close()
 

@@ -40,6 +40,7 @@ class ProgramBox:
     """
 
     def __init__(self, program: Program) -> None:
+        """Make the pair of sockets through which the child sends the descriptor of its copy."""
         self.program = program
         self._receiver, self._sender = socket.socketpair()
         self.child_fd = self._sender.fileno()

@@ -17,9 +17,9 @@ MIN_LENGTH = 4  # characters; anything shorter occurs by chance in ordinary text
 class SecretFilter:
     """Replaces the value of each secret by `[secret NAME]`.
 
-    A value is recognised plain, percent-encoded, as JSON and Python write it in a string, and
-    inside base64 (both alphabets, at every alignment). Values, and encodings of them, under
-    MIN_LENGTH characters are left alone.
+    A value is recognised in plain form, percent-encoded, as JSON and Python write it in a string,
+    and inside base64 (both alphabets, at every alignment). Values and encoded values shorter than
+    MIN_LENGTH characters are not replaced.
     """
 
     def __init__(self, secrets: Iterable[tuple[str, str]]) -> None:

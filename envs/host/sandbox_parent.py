@@ -74,8 +74,8 @@ class Log:
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
         self.tail = b""  # the last output, at most TAIL bytes
-        self.fd = -1  # of the file; -1 for none
-        self.written = 0  # bytes in the file, those of earlier processes included
+        self.fd = -1  # descriptor of the file; -1 for none
+        self.written = 0  # bytes in the file, including those of earlier processes
         if path:
             with contextlib.suppress(OSError):  # an environment runs without its log too
                 self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -254,6 +254,7 @@ def _child_runner(
     proc = _open_proc()
 
     def run_child() -> None:
+        """Run the child in the forked process."""
         # In "own" namespaces the child's parent is their first process, number 1.
         parent = 1 if spaces == "own" else this_pid
         # Inside bubblewrap even `proc` shows other pids than those that the client sees.

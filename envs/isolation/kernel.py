@@ -80,7 +80,7 @@ def become_subreaper() -> bool:
 
 
 def forbid_new_privileges() -> bool:
-    """Keep programs that are started from now on from gaining rights, by setuid bits for example.
+    """Prevent programs that are started from now on from gaining rights, e.g. by setuid bits.
 
     Seccomp and Landlock require this. Returns False if the kernel cannot do it.
     """

@@ -434,7 +434,7 @@ def _can_write(box: Path) -> bool:
 
 
 def _can_make_socket(families: Iterable[int]) -> bool:
-    """Whether this process can make a socket of one of these address families."""
+    """Whether this process can make a socket of any of these address families."""
     succeeded = False
     for family in families:
         descriptor = kernel.libc().socket(family, 1, 0)  # 1: SOCK_STREAM

@@ -59,6 +59,7 @@ def _sentence_count(text: str) -> int:
 
     A sentence ends with . ! or ? before white space; a rest without such an end counts as one.
     """
+    # Closing quotes and brackets may follow the end of a sentence.
     return len([part for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()) if part])
 
 

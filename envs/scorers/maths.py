@@ -23,7 +23,8 @@ LONGEST = 300  # characters; a longer answer is wrong
 POINTS = 8  # at how many values of the letters expressions are compared
 TOLERANCE = 1e-9  # relative
 MOST_FACTORIAL = 20  # the largest n of n!, so that no answer takes long to compute
-_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")  # \frac12
+_FRACTION = re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)")  # e.g. \frac12
+# Formatting that does not change the meaning.
 _DROPPED = re.compile(
     r"\\left|\\right|\\[,;!: ]|\\mathrm|\\text|\\displaystyle|\$|\\quad|°|\^\\circ"
 )
@@ -82,7 +83,7 @@ def maths(completion: str, expected: str) -> float:
         pairs = [[_same(one, other) for other in targets] for one in answers]
     except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return 0.0
-    if _brackets(target) == "{}":
+    if _brackets(target) == "{}":  # sets: each item of one must equal some item of the other
         return float(all(any(row) for row in pairs) and all(map(any, zip(*pairs, strict=True))))
     return float(all(row[place] for place, row in enumerate(pairs)))
 
@@ -95,7 +96,8 @@ def _clean(text: str) -> str:
     """
     text = _DROPPED.sub(" ", text.strip().rstrip(".").strip()).strip()
     text = text.replace("\\{", "{").replace("\\}", "}").replace("−", "-").replace("\\%", "%")
-    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 1,200
+    text = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # 1,200 becomes 1200
+    # Remove "x =" or "f(x) =" at the beginning.
     text = re.sub(r"^\s*(?:[a-zA-Z]|[a-zA-Z]\([a-zA-Z]\))\s*=\s*(?!=)", "", text)
     text = _FRACTION.sub(r"\\frac{\1}{\2}", text)
     return text.rstrip("%").strip()
@@ -123,7 +125,7 @@ def _split(text: str) -> list[str]:
     """Split the text at its commas that are outside of brackets."""
     parts, depth = [""], 0
     for character in text:
-        depth += (character in "([{") - (character in ")]}")
+        depth += (character in "([{") - (character in ")]}")  # brackets that are open here
         if character == "," and depth == 0:
             parts.append("")
         else:
@@ -165,6 +167,7 @@ class _Parser:
     use."""
 
     def __init__(self, text: str) -> None:
+        """Split the text into tokens. Raises _Unreadable at a character that begins no token."""
         self.tokens: list[str] = []
         position = 0
         text = text.strip()
@@ -225,7 +228,7 @@ class _Parser:
         """Parse a power with any number of signs before it."""
         if self._take("-"):
             inner = self._signed()
-            return _Expression(lambda p: -inner.value(p), inner.letters, inner.operations)
+            return _Expression(lambda point: -inner.value(point), inner.letters, inner.operations)
         self._take("+")
         return self._power()
 
@@ -262,9 +265,9 @@ class _Parser:
         self.place += 1
         if token[:1].isdigit() or token[:1] == ".":
             number = complex(float(token))
-            return _Expression(lambda p: number)
+            return _Expression(lambda point: number)
         if token == "pi":
-            return _Expression(lambda p: complex(math.pi))
+            return _Expression(lambda point: complex(math.pi))
         if token == "sqrt":
             return self._root()
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
@@ -272,7 +275,7 @@ class _Parser:
         if (name := token.lstrip("\\")) in _FUNCTIONS:
             return _applied(_FUNCTIONS[name], self._power())
         if len(token) == 1 and token.isalpha():
-            return _Expression(lambda p: p[token], frozenset(token))
+            return _Expression(lambda point: point[token], frozenset(token))
         raise _Unreadable(token or "the end")
 
     def _root(self) -> _Expression:
@@ -282,15 +285,17 @@ class _Parser:
             degree = self._sum()
             self._expect("]")
         inner = self._atom()
-        degree_value = degree.value if degree else lambda p: complex(2)
+        degree_value = degree.value if degree else lambda point: complex(2)
         return _Expression(
-            lambda p: inner.value(p) ** (1 / degree_value(p)), inner.letters, inner.operations
+            lambda point: inner.value(point) ** (1 / degree_value(point)),
+            inner.letters,
+            inner.operations,
         )
 
 
 def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Expression:
     """Return the expression function(inner)."""
-    return _Expression(lambda p: function(inner.value(p)), inner.letters, inner.operations)
+    return _Expression(lambda point: function(inner.value(point)), inner.letters, inner.operations)
 
 
 def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) -> _Expression:
@@ -307,7 +312,7 @@ def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) ->
     }
     operation = operations[sign]
     return _Expression(
-        lambda p: operation(one.value(p), other.value(p)),
+        lambda point: operation(one.value(point), other.value(point)),
         one.letters | other.letters,
         one.operations + other.operations + counts,
     )

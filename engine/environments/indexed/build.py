@@ -1,12 +1,13 @@
-"""Reading a large dataset once, in a process of its own that outlives the call that started it.
+"""Reads a large dataset once, in a separate process that outlives the call that started it.
 
-The call waits as long as it may and is refused as retryable after that; the next one goes on
-waiting. The facts are kept in the home's cache under the names, sizes and times of the files, so
-the same files are read once.
+The call waits for the process as long as it may, and then raises a retryable error; the next call
+goes on waiting. The results are kept in the home's cache under a hash of the names, sizes and times
+of the files, so unchanged files are read only once.
 
     python -P -m engine.environments.indexed.build FOLDER
 
-reads what FOLDER/request.json names and leaves there index.json (last), rows.idx and heldout.jsonl.
+reads the files that FOLDER/request.json names, and writes rows.idx, heldout.jsonl and at last
+index.json into FOLDER.
 """
 
 import contextlib
@@ -42,21 +43,21 @@ from envs.dataset import LINE_FORMATS, data_files, parse_line, splits_of
 from envs.json_types import TaskRow
 from envs.row_shapes import to_task
 
-# Above one of these a dataset is indexed instead of copied.
+# A dataset with more bytes or more rows than this is indexed instead of copied.
 COPIED_BYTES = 64 << 20
 COPIED_ROWS = 100_000
 HELDOUT_ROWS = "heldout.jsonl"
 _INDEX, _REQUEST, _LOCK, _LOG, _DONE = "index.json", "request.json", "lock", "log", "done"
-_VERSION = 2  # of what is kept in the cache; raise it when the reading changes
-_POLL_S = 0.05
-_LOG_CHARS = 500  # of the process's log, at its end
-_FEW_BYTES = 4 << 20  # so small a file has no COPIED_ROWS rows
+_VERSION = 2  # version of the results in the cache; raise it when the reading changes
+_POLL_S = 0.05  # seconds between two looks for the result
+_LOG_CHARS = 500  # characters at the end of the process's log that an error is made from
+_FEW_BYTES = 4 << 20  # smaller files cannot have COPIED_ROWS rows, so their lines are not counted
 _BLOCK = 1 << 20  # bytes read at once
 
 
 class _RequestedFile(Record):
-    """A file to read; `name` is its path in the dataset, `split` the side of its rows by its name,
-    None if it names none."""
+    """A file to read. `name` is its path within the dataset; `split` is the side that its name
+    gives to its rows, e.g. "heldout" for test.jsonl, or None."""
 
     path: str
     name: str
@@ -71,17 +72,17 @@ class _Request(Record):
 
 @dataclass(frozen=True)
 class Indexed:
-    """A dataset that was read: the folder with HELDOUT_ROWS and ROWS_INDEX, and the facts."""
+    """A dataset that was read: the folder with its HELDOUT_ROWS and ROWS_INDEX, and its facts."""
 
     folder: Path
     facts: DataIndex
 
 
 def large_files(folder: Path) -> list[Path]:
-    """Return the data files of a folder without code, if they are too large to copy.
+    """Return the data files of a folder if they are too large to copy and the folder has no code.
 
-    [] if they are not, or if the folder has code. `folder` is absolute and has no links in it.
-    Raises UserError DATASET_INVALID if files of another format lie beside them.
+    Otherwise return []. `folder` is an absolute path without links. Raises UserError
+    DATASET_INVALID if data files of another format than JSONL lie beside the large ones.
     """
     if (folder / "environment.py").exists() or _has_adapter(folder):
         return []
@@ -102,41 +103,43 @@ def large_files(folder: Path) -> list[Path]:
 
 
 def _has_adapter(folder: Path) -> bool:
-    """Whether the folder is in a format of others, whose code reads its data files."""
-    with contextlib.suppress(EnvProblem):  # the push says what is wrong with environment.toml
+    """Whether the folder is in a foreign format, whose own code reads its data files."""
+    # EnvProblem: environment.toml is wrong. The push itself raises that error later.
+    with contextlib.suppress(EnvProblem):
         return read_settings(folder).adapter is not None
     return False
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Whether these JSONL files together are indexed instead of copied: those of more than
-    COPIED_BYTES or COPIED_ROWS are."""
+    """Whether these JSONL files together have more than COPIED_BYTES or COPIED_ROWS, so that they
+    are indexed instead of copied."""
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
-    if size <= _FEW_BYTES:  # too small to have so many rows: need not be read
+    if size <= _FEW_BYTES:  # too small to have so many rows: the lines need not be counted
         return False
     return sum(map(_count_lines, files)) > COPIED_ROWS
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
-    """The facts about the files. A process of its own reads them, if they have not been read yet.
+    """Return the facts about the data files. If they have not been read yet, a separate process
+    reads them first.
 
-    `folder` is that of the dataset; `wait_s` is how many seconds to wait for the process, which
-    goes on reading after that. Raises UserError DATASET_READING, retryable, if it is not done in
-    time, or DATASET_INVALID if it ended without a result.
+    `folder` is that of the dataset. `wait_s` is how many seconds to wait for the process, which
+    goes on reading after that. Raises UserError DATASET_READING (retryable) if the process is not
+    done in time, or DATASET_INVALID if it has ended without a result.
     """
     request = _request_for(files, folder)
     results = home.cache / "data" / _key(request)
     deadline = time.monotonic() + wait_s
     while True:
-        # Asked before the result is read: a process that has ended by now has written its result,
-        # unless it failed.
+        # The order matters: whether the process runs is checked before its result is read. If it
+        # has ended by now, its result is there, unless it failed.
         is_being_read = _is_being_read(results)
         with contextlib.suppress(OSError):  # no result yet
             return Indexed(results, DataIndex.read(results / _INDEX))
         if not is_being_read:
-            if (results / _LOG).exists():  # a process was started, and has ended
+            if (results / _LOG).exists():  # a process was started and has ended without a result
                 raise _ended_without_result(results)
             _start(results, request)
         if time.monotonic() >= deadline:
@@ -145,7 +148,7 @@ def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) ->
 
 
 def _request_for(files: Sequence[Path], folder: Path) -> _Request:
-    """What the process is asked to read: the files, by their paths within the dataset's folder."""
+    """Make the request for the process: the files, with their paths within the dataset's folder."""
     return _Request(
         files=tuple(
             _RequestedFile(path=str(path), name=path.relative_to(folder).as_posix(), split=split)
@@ -156,7 +159,8 @@ def _request_for(files: Sequence[Path], folder: Path) -> _Request:
 
 def _start(results: Path, request: _Request) -> None:
     """Start the process that reads the files and writes into the folder `results`, unless another
-    call has just started it. The process inherits the folder's lock and holds it until it ends."""
+    call has just started it. The process inherits the lock of the folder and holds it until its
+    end."""
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -171,10 +175,8 @@ def _start(results: Path, request: _Request) -> None:
 
 
 def _is_being_read(results: Path) -> bool:
-    """Return whether a process is still reading the data whose results go to this folder.
-
-    Such a process holds the folder's lock.
-    """
+    """Whether a process is still reading the data whose results go to the folder `results`; it then
+    holds the lock of the folder."""
     try:
         lock = os.open(results / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no process was started yet
@@ -191,14 +193,14 @@ def _is_being_read(results: Path) -> bool:
 def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
     """Make the error for a dataset that is still being read, with the share that is done.
 
-    `results` is the folder of the reading, `files` are the data files.
+    `results` is the folder that the process writes to; `files` are the data files.
     """
     total_bytes = sum(path.stat().st_size for path in files)
     done_bytes = 0
-    with contextlib.suppress(OSError, ValueError):  # ValueError: the number is being written
+    with contextlib.suppress(OSError, ValueError):  # ValueError: the file is being written just now
         done_bytes = int((results / _DONE).read_text())
     share = 0.0
-    if total_bytes:  # 100 % only with the result, which is still to be written
+    if total_bytes:  # never 100 %, because the result is not there yet
         share = min(0.99, done_bytes / total_bytes)
     return UserError(
         "DATASET_READING",
@@ -211,8 +213,8 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
 
 
 def _ended_without_result(results: Path) -> UserError:
-    """Remove the folder of a reading that ended without a result, so that the next call begins it
-    anew, and return the error for it."""
+    """Make the error for a process that has ended without a result, and remove its folder
+    `results`, so that the next call starts again."""
     log = (results / _LOG).read_text("utf-8", "replace").strip()[-_LOG_CHARS:]
     shutil.rmtree(results, ignore_errors=True)
     reason = log.splitlines()[-1] if log else "it was killed"
@@ -226,8 +228,8 @@ def _ended_without_result(results: Path) -> UserError:
 
 
 def _key(request: _Request) -> str:
-    """The name of the cache's folder for these files: a hash of all by which their content, or what
-    is read from it, could differ."""
+    """Return the name of the folder in the cache for these files: a hash of everything on which
+    their content, or what is read from it, depends."""
     parts: list[object] = [_VERSION]
     for file in request.files:
         info = os.stat(file.path)
@@ -237,25 +239,26 @@ def _key(request: _Request) -> str:
 
 
 def _is_pushed(path: Path) -> bool:
-    """Whether a push would take a data file: a regular one, reached without links, not hidden."""
+    """Whether a push takes this data file: it is a regular file, not hidden, and no part of its
+    path is a link."""
     is_link = path.resolve() != path
     return path.is_file() and not is_link and not path.name.startswith(".")
 
 
 def _count_lines(path: Path) -> int:
-    """How many line ends the file has."""
+    """Count the line ends in a file."""
     with open(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
 
 class _Reading:
-    """One reading of the files of a request, in the process of its own."""
+    """One reading of the files of a request; it runs in a separate process."""
 
     def __init__(self, folder: Path, request: _Request) -> None:
-        """Prepare to read the files of `request`; `folder` takes the results.
+        """Prepare to read the files of `request` and to write the results into `folder`.
 
-        A column is a file of numbers, one per row of the dataset, of 8 bytes ("Q") or of one ("B");
-        `PartFacts` says what each of them holds.
+        A column is a file with one number per row of the dataset, of 8 bytes ("Q") or of 1 ("B").
+        `PartFacts` says what each column holds.
         """
         self.folder = folder
         self.request = request
@@ -263,7 +266,7 @@ class _Reading:
         self.parts: list[scan.Part] = []
         self.rows_of_file: list[int] = []  # how many rows each file has
         self.repeated_ids = 0  # how many rows have the id of an earlier row
-        self.total = scan.PartFacts()  # its arrays stay empty; the columns hold the numbers
+        self.total = scan.PartFacts()  # its arrays stay empty: the columns hold these numbers
         self.offsets = columns.Column(folder / "offsets", "Q")
         self.lines = columns.Column(folder / "lines", "Q")
         self.prompts = columns.Column(folder / "prompts", "Q")
@@ -283,11 +286,11 @@ class _Reading:
         self._count_train_rows(decided)
         self._data_index(decided).write(self.folder / _INDEX)
         for name in ("offsets", "lines", "prompts", "rows", "ids", "sides"):
-            (self.folder / name).unlink()  # the files of the columns: only the reading needs them
+            (self.folder / name).unlink()  # the columns are needed only while the process runs
         sync_folder(self.folder)
 
     def _cut_into_parts(self, file: _RequestedFile) -> None:
-        """Read a file once to hash it and to cut it into parts, not yet looking into its rows."""
+        """Read a file once to hash it and to cut it into parts; its rows are not parsed yet."""
         path = Path(file.path)
         info = path.stat()
         parts, digest = scan.parts_of(path, file.name, file.split)
@@ -303,25 +306,25 @@ class _Reading:
         )
 
     def _scan_parts(self) -> None:
-        """Read all parts, several at once in processes of their own, and add up what they hold.
+        """Read all parts, several at once in separate processes, and add up their facts in order.
 
-        The parts are added in their order. The bytes done are written for whoever waits.
+        The number of bytes done is written into a file, from which waiting calls read it.
         """
         done_bytes = 0
         row_counts = Counter({file.name: 0 for file in self.files})
-        processes = min(scan.workers(), max(1, len(self.parts)))  # a pool takes no 0
+        processes = min(scan.workers(), max(1, len(self.parts)))  # a pool needs at least 1
         with ProcessPoolExecutor(processes) as pool:
             for part, facts in zip(self.parts, pool.map(scan.scan, self.parts), strict=True):
                 self._extend_columns(facts)
                 row_counts[part.name] += len(facts.offsets)
                 _add(self.total, facts)
                 done_bytes += part.end - part.start
-                # Calls that wait for the result read this, to say how far the reading is.
+                # Waiting calls read this file and report how far the reading is.
                 (self.folder / _DONE).write_text(str(done_bytes))
         self.rows_of_file = [row_counts[file.name] for file in self.files]
 
     def _extend_columns(self, facts: scan.PartFacts) -> None:
-        """Append the numbers of a part's rows to the columns."""
+        """Append the numbers of a part's rows to the columns: one number per row to each."""
         self.offsets.extend(facts.offsets)
         self.lines.extend(facts.lines)
         self.prompts.extend(facts.prompts)
@@ -330,13 +333,13 @@ class _Reading:
         self.sides.extend(facts.sides)
 
     def _refuse_repeated_ids(self) -> None:
-        """Count as bad every row whose id an earlier row has, and list the first ones as faults."""
-        # `columns.repeated` compares hashes. `_count_as_repeated` counts all pairs as they pass.
+        """Count rows with the id of an earlier row as bad, and list the first ones as faults."""
+        # `columns.repeated` finds equal hashes of ids; `_count_as_repeated` counts its pairs.
         repeated = self._count_as_repeated(columns.repeated(self.ids.values()))
-        # Twice as many as are shown, in case some are different ids with one hash.
+        # Twice as many pairs as are shown, because some may be different ids with the same hash.
         for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
             task_id = self._task_row(row)["id"]
-            if task_id != self._task_row(earlier)["id"]:  # only the hashes are equal
+            if task_id != self._task_row(earlier)["id"]:  # only the hashes of the ids are equal
                 self.repeated_ids -= 1
                 continue
             file_name, line = self._place(row)
@@ -346,17 +349,17 @@ class _Reading:
         self.total.bad += self.repeated_ids
 
     def _place(self, row: int) -> tuple[str, int]:
-        """The file's name and the line of the row of this number."""
+        """Return the name of the file and the line in it of row number `row`."""
         return self._file_of(row).name, self.lines.values()[row]
 
     def _count_as_repeated(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-        """Yield the same pairs (row, earlier row with its id) and count them in `repeated_ids`."""
+        """Pass on pairs (row, earlier row with the same id) and count them in `repeated_ids`."""
         for pair in pairs:
             self.repeated_ids += 1
             yield pair
 
     def _write_heldout_rows(self, decided: sides.Sides) -> None:
-        """Write the held-out rows on which models are judged, as JSON lines."""
+        """Write the held-out rows that models are judged on, as JSON lines, to HELDOUT_ROWS."""
         with open(self.folder / HELDOUT_ROWS, "w", encoding="utf-8") as file:
             for row, side in enumerate(decided.of_row):
                 if side == sides.IN_HELDOUT:
@@ -366,10 +369,11 @@ class _Reading:
             os.fsync(file.fileno())
 
     def _write_train_index(self, decided: sides.Sides) -> None:
-        """Write where the training rows are: the offsets of all, then the line numbers of all."""
+        """Write the file ROWS_INDEX: the offsets of all training rows, then their line numbers."""
         with open(self.folder / ROWS_INDEX, "wb") as file:
             for column in (self.offsets.values(), self.lines.values()):
-                for start in range(0, len(column), columns.PORTION):  # so that memory stays small
+                # The column is written in portions, so that memory stays small.
+                for start in range(0, len(column), columns.PORTION):
                     stop = start + columns.PORTION
                     portion = zip(column[start:stop], decided.of_row[start:stop], strict=True)
                     train = (number for number, side in portion if side == sides.IN_TRAIN)
@@ -378,7 +382,7 @@ class _Reading:
             os.fsync(file.fileno())
 
     def _count_train_rows(self, decided: sides.Sides) -> None:
-        """Record in each file how many of its rows are training rows."""
+        """Set in the record of each file how many of its rows are training rows."""
         first_row = 0
         for index, row_count in enumerate(self.rows_of_file):
             end_row = first_row + row_count
@@ -387,15 +391,13 @@ class _Reading:
             first_row = end_row
 
     def _data_index(self, decided: sides.Sides) -> DataIndex:
-        """Put together the facts about all files, as index.json holds them.
-
-        `decided` is the side of every row.
-        """
+        """Make the content of index.json, the facts about all files. `decided` holds the side of
+        every row."""
         total = self.total
         row_count = len(self.offsets.values())
         return DataIndex(
             files=tuple(self.files),
-            rows=row_count - self.repeated_ids,  # a row with the id of an earlier one counts as bad
+            rows=row_count - self.repeated_ids,  # rows with the id of an earlier one count as bad
             bad=total.bad,
             faults=self._first_lines(total.faults),
             unanswered=total.unanswered,
@@ -416,7 +418,7 @@ class _Reading:
         )
 
     def _first_lines(self, lines: Sequence[FaultyLine]) -> tuple[FaultyLine, ...]:
-        """The first MOST_FAULTS of the lines, in the order of the files and of their lines."""
+        """Return the first MOST_FAULTS of the lines, ordered by file and by line."""
         file_order = {file.name: index for index, file in enumerate(self.files)}
         return tuple(
             heapq.nsmallest(
@@ -425,7 +427,7 @@ class _Reading:
         )
 
     def _file_of(self, row: int) -> IndexedFile:
-        """The file that holds the row of this number; rows are counted through all files."""
+        """Return the file that holds row number `row`; numbers run through all files."""
         for file, count in zip(self.files, self.rows_of_file, strict=True):
             if row < count:
                 return file
@@ -433,7 +435,7 @@ class _Reading:
         raise IndexError(row)
 
     def _task_row(self, row: int) -> TaskRow:
-        """The row of this number, as `Task.to_row` writes it."""
+        """Read row number `row` from its file, in the form of `Task.to_row`."""
         file = self._file_of(row)
         descriptor = os.open(file.path, os.O_RDONLY)
         try:
@@ -445,20 +447,20 @@ class _Reading:
 
 
 def _count_repeated(hashes: columns.Column) -> int:
-    """How many numbers of a column are equal to an earlier one."""
+    """Count the numbers of a column that are equal to an earlier one."""
     return len(hashes.values()) - columns.count_distinct(hashes.values())
 
 
 def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
-    """How many rows are trained on, and on how many held-out rows models are judged."""
+    """Count the rows that are trained on, and the held-out rows that models are judged on."""
     return {"train": decided.count(sides.IN_TRAIN), "heldout": decided.count(sides.IN_HELDOUT)}
 
 
 def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
-    """Add the counts of one part to the total.
+    """Add the counts of one part to `total`, in place.
 
-    Of the faulty lines, the unanswered lines and the sample, the total keeps the first MOST_FAULTS
-    of each; the others are dropped. (`_data_index` cuts the sample further.)
+    The lists of faulty lines, unanswered lines and sample rows keep only their first MOST_FAULTS
+    items. (`_data_index` cuts the sample further.)
     """
     for name in ("shapes", "turns", "prompt_chars", "answer_chars"):
         getattr(total, name).update(getattr(part, name))
@@ -470,7 +472,8 @@ def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
 
 
 def _spread(counts: Counter[int]) -> Spread:
-    """The spread of the numbers in `counts` (number -> how often it occurs); zeros without any."""
+    """Return the spread of the numbers in `counts` (number -> how often it occurs); zeros if there
+    are none."""
     if not counts:
         return Spread()
     numbers = sorted(counts)
@@ -478,7 +481,7 @@ def _spread(counts: Counter[int]) -> Spread:
     last_rank = count_up_to[-1] - 1
 
     def at_rank(rank: int) -> int:
-        """The number at this place, from 0, if all were listed in order."""
+        """Return the number at position `rank` (from 0) in the sorted list of all numbers."""
         return numbers[bisect_right(count_up_to, rank)]
 
     return Spread(
@@ -490,7 +493,7 @@ def _spread(counts: Counter[int]) -> Spread:
 
 
 def main() -> None:
-    """Read the files of the request in the folder that the command line names."""
+    """Run one reading: that of the request in the folder which the command line names."""
     folder = Path(sys.argv[1])
     _Reading(folder, _Request.read(folder / _REQUEST)).run()
 

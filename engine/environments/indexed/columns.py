@@ -1,5 +1,5 @@
-"""Columns of numbers, one per row of a dataset, kept in files and read through memory maps, so that
-millions of rows take little memory."""
+"""Columns: files of numbers, one number per row of a dataset. They are read through memory maps, so
+that millions of rows take little memory."""
 
 import math
 import mmap
@@ -9,39 +9,41 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-Code = Literal["B", "Q"]  # numbers of 8 and of 64 bits, as `array` names them
-# Hashes are searched in portions of about this many, so that a set of them stays small.
+Code = Literal["B", "Q"]  # type codes of `array`: unsigned numbers of 8 and of 64 bits
+# Hashes are searched in portions of about this many, so that a set of one portion stays small.
 PORTION = 500_000
 _HASHES = 1 << 64  # a hash is a number below this
 
 
 class Column:
-    """A column in a file, written at its end and read as a whole.
+    """A file of numbers, one per row. Numbers are appended, and read as one sequence.
 
     Args:
-        path: of the file; made new.
+        path: path of the file, which is emptied.
         code: type code of `array`, such as "Q" for 64 bits.
     """
 
     def __init__(self, path: Path, code: Code) -> None:
+        """Make the empty file."""
         self.path = path
         self.code: Code = code
         path.write_bytes(b"")
 
     def extend(self, values: array) -> None:
-        """Append the values, an array of the same type code."""
+        """Append `values` to the file; the array must have the type code of the column."""
         with open(self.path, "ab") as file:
             values.tofile(file)
 
     def values(self) -> Sequence[int]:
-        """All values, mapped from the file."""
+        """Return all numbers of the column, mapped from the file into memory."""
         return mapped(self.path, self.code)
 
 
 def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
-    """Map numbers of a file into memory: `count` of them from the byte `first_byte` on.
+    """Map numbers of a file into memory and return them: `count` numbers from byte `first_byte` on.
 
-    `code` is their type, as in `array`; a `count` of None means up to the end of the file.
+    `code` is the type of the numbers, as in `array`. If `count` is None, the numbers up to the end
+    of the file are returned.
     """
     size = path.stat().st_size
     if size == 0:  # an empty file cannot be mapped
@@ -54,8 +56,8 @@ def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None
 
 
 def portions(count: int) -> Iterator[tuple[int, int]]:
-    """Ranges (from, below) that together hold all 64-bit hashes; of `count` random hashes each
-    range holds about PORTION."""
+    """Divide the 64-bit hashes into ranges, so that each holds about PORTION of `count` random
+    hashes. Yields each range as (first hash, first hash after it)."""
     range_count = max(1, math.ceil(count / PORTION))
     edges = [_HASHES * number // range_count for number in range(range_count + 1)]
     return pairwise(edges)
@@ -64,7 +66,7 @@ def portions(count: int) -> Iterator[tuple[int, int]]:
 def count_distinct(hashes: Sequence[int]) -> int:
     """Count the different values among 64-bit hashes.
 
-    It goes range by range, which takes less memory than one set of all of them.
+    The values are counted range by range, which takes less memory than one set of all values.
     """
     return sum(
         len({value for value in hashes if low <= value < high})
@@ -73,15 +75,15 @@ def count_distinct(hashes: Sequence[int]) -> int:
 
 
 def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Find values that occur again: yields (position, position of the first occurrence) for each.
+    """Find values that occur more than once. For each occurrence after the first, yield (position,
+    position of the first occurrence).
 
     One range of values is searched after another, so that memory stays small. Within a range the
     pairs come in the order of positions.
     """
     for low, high in portions(len(hashes)):
         in_range = [value for value in hashes if low <= value < high]
-        # Where no value occurs again, the dict below, which takes more memory than a set, is not
-        # needed.
+        # If no value of this range is repeated, skip the dict below: it takes more memory.
         if len(set(in_range)) == len(in_range):
             continue
         first_position: dict[int, int] = {}

@@ -1,5 +1,5 @@
-"""The training rows of a version whose data stayed where it was, read one by one as they are asked
-for."""
+"""The training rows of a version whose data were too large to copy: each row is read from the data
+file when it is accessed."""
 
 import hashlib
 import os
@@ -17,15 +17,17 @@ from envs.dataset import parse_line
 from envs.json_types import TaskRow
 from envs.row_shapes import to_task
 
-ROWS_INDEX = "rows.idx"  # of a version: where each training row begins, then its line; 64 bits each
+# File of a version: the byte offset of every training row, then the line number of every training
+# row, each a number of 64 bits.
+ROWS_INDEX = "rows.idx"
 _ITEM_BYTES = 8
 
 
 def check_files(files: Sequence[IndexedFile], env_id: str) -> None:
-    """Make sure that the data files still hold what was pushed.
+    """Raise UserError DATASET_INVALID if one of the data files is gone or has changed since the
+    push; the message names it.
 
-    A file whose size and time are unchanged is believed; any other is hashed again. Raises
-    UserError DATASET_INVALID naming the file that is gone or changed.
+    A file with the same size and modification time counts as unchanged; any other is hashed again.
     """
     for file in files:
         try:
@@ -43,11 +45,11 @@ def check_files(files: Sequence[IndexedFile], env_id: str) -> None:
 
 
 def _change_of(file: IndexedFile) -> str:
-    """What differs in the file from what was pushed, such as "has 12 bytes, not 15"; "" if nothing
-    does. Raises OSError if it cannot be read."""
+    """Return how a file differs from what was pushed, such as "has 12 bytes, not 15"; "" if it does
+    not. Raises OSError if the file cannot be read."""
     info = os.stat(file.path)
     if (info.st_size, info.st_mtime_ns) == (file.size, file.mtime_ns):
-        return ""  # believed without reading the file
+        return ""  # reading the whole file to be sure would take too long
     if info.st_size != file.size:
         return f"has {info.st_size} bytes, not {file.size}"
     with open(file.path, "rb") as content:
@@ -61,9 +63,9 @@ class IndexedRows(Sequence[TaskRow]):
     """The training rows of a version, each read from its file when it is asked for.
 
     Args:
-        files: as they were pushed; they must not have changed (`check_files`).
-        index: the file ROWS_INDEX of the version.
-        chosen: positions of the rows to give; None for all.
+        files: the data files as they were pushed; they must not have changed (`check_files`).
+        index: path of the version's file ROWS_INDEX.
+        chosen: positions of the rows that this sequence holds; None: all rows.
     """
 
     def __init__(
@@ -75,14 +77,15 @@ class IndexedRows(Sequence[TaskRow]):
         # For each file the number of training rows in it and in the files before it.
         self._rows_up_to = list(accumulate(file.train for file in files))
         total = self._rows_up_to[-1] if self._rows_up_to else 0
-        # The index holds the offsets of all rows, then the line numbers of all.
+        # The index holds the offsets of all rows, then the line numbers of all rows.
         self._offsets = mapped(index, "Q", first_byte=0, count=total)
         self._lines = mapped(index, "Q", first_byte=total * _ITEM_BYTES, count=total)
         self._chosen = range(total) if chosen is None else chosen
-        # Place in `files` -> the open descriptor of that file, for those read so far.
+        # Position in `files` -> open descriptor, for the files that were read so far.
         self._descriptors: dict[int, int] = {}
 
     def __len__(self) -> int:
+        """Number of rows in this sequence."""
         return len(self._chosen)
 
     @overload
@@ -90,41 +93,43 @@ class IndexedRows(Sequence[TaskRow]):
     @overload
     def __getitem__(self, index: slice) -> "IndexedRows": ...
     def __getitem__(self, index: int | slice) -> "TaskRow | IndexedRows":
-        """The row at `index`; of a slice, the same as `subset` gives."""
+        """Read the row at `index`. For a slice, return the sequence of its rows (see `subset`)."""
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
         row = self._chosen[index]
-        file_index = bisect_right(self._rows_up_to, row)  # the first file that ends after it
+        file_index = bisect_right(self._rows_up_to, row)  # the first file that ends after this row
         content = read_line(self._descriptor(file_index), self._offsets[row])
         row_id = default_id(self._files[file_index].name, self._lines[row])
         return stored_row(to_task(parse_line(content), row_id).to_row(), split="train")
 
     def __iter__(self) -> Iterator[TaskRow]:
+        """Read the rows one after the other."""
         return (self[index] for index in range(len(self)))
 
     def subset(self, indices: Sequence[int]) -> "IndexedRows":
-        """The rows at these indices, also read only when they are asked for."""
+        """Return the sequence of the rows at these indices; no row is read yet."""
         chosen = self._chosen
-        holds_all_rows = chosen == range(len(self))  # then positions are the rows' own numbers
+        holds_all_rows = chosen == range(len(self))  # indices then equal positions in the dataset
         rows = indices if holds_all_rows else [chosen[index] for index in indices]
         return IndexedRows(self._files, self._index, rows)
 
     def _descriptor(self, file_index: int) -> int:
-        """The file at this place in `files`, opened; it stays open as long as these rows are
-        used."""
+        """Return an open descriptor of the file at this position in `files`. The file stays open
+        until this object is deleted."""
         if file_index not in self._descriptors:
             path = self._files[file_index].path
             self._descriptors[file_index] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return self._descriptors[file_index]
 
     def __del__(self) -> None:
+        """Close the data files. `getattr`: `__init__` may have failed before it made the dict."""
         for descriptor in getattr(self, "_descriptors", {}).values():
             os.close(descriptor)
 
 
 def stored_row(row: TaskRow, split: str) -> TaskRow:
-    """A task's row as a version stores it: with its side, "train" or "heldout", and with its
-    reference conversation under "gold". `row` itself is changed and returned."""
+    """Add to a task's row what a version stores with it: its side (`split`, "train" or "heldout"),
+    and its reference conversation under "gold". `row` is changed in place and returned."""
     row["split"] = split
     row["gold"] = None if row["answer"] is None else [*row["prompt"], *row["answer"]]
     return row

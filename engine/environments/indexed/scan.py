@@ -1,7 +1,7 @@
-"""One pass over a large JSONL file: every row is checked, measured and hashed, none is kept.
+"""One pass over a large JSONL file: every row is checked, measured and hashed, but not kept.
 
-A file is cut into parts at line ends, and the parts are read by several processes; the facts about
-a part are small, whatever its rows hold.
+A file is cut into parts at line ends, and several processes read the parts. The facts about a part
+are small, whatever its rows hold.
 """
 
 import hashlib
@@ -23,14 +23,15 @@ from envs.json_types import JsonObject
 from envs.row_shapes import shape_of, to_task
 
 PART_BYTES = 32 << 20
-MOST_FAULTS = 20  # bad lines that a part keeps
+MOST_FAULTS = 20  # bad lines that the facts of a part list
 SAMPLE_ROWS = 2
-_SAMPLE_CHARS = 400
+_SAMPLE_CHARS = 400  # the most characters of a sample row's prompt and of its answer
 _BLOCK = 1 << 20  # bytes read at once
-_FIRST_READ = 1 << 14  # bytes, enough for most lines
-# The side (training or held-out) that a row names: none, or one of the two.
+_FIRST_READ = 1 << 14  # bytes of the first read of a line, enough for most lines
+# The side that a row names: none, training or held-out.
 UNSAID, TRAIN, HELDOUT = 0, 1, 2
-# Large data has no dev side: its dev rows are held out, and half of what is held out chooses.
+# Large data have no dev side. Rows that name it are held out; a run then chooses its checkpoint
+# with one half of the held-out rows.
 _SIDES = {"train": TRAIN, "dev": HELDOUT, "heldout": HELDOUT}
 
 
@@ -39,10 +40,11 @@ class Part:
     """A piece of a data file, from the beginning of a line to the end of one.
 
     Attributes:
-        name: the file's path in the dataset, for messages.
-        split: the side of the file's rows by its name, "train" or "heldout"; None if it names none.
-        start, end: byte offsets.
-        first_line: number of the first line in it.
+        path: the data file.
+        name: the file's path within the dataset, for messages.
+        split: the side that the file's name gives to its rows, "train" or "heldout"; None: none.
+        start, end: byte offsets in the file.
+        first_line: number of the first line in the part, counted from 1.
     """
 
     path: Path
@@ -55,18 +57,20 @@ class Part:
 
 @dataclass
 class PartFacts:
-    """What a part holds. The arrays have one number per good row, in order.
+    """The facts about the rows of a part. The arrays have one number per valid row, in order.
 
     Attributes:
-        offsets, lines: where each row begins, as byte and as line.
-        prompts, rows, ids: 64-bit hashes of its prompt, of prompt and answer, of its id.
-        sides: UNSAID, TRAIN or HELDOUT.
-        shapes: how many rows are written in each way (`row_shapes.shape_of`).
-        turns, prompt_chars, answer_chars: how many rows have each number of assistant turns, or of
-            characters.
-        bad, faults: how many lines are no valid row, and the first of them.
-        unanswered, unanswered_lines: how many rows have no answer, and the first of them.
-        preferences: how many rows have a better and a worse answer.
+        offsets, lines: byte offset and line number at which each row begins.
+        prompts, rows, ids: 64-bit hashes of each row's prompt, of prompt and answer, of its id.
+        sides: the side that each row names: UNSAID, TRAIN or HELDOUT.
+        shapes: shape (`row_shapes.shape_of`) -> number of rows written in it.
+        turns: number of assistant turns -> number of rows that have so many.
+        prompt_chars, answer_chars: number of characters -> number of rows with such a prompt or
+            answer.
+        bad, faults: number of lines that are no valid row, and the first of them.
+        unanswered, unanswered_lines: number of rows without an answer, and the first of them.
+        preferences: number of rows with a better and a worse answer.
+        with_tools: number of rows that name tools.
         sample: the first rows, cut short.
     """
 
@@ -91,20 +95,20 @@ class PartFacts:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in a file: its byte offset, and the number of the line it is in, from 1."""
+    """A place in a file: its byte offset, and the number of its line, counted from 1."""
 
     offset: int
     line: int
 
     def after(self, content: bytes) -> "_Place":
-        """The place behind `content`, which begins here."""
+        """Return the place at the end of `content`, which begins at this place."""
         return _Place(self.offset + len(content), self.line + content.count(b"\n"))
 
 
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
-    """Read a file once, without looking into its rows, to cut it into parts and to hash it.
+    """Cut a file into parts and hash it, in one pass; its rows are not parsed.
 
-    Returns (its parts, its SHA-256 in hex).
+    Returns (the parts, the SHA-256 of the file in hex). `name` and `split` are those of `Part`.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -117,20 +121,20 @@ def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]
 
 
 def _hashed_blocks(file: BinaryIO, add_to_hash: Callable[[bytes], object]) -> Iterator[bytes]:
-    """The content of a file in blocks; `add_to_hash` is called with each of them first."""
+    """Yield the content of a file in blocks, and call `add_to_hash` with each block before."""
     while block := file.read(_BLOCK):
         add_to_hash(block)
         yield block
 
 
 def _cuts(blocks: Iterable[bytes]) -> list[_Place]:
-    """Where to cut a file, given as blocks in order: its beginning, ends of lines at least
-    PART_BYTES apart, and its end."""
+    """Return the places at which a file is cut: its beginning, ends of lines that are at least
+    PART_BYTES apart, and its end. `blocks` is the content of the file in order."""
     block_start = _Place(offset=0, line=1)
     cuts = [block_start]
     for block in blocks:
-        lines_end = block.rfind(b"\n") + 1  # of the last line that ends in it; 0: none does
-        part_bytes = block_start.offset + lines_end - cuts[-1].offset  # if it were cut there
+        lines_end = block.rfind(b"\n") + 1  # end of the block's last whole line; 0: there is none
+        part_bytes = block_start.offset + lines_end - cuts[-1].offset  # of a part that ends there
         if lines_end and part_bytes >= PART_BYTES:
             cuts.append(block_start.after(block[:lines_end]))
         block_start = block_start.after(block)
@@ -141,12 +145,13 @@ def _cuts(blocks: Iterable[bytes]) -> list[_Place]:
 
 
 def default_id(name: str, line: int) -> str:
-    """The id of a row that names none, such as "train-12" for line 12 of train.jsonl."""
+    """Return the id of a row that has none of its own: "train-12" for line 12 of train.jsonl."""
     return f"{Path(name).stem}-{line}"
 
 
 def scan(part: Part) -> PartFacts:
-    """Read the rows of one part of a data file; lines that are no valid row are counted as bad.
+    """Read the rows of one part and return the facts about them. Lines that are no valid row are
+    counted as bad.
 
     Raises OSError if the file is gone or cannot be read.
     """
@@ -157,7 +162,7 @@ def scan(part: Part) -> PartFacts:
             try:
                 row, task = _read_row(content, part, line)
                 side = _side_of(task)
-                check_answer(task, required=False)  # it may be missing, but must be valid
+                check_answer(task, required=False)  # the answer may be missing, but not malformed
             except ValueError as error:
                 facts.bad += 1
                 _add_first(facts.faults, part.name, line, str(error))
@@ -171,11 +176,11 @@ def scan(part: Part) -> PartFacts:
 
 
 def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject, Task]:
-    """Return the row of a line, as it is written and as a task.
+    """Parse a line; return its row as it is written, and as a task.
 
-    `content` is the line, None if it was not read because it is too long; `line` its number. Raises
-    ValueError for a line that is no row, is too long, or names a group, which would not be kept on
-    one side.
+    `content` is the line, or None if it was too long to be read; `line` is its number. Raises
+    ValueError if the line is no row, is too long, or names a group: large data have no groups, so
+    the rows of a group could land on different sides.
     """
     if content is None:
         raise ValueError(TOO_LONG)
@@ -190,15 +195,16 @@ def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject,
 
 
 def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str) -> None:
-    """Add a line to the list, which takes only the first MOST_FAULTS of them."""
+    """Add a line with its `message` to `lines`, unless that already has MOST_FAULTS lines."""
     if len(lines) < MOST_FAULTS:
         lines.append(FaultyLine(file=file_name, line=line, message=message))
 
 
 def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
-    """Add the hashes and lengths of a good row, which stands in this line of the file."""
-    # A row without an answer of its own may be a preference: a pair of a better and a worse answer.
-    # Then the better one counts as the answer that is learnt.
+    """Add the hashes and lengths of a valid row to `facts`. `file_name` and `line` say where the
+    row stands."""
+    # A row without a reference answer may be a preference: a better and a worse answer. The better
+    # one then counts as the answer that is learnt.
     preference = None if task.answer_messages else task.preference
     answers = preference or (task.answer_messages,)
     learnt_answer = answers[0]
@@ -216,7 +222,7 @@ def _add_row(facts: PartFacts, task: Task, file_name: str, line: int) -> None:
 
 
 def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message]]) -> None:
-    """Add the hashes of a row's prompt, of its prompt with its answers, and of its id."""
+    """Add three hashes of a row to `facts`: of its prompt, of prompt and answers, and of its id."""
     prompt_hash = prompt_key([message.to_dict() for message in task.messages])  # in hex
     facts.prompts.append(int(prompt_hash[:16], 16))  # its first 64 bits
     answer_dicts = [[message.to_dict() for message in answer] for answer in answers]
@@ -225,7 +231,8 @@ def _add_hashes(facts: PartFacts, task: Task, answers: Sequence[Sequence[Message
 
 
 def _add_lengths(facts: PartFacts, prompt: Sequence[Message], answer: Sequence[Message]) -> None:
-    """Count a row by the turns of its answer, and by the characters of its prompt and answer."""
+    """Count one row in `facts` under its number of assistant turns, and under the numbers of
+    characters of its prompt and of its answer."""
     turns = sum(message.role == "assistant" for message in answer)
     prompt_chars = sum(len(message.content) for message in prompt)
     answer_chars = sum(len(message.content) for message in answer)
@@ -235,7 +242,7 @@ def _add_lengths(facts: PartFacts, prompt: Sequence[Message], answer: Sequence[M
 
 
 def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
-    """The beginning of a row's prompt and of the last message of its answer, to be shown."""
+    """Return a row to be shown: the beginning of its prompt and of its answer's last message."""
     last_answer = answer[-1].content if answer else ""
     return IndexedSample(
         id=task.id,
@@ -246,8 +253,8 @@ def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
 
 
 def _side_of(task: Task) -> int:
-    """The side that the row names: UNSAID, TRAIN or HELDOUT. Raises ValueError for a name that
-    stands for no side."""
+    """Return the side that a row names: UNSAID, TRAIN or HELDOUT. Raises ValueError if its split is
+    no known name of a side."""
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())
@@ -257,14 +264,14 @@ def _side_of(task: Task) -> int:
 
 
 def _hash64(text: str) -> int:
-    """The first 64 bits of a hash of `text`, as a number."""
+    """Return a 64-bit hash of `text` as a number."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def read_line(descriptor: int, offset: int) -> bytes:
-    """The line that begins at `offset` of an open file, without its end."""
+    """Return the line that begins at `offset` of an open file, without its line end."""
     content = b""
-    size = _FIRST_READ  # enough for most lines
+    size = _FIRST_READ  # bytes of the next read
     while b"\n" not in content:
         more = os.pread(descriptor, size, offset + len(content))
         if not more:  # the file ends without a line end
@@ -275,6 +282,7 @@ def read_line(descriptor: int, offset: int) -> bytes:
 
 
 def workers() -> int:
-    """How many processes read the parts of a file: one per core, four at most."""
+    """Return how many processes read the parts of a file: one per core, at most four."""
+    # macOS has no sched_getaffinity.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     return max(1, min(4, cores))

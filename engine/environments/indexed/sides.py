@@ -1,5 +1,5 @@
-"""Which rows of a large dataset are held out: the rule of `engine/core/split.py`, read from hashes,
-with a limit on how many rows are held out."""
+"""Decides which rows of a large dataset are held out. The rule is that of `engine/core/split.py`,
+applied to hashes of prompts, with a limit on how many rows are held out."""
 
 import math
 from array import array
@@ -11,11 +11,11 @@ from engine.core.split import HELDOUT_LEAST, HELDOUT_SHARE
 from engine.environments.indexed.columns import portions
 from engine.environments.indexed.scan import HELDOUT, TRAIN, UNSAID
 
-CHOSEN_MOST = 2_000  # rows that are held out where the rows do not say it
-# Rows that models are asked, and judged on, at most, where the rows name the held-out side.
+CHOSEN_MOST = 2_000  # the most rows that are held out if no row names the held-out side
+# The most rows that models are judged on if rows name the held-out side; more would take too long.
 NAMED_MOST = 10_000
-# The side that a row gets. OUTSIDE: its prompt is held out, so it is not trained on, but it is not
-# among the held-out rows that are asked either.
+# The side that a row gets. OUTSIDE: the prompt of the row is held out, so the row is not trained
+# on, but it is also not among the held-out rows that models are judged on.
 IN_TRAIN, IN_HELDOUT, OUTSIDE = 0, 1, 2
 
 
@@ -24,8 +24,9 @@ class Sides:
     """How the rows of a dataset are divided.
 
     Attributes:
-        of_row: the side of each row, in order.
-        source: what decided: "rows" (all name a side), "hash" (none does) or "mixed".
+        of_row: the side of each row, in order: IN_TRAIN, IN_HELDOUT or OUTSIDE.
+        source: how the sides were decided: "rows" (every row names its side), "hash" (no row does)
+            or "mixed".
         distinct_prompts: how many different prompts the training rows have.
         warnings: what the author of the dataset should know.
     """
@@ -36,28 +37,29 @@ class Sides:
     warnings: list[str] = field(default_factory=list)
 
     def count(self, side: int) -> int:
-        """How many rows are on `side`."""
+        """Count the rows on `side`."""
         return self.of_row.count(side)
 
 
 def decide(prompts: Sequence[int], named_sides: bytes) -> Sides:
-    """Decide the side of every row; all rows of a prompt get the same one.
+    """Decide the side of every row. All rows with the same prompt are held out, or none is.
 
-    Where rows name the held-out side, their prompts are held out and no others. Else some prompts
-    are chosen among those of which no row names the training side.
+    If some rows name the held-out side, exactly their prompts are held out. Otherwise some prompts
+    are chosen among those that no row names for training.
 
     Args:
-        prompts: the hash of each row's prompt; the first 64 bits of `prompt_key`.
-        named_sides: the side that each row names: UNSAID, TRAIN or HELDOUT.
+        prompts: the hash of each row's prompt: the first 64 bits of `prompt_key`.
+        named_sides: the side that each row names, one byte per row: UNSAID, TRAIN or HELDOUT.
     """
     sides = Sides(bytearray(len(prompts)), _source(named_sides))
     names_heldout = HELDOUT in named_sides
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named_sides))
-    for low, high in portions(len(prompts)):  # ranges of hashes, so that sets of them stay small
+    # The prompts are taken range by range of their hashes, so that sets of them stay small.
+    for low, high in portions(len(prompts)):
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
         _decide_portion(sides, rows, prompts, named_sides, chooser)
     if not names_heldout and not chooser.taken_rows:
-        # Every prompt has more rows than shall be held out.
+        # Each prompt has more rows than should be held out in all, so none was chosen.
         _hold_out_smallest(sides, prompts, chooser)
     sides.warnings += _warnings(sides, named_sides)
     return sides
@@ -70,37 +72,37 @@ def _decide_portion(
     named_sides: bytes,
     chooser: "_Chooser",
 ) -> None:
-    """Decide the sides of some of the dataset's rows.
+    """Decide the sides of some rows of the dataset.
 
-    They are written into `sides.of_row`, and the training prompts are counted in
+    The sides are written into `sides.of_row`, and the training prompts are added to the count
     `sides.distinct_prompts`.
 
     Args:
         sides: the sides of all rows; changed in place.
-        rows: the positions of these rows; all rows with the same prompt are among them.
+        rows: the positions of these rows. If a row is among them, so are all with its prompt.
         prompts: the hash of the prompt of every row of the dataset.
         named_sides: the side that every row names.
-        chooser: it chooses the prompts that are held out.
+        chooser: chooses the prompts that models are judged on.
     """
     candidates = _candidates(rows, prompts, named_sides)
     row_counts = Counter(prompts[row] for row in rows if prompts[row] in candidates)  # by prompt
     evaluated_prompts = chooser.choose(row_counts)
-    # Of the prompts that rows name as held out, only so many are asked in evaluations; the others
-    # are not trained on either.
+    # If rows name held-out prompts, all of these are kept out of the training, even those that
+    # models are not judged on because there are too many.
     heldout_prompts = candidates if HELDOUT in named_sides else evaluated_prompts
     for row in rows:
         prompt = prompts[row]
         if prompt in heldout_prompts:
             sides.of_row[row] = IN_HELDOUT if prompt in evaluated_prompts else OUTSIDE
     all_prompts = {prompts[row] for row in rows}
-    sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)  # those of training rows
+    sides.distinct_prompts += len(all_prompts) - len(heldout_prompts)  # the others are training
 
 
 def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser") -> None:
-    """Hold out the prompt with the fewest rows. To be called where every prompt has more rows than
-    shall be held out. Nothing is held out if there is only one prompt to choose from.
+    """Hold out the prompt with the fewest rows, unless it is the only one to choose from.
 
-    `chooser.smallest` is (number of rows, prompt), None without prompts.
+    This is for the case that every prompt has more rows than should be held out. `chooser.smallest`
+    is (number of rows, hash of the prompt), or None if there is no prompt.
     """
     if chooser.smallest and chooser.seen_prompts > 1:
         _rows, prompt = chooser.smallest
@@ -109,13 +111,13 @@ def _hold_out_smallest(sides: Sides, prompts: Sequence[int], chooser: "_Chooser"
 
 
 def _candidates(rows: Sequence[int], prompts: Sequence[int], named_sides: bytes) -> set[int]:
-    """Return the prompts of `rows` that may be held out, by their hashes.
+    """Return the hashes of those prompts of `rows` that may be held out.
 
-    If any row of the dataset names the held-out side, they are the prompts of rows that do. Else
-    they are the prompts of which no row names the training side.
+    If any row of the dataset names the held-out side, these are the prompts of rows that do.
+    Otherwise these are the prompts that no row names for training.
 
-    `rows` are positions; `prompts` has the hash of each row's prompt, `named_sides` the side it
-    names.
+    `rows` are positions. `prompts` and `named_sides` hold the hash of the prompt and the named side
+    of every row of the dataset.
     """
     if HELDOUT in named_sides:
         return {prompts[row] for row in rows if named_sides[row] == HELDOUT}
@@ -125,9 +127,8 @@ def _candidates(rows: Sequence[int], prompts: Sequence[int], named_sides: bytes)
 
 
 def _source(named_sides: bytes) -> str:
-    """Return "rows" if every row names its side, "hash" if none does, else "mixed".
-
-    `named_sides` has the side that each row names.
+    """Return how the sides are decided: "rows" if every row names its side, "hash" if none does,
+    else "mixed". `named_sides` holds the side that each row names.
     """
     unsaid = named_sides.count(UNSAID)
     if unsaid == len(named_sides):
@@ -136,8 +137,8 @@ def _source(named_sides: bytes) -> str:
 
 
 class _Chooser:
-    """Takes prompts in the order of their hashes until `row_limit` rows are held out; a prompt
-    whose rows would exceed the limit is passed over.
+    """Takes prompts in the order of their hashes until `row_limit` rows are held out. A prompt
+    whose rows would exceed the limit is skipped.
 
     Attributes:
         taken_rows: rows held out so far.
@@ -146,17 +147,18 @@ class _Chooser:
     """
 
     def __init__(self, row_limit: int) -> None:
-        """Start with nothing chosen; about `row_limit` rows are to be held out."""
+        """Start with nothing chosen; at most `row_limit` rows will be held out."""
         self.row_limit = row_limit
         self.taken_rows = 0
         self.seen_prompts = 0
         self.smallest: tuple[int, int] | None = None
 
     def choose(self, rows_of_prompt: Counter[int]) -> set[int]:
-        """The prompts to hold out among the keys of `rows_of_prompt` (hash of a prompt -> number of
-        its rows). All hashes must be larger than those of earlier calls, so that prompts are taken
-        in the order of their hashes, which is a random one. Also notes how many prompts there were
-        (`seen_prompts`) and which has the fewest rows (`smallest`).
+        """Return which of these prompts to hold out; `rows_of_prompt` maps the hash of a prompt to
+        the number of its rows.
+
+        Prompts are taken in the order of their hashes, which is a random order. So the hashes must
+        be larger than those of earlier calls. `seen_prompts` and `smallest` are updated.
         """
         chosen: set[int] = set()
         self.seen_prompts += len(rows_of_prompt)
@@ -173,18 +175,18 @@ class _Chooser:
 
 
 def _heldout_target(prompts: Sequence[int], named_sides: bytes) -> int:
-    """Return how many rows to hold out where no row names the held-out side.
+    """Return how many rows to hold out if no row names the held-out side.
 
-    Only free rows may be held out: those whose prompt no row names for training. The result is a
-    share of them (HELDOUT_SHARE), but at least HELDOUT_LEAST, or half of them where there are few,
-    and at most CHOSEN_MOST. It is 0 where the free rows have fewer than two different prompts.
+    Only free rows may be held out: those whose prompt no row names for training. The result is the
+    share HELDOUT_SHARE of them, but at least HELDOUT_LEAST (or half of them if there are few), and
+    at most CHOSEN_MOST. It is 0 if the free rows have fewer than two different prompts.
 
-    `prompts` has the hash of each row's prompt, `named_sides` the side that each row names.
+    `prompts` and `named_sides` hold the hash of the prompt and the named side of every row.
     """
     named_train: set[int] = set()
     if TRAIN in named_sides:
         named_train = {key for key, side in zip(prompts, named_sides, strict=True) if side == TRAIN}
-    # No row is free, or all free rows have the same prompt.
+    # True if no row is free, or if all free rows have the same prompt.
     if _are_equal(key for key in prompts if key not in named_train):
         return 0
     free_rows = len(prompts)
@@ -196,24 +198,22 @@ def _heldout_target(prompts: Sequence[int], named_sides: bytes) -> int:
 
 
 def _are_equal(numbers: Iterator[int]) -> bool:
-    """Whether all numbers are the same, or there are none; reads only up to the first other one."""
+    """Whether all numbers are equal, or there are none. Reading stops at the first difference."""
     first = next(numbers, None)
     return all(number == first for number in numbers)
 
 
 def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
-    """Hold out the rows of the prompt with the hash `prompt`: models are judged on its first
-    NAMED_MOST rows; the others are used for nothing. `prompts` has the hash of each row."""
+    """Hold out all rows of one prompt, given by its hash. Models are judged on its first NAMED_MOST
+    rows; the others are not used. `prompts` holds the hash of every row's prompt."""
     rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
     for number, row in enumerate(rows_of_prompt):
         sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
 
 
 def _count_moved_rows(sides: Sides, named_sides: bytes) -> int:
-    """Count the rows that name the training side but are not trained on.
-
-    A row with the same prompt names the held-out side. `named_sides` has the side that each row
-    names.
+    """Count the rows that name the training side but are held out, because another row with the
+    same prompt names the held-out side. `named_sides` holds the side that each row names.
     """
     if TRAIN not in named_sides:
         return 0
@@ -222,9 +222,9 @@ def _count_moved_rows(sides: Sides, named_sides: bytes) -> int:
 
 
 def _warnings(sides: Sides, named_sides: bytes) -> list[str]:
-    """List what the author of the dataset should know of the sides that were decided.
+    """Return warnings for the author of the dataset about the sides that were decided.
 
-    `named_sides` has the side that each row names.
+    `named_sides` holds the side that each row names.
     """
     warnings = []
     moved_rows = _count_moved_rows(sides, named_sides)

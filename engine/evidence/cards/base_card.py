@@ -17,7 +17,7 @@ from engine.records.skill_card import SkillCard, find_skill_card
 _LOOK_BACK = 200  # newest runs that are searched for the model
 _MOST_EXAMS = 8  # evaluations that are shown
 _EXAMPLE_CHARS = 90  # of a request or a reply
-_EXAMPLES_OF_SKILL = 2  # where they come from a run of this home
+_EXAMPLES_OF_SKILL = 2  # if they come from a run of this home (a card of the model may have more)
 
 
 def base_models(home: Home) -> list[str]:

@@ -16,13 +16,13 @@ from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from envs.json_types import TaskRow
 
-NO_VALUE = "(none)"  # stands for tasks that lack the key
-FEW_TASKS = 20  # of a value; below it an interval is wider than most differences
-_MOST_VALUES = 24  # shown, those with the most tasks
-_SENTENCE_VALUES = 6  # named in the summary
-_SHOWN_KEYS = 20  # of the metadata, in the hint of a refusal
-_VALUE_CHARS = 60
-_GROUP = "group"  # this key also means the task's own group
+NO_VALUE = "(none)"  # the value of tasks that lack the key
+FEW_TASKS = 20  # with fewer tasks of a value, an interval is wider than most differences
+_MOST_VALUES = 24  # most values that a result shows
+_SENTENCE_VALUES = 6  # most values that the summary names
+_SHOWN_KEYS = 20  # most keys of the metadata that the hint of an error names
+_VALUE_CHARS = 60  # most characters of a value
+_GROUP = "group"  # this key also means the task's own group, which stands outside its metadata
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Slice:
     Attributes:
         value: that value as text.
         tasks: how many tasks have it.
-        levels: label of a model -> its level on these tasks; None where nothing was scored.
-        change: the candidate furthest ahead against the first; None with a single model.
+        levels: label of a model -> its level (mean) on these tasks; None if nothing was scored.
+        change: the shown candidate compared with the first; None if that is the first itself.
     """
 
     value: str
@@ -43,13 +43,13 @@ class Slice:
 
     @property
     def is_small(self) -> bool:
-        """Whether it has too few tasks for an interval that tells much."""
+        """Whether there are too few tasks for an interval that tells much."""
         return self.tasks < FEW_TASKS
 
     def to_json(self) -> dict[str, object]:
         """The slice as a JSON object: value and interval of each model, by its label.
 
-        The change (difference, interval and p value) is there only where it was tested.
+        The change (difference, interval and p value) is included only if it was tested.
         """
         models = {
             label: {"value": result.rounded_value, "interval": result.interval, "n": result.tasks}
@@ -68,10 +68,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class ByMetadata:
-    """The results of the candidates by the values of one key.
+    """The results of the candidates by the values of one key of the tasks' metadata.
 
     Attributes:
-        slices: in the order in which they are shown (`by_metadata`).
+        slices: one for each value, in the order in which they are shown (`by_metadata`).
         shown: label of the model that the sentence is about.
     """
 
@@ -81,7 +81,7 @@ class ByMetadata:
     shown: str
 
     def sentence(self, measure_name: str) -> str:
-        """The level of the shown model for the values with the most tasks, such as "By operation
+        """The level of the shown model for the first values as a sentence, such as "By operation
         (arith-grpo-1, success): plus 93.0 % (88.1 to 96.2 %), minus 41.0 % (31.9 to 50.8 %)."."""
         parts = [
             f"{piece.value} {_level_text(piece.levels.get(self.shown))}"
@@ -93,7 +93,8 @@ class ByMetadata:
 
     @property
     def warnings(self) -> list[str]:
-        """The warning that some values have too few tasks, as a list of one; [] where none has."""
+        """The warning that some values have too few tasks, as a list of one. Returns [] if none
+        has."""
         small = [piece for piece in self.slices if piece.is_small]
         if not small:
             return []
@@ -118,12 +119,12 @@ def by_metadata(
 
     Args:
         candidates: with rows of one environment version; the first is the one compared with.
-        measure: what is measured; None where the candidates have none in common.
+        measure: what is measured; None if the candidates have no measure in common.
         shown: label of the candidate whose change against the first is tested.
 
-    Returns one slice per value, in rising order where all are numbers and few enough for a
+    Returns one slice per value: in rising order if all values are numbers and few enough for a
     sentence, else those with the most tasks first. Raises UserError BAD_ARGUMENT if no task has the
-    key; its hint names those there are.
+    key; its hint names the keys that exist.
     """
     value_of_task = _values_of_tasks(home, candidates[0].env_id, key)
     answered_tasks = {row.task for candidate in candidates for row in candidate.rows}
@@ -137,8 +138,8 @@ def by_metadata(
 
 
 def _in_order(tasks_of_value: Mapping[str, set[str]]) -> list[str]:
-    """The values of a key in the order in which they are shown: rising where all are numbers and
-    few enough for a sentence, else those with the most tasks first."""
+    """The values of a key in the order in which they are shown: rising if all are numbers and few
+    enough for a sentence, else those with the most tasks first."""
     values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
     if len(values) <= _SENTENCE_VALUES and all(_is_number(value) for value in values):
         values.sort(key=float)
@@ -156,12 +157,12 @@ def _is_number(text: str) -> bool:
 def of_one_model(
     home: Home, model: Candidate, key: str, metric: str, warnings: Sequence[str]
 ) -> Reply:
-    """The reply of `compare_runs` about a single model, which has nothing to be compared with: its
-    level, in all and by the values of its tasks' metadata.
+    """The reply of `compare_runs` about a single model: its level, over all tasks and by the values
+    of the tasks' metadata. There is nothing to compare the model with.
 
     Args:
         key: the key of the metadata.
-        metric: the named metric that its rows are judged by; "" for their own measure.
+        metric: the named metric by which its rows are judged; "" for their own measure.
         warnings: earlier warnings; they come first in the reply.
 
     Raises UserError BAD_ARGUMENT if no task has the key.
@@ -209,15 +210,17 @@ def _slice(
 
 
 def _level_or_none(rows: Sequence[EvaluationRow], measure: Measure | None) -> Level | None:
-    """The level of rows; None without a measure or without a scored row."""
+    """The level (mean with interval) of rows. Returns None without a measure or without a scored
+    row."""
     result = level(rows, measure) if measure is not None else None
     return result if result is not None and result.value is not None else None
 
 
 def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
-    """Task id -> the value of its metadata under `key`, as text; tasks without it are left out.
+    """The value of each task's metadata under `key` as text, by task id. Tasks without it are left
+    out.
 
-    Raises UserError BAD_ARGUMENT if no task has the key; its hint names the keys that there are.
+    Raises UserError BAD_ARGUMENT if no task has the key; its hint names the keys that exist.
     """
     name, _, hash12 = env_id.partition("@")
     tasks = load_rows(home.env(name, hash12) / "tasks.jsonl")
@@ -236,7 +239,8 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
 
 def _value(row: TaskRow, key: str) -> str | None:
     """The value under `key` in the metadata of a task, as text of at most `_VALUE_CHARS`
-    characters; None without one. The group of a task may also stand beside its metadata."""
+    characters. Returns None if there is none. The group of a task may also stand outside its
+    metadata."""
     metadata = row.get("metadata") or {}
     value_beside_metadata = row.get(_GROUP) if key == _GROUP else None
     value = metadata.get(key, value_beside_metadata)
@@ -247,7 +251,8 @@ def _value(row: TaskRow, key: str) -> str | None:
 
 
 def _level_text(result: Level | None) -> str:
-    """A level with its interval, such as "93.0 % (88.1 to 96.2 %)"; "not scored" for None."""
+    """A level with its interval as text, such as "93.0 % (88.1 to 96.2 %)"; "not scored" for
+    None."""
     if result is None:
         return "not scored"
     ends = [show(end, result.measure) for end in (result.low, result.high)]

@@ -1,5 +1,5 @@
-"""What a comparison shows of its models: a row for each (level, seeds, what its training took), and
-how each compares with the first."""
+"""The models in the result of a comparison: a row for each (level, seeds, device time), and how
+each compares with the first."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,14 @@ class CandidateRow:
     """One model in the table of a result.
 
     Attributes:
-        evaluated_in: the run whose evaluation was used.
-        seeds: run -> seed where the candidate stands for several seeds, else None.
-        step: the checkpoint's step; None where there is none or it is not known.
-        level: its value with interval, None where no measure is common to all models.
-        device_hours: what its training took (of all seeds together), None for a base model.
-        in_other_words: how it did there on its tasks in other words, a sentence part for each kind
-            of rewording; () where no task was reworded.
+        evaluated_in: id of the run whose evaluation was used.
+        seeds: run -> seed if the candidate stands for several seeds, else None.
+        step: the checkpoint's step; None if there is none or it is not known.
+        level: its mean with interval; None if the models have no measure in common.
+        device_hours: the device time of its training (of all seeds together); None for a base
+            model.
+        in_other_words: how it did on its reworded tasks, a sentence part for each kind of
+            rewording; () if no task was reworded.
     """
 
     id: str
@@ -38,7 +39,8 @@ class CandidateRow:
     in_other_words: Sequence[str] = ()
 
     def to_json(self) -> dict[str, object]:
-        """The row as JSON; `seeds` takes the place of `step`, and what is None is left out."""
+        """The row as a JSON object; `seeds` takes the place of `step`, and fields that are None are
+        left out."""
         body: dict[str, object] = {"id": self.id, "evaluated_in": self.evaluated_in}
         if self.seeds is not None:
             body["seeds"] = self.seeds
@@ -54,10 +56,10 @@ class CandidateRow:
 
 
 def candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> CandidateRow:
-    """Make the row that the result of a comparison has for one candidate.
+    """The row of one candidate in the result of a comparison.
 
-    `measure` is what its level is measured by; None where the candidates share no measure, and the
-    row then has no level.
+    `measure` is what the candidates are compared by; if it is None (they share no measure), the row
+    has no level.
     """
     seeds = {member.label: seed_of(home, member) for member in candidate.members}
     return CandidateRow(
@@ -72,8 +74,8 @@ def candidate_row(home: Home, candidate: Candidate, measure: Measure | None) -> 
 
 
 def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
-    """How a candidate did on its tasks in other words, a sentence part for each kind of rewording;
-    [] where its evaluation reworded no task."""
+    """How a candidate did on its reworded tasks, a sentence part for each kind of rewording.
+    Returns [] if its evaluation reworded no task."""
     run = home.run(candidate.source)
     models = robustness_of(run, run.find_config(), redactor_of(home, candidate.source))
     return [
@@ -82,7 +84,8 @@ def _in_other_words(home: Home, candidate: Candidate) -> list[str]:
 
 
 def _device_hours(home: Home, candidate: Candidate) -> float | None:
-    """The device hours of a candidate's training, all its seeds together; None for a base model."""
+    """The device hours of a candidate's training, of all its seeds together. Returns None for a
+    base model."""
     # A base model has the run id "".
     run_ids = {member.run_id for member in candidate.members or (candidate,)} - {""}
     if not run_ids:
@@ -93,11 +96,11 @@ def _device_hours(home: Home, candidate: Candidate) -> float | None:
 
 @dataclass(frozen=True)
 class Contest:
-    """One candidate compared with the first.
+    """A contest: one candidate compared with the first.
 
     Attributes:
         p_adjusted: the p value, corrected for the other contests and for earlier evaluations of the
-            two models; None where there is none.
+            two models; None if there was no test.
         corrected: whether there was anything to correct for; only then is `p_adjusted` shown.
         cause: what the difference may be attributed to.
     """
@@ -110,9 +113,10 @@ class Contest:
     cause: Attribution
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
-        """The contest as JSON; `method=False` leaves out the name of the statistical method.
+        """The contest as a JSON object; `method=False` leaves out the name of the statistical
+        method.
 
-        `p_adjusted` (None where there was no test) is there only if p had to be corrected, for
+        `p_adjusted` (None if there was no test) is included only if p had to be corrected, for
         other contests or earlier evaluations.
         """
         body: dict[str, object] = {"model": self.other.label, "against": self.first.label}

@@ -1,9 +1,9 @@
 """Which stored evaluations an id stands for.
 
 An id given to `compare_runs` is a training run (its own held-out evaluation), an evaluation run
-(all its models) or a model reference that was evaluated. One id may have several evaluations
-(`Offer`); one is chosen per id so that all share an environment and, where possible, the run they
-come from and the way of sampling.
+(all its models) or a model reference that was evaluated. One id may have several evaluations; each
+is an `Offer`. One offer is chosen per id so that all share an environment and, if possible, the run
+that they come from and the way of sampling.
 """
 
 from collections import Counter
@@ -36,7 +36,7 @@ _LOOK_BACK = 300  # newest evaluation runs that are searched for a model referen
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the answers of an evaluation were sampled; None where it is not recorded."""
+    """How the answers of an evaluation were sampled. A field is None if it was not recorded."""
 
     temperature: float | None
     top_p: float | None
@@ -59,6 +59,7 @@ class Sampling:
         ]
 
     def to_json(self) -> dict[str, object]:
+        """The fields as a JSON object."""
         return asdict(self)
 
 
@@ -69,10 +70,10 @@ class Candidate:
     Attributes:
         label: the name of the model in results.
         source: id of the run whose evaluation the rows come from.
-        run_id: the run that trained the model, "" for a base model.
-        step: the checkpoint's step, None where it is not known or not a checkpoint.
-        members: where this candidate stands for several seeds of one configuration, one candidate
-            for each seed; else empty.
+        run_id: the run that trained the model; "" for a base model.
+        step: the checkpoint's step; None if it is not known or the model is not a checkpoint.
+        members: if this candidate stands for several seeds of one configuration, one candidate for
+            each seed; else empty.
     """
 
     label: str
@@ -87,11 +88,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Offer:
-    """One evaluation that can answer for an id.
+    """One evaluation that an id may stand for.
 
     Attributes:
         source: id of the run that holds the evaluation.
-        asked: how many tasks it asked; of evaluations that agree equally the largest is taken.
+        asked: how many tasks it asked; of evaluations that fit equally well, the largest is taken.
         load: reads the rows from disk; called only for the offers that are chosen.
     """
 
@@ -107,16 +108,16 @@ def find_candidates(
 ) -> tuple[list[Candidate], list[str]]:
     """Find the evaluated models behind `ids`, on one environment: (the candidates, warnings).
 
-    `env_id` chooses the environment (an id, a name or a beginning of either); empty means one on
-    which all ids were evaluated, the newest where there are several. Candidates without rows are
-    dropped.
+    `env_id` chooses the environment (an id, a name or a beginning of either). If it is "", an
+    environment on which all ids were evaluated is chosen, the newest if there are several.
+    Candidates without rows are dropped.
 
     Raises:
-        UserError: RUN_NOT_FOUND for an unknown id; NO_EVALUATION where an id was never evaluated
-            (or not on `env_id`); NOT_COMPARABLE where the ids share no environment or were sampled
-            differently; BAD_ARGUMENT where fewer than `least_count` or too many models result.
+        UserError: RUN_NOT_FOUND for an unknown id; NO_EVALUATION if an id was never evaluated (or
+            not on `env_id`); NOT_COMPARABLE if the ids share no environment or were sampled
+            differently; BAD_ARGUMENT if fewer than `least_count` or too many models result.
     """
-    # An offer is one evaluation that an id may stand for.
+    # An offer is an evaluation that an id may stand for.
     chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
     loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
     candidates = _with_distinct_labels(
@@ -129,7 +130,7 @@ def find_candidates(
 
 
 def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list[Offer]]:
-    """The evaluations that each id may stand for: those on `env_id`, or all where that is ""."""
+    """The offers (evaluations) of each id: those on `env_id`, or all if that is ""."""
     with Store(home) as store:
         finder = _Finder(home, store, ids)
         offers = {ref: finder.offers(ref) for ref in ids}
@@ -149,7 +150,7 @@ def _other_envs_warning(chosen_env_id: str, other_env_ids: Sequence[str]) -> lis
 
 
 def _check_count(candidates: Sequence[Candidate], fewest: int) -> None:
-    """Raise UserError BAD_ARGUMENT where there are fewer than `fewest` candidates, or too many."""
+    """Raise UserError BAD_ARGUMENT if there are fewer than `fewest` candidates, or too many."""
     if not fewest <= len(candidates) <= MOST_CANDIDATES:
         raise UserError(
             "BAD_ARGUMENT",
@@ -163,8 +164,8 @@ def _check_count(candidates: Sequence[Candidate], fewest: int) -> None:
 def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
     """The offers (evaluations) on the requested environment, out of all `offers` of the id `ref`.
 
-    Raises UserError NO_EVALUATION where `ref` was evaluated on other environments only. `env_id`
-    may be a name or the beginning of an id (`_env_matches`).
+    `env_id` may be a name or the beginning of an id (`_env_matches`). Raises UserError
+    NO_EVALUATION if `ref` was evaluated on other environments only.
     """
     on_env = [offer for offer in offers if _env_matches(offer.env_id, env_id)]
     if offers and not on_env:
@@ -181,7 +182,8 @@ def _offers_on(env_id: str, ref: str, offers: Sequence[Offer]) -> list[Offer]:
 
 
 class _Finder:
-    """Looks up the offers of ids in the home; reads the past evaluation runs once."""
+    """Finds the offers (evaluations) of ids in the home. The past evaluation runs are read only
+    once."""
 
     def __init__(self, home: Home, store: Store, ids: Sequence[str]) -> None:
         """Read the newest `_LOOK_BACK` evaluation runs, except those whose files were deleted.
@@ -198,17 +200,17 @@ class _Finder:
         ]
 
     def offers(self, ref: str) -> list[Offer]:
-        """The evaluations that `ref` may stand for, never empty.
+        """The offers (evaluations) that `ref` may stand for; never empty.
 
         `ref` is a run id (or a unique prefix of one) or a model reference; `run@step20` names a
         checkpoint.
 
         Raises:
-            UserError: RUN_NOT_FOUND where nothing has this name, NO_EVALUATION where it was never
+            UserError: RUN_NOT_FOUND if nothing has this name, NO_EVALUATION if it was never
                 evaluated or its files were deleted.
         """
         name, _, checkpoint = ref.partition("@")
-        row = self._run_with_id(name)  # None for the reference of a model that is no run here
+        row = self._run_with_id(name)  # None if `ref` names no run of this home
         files_deleted = row is not None and self.home.run(row.run_id).deleted.exists()
         if row is None or files_deleted:
             offers = self._offers_of_model(ref)
@@ -222,24 +224,27 @@ class _Finder:
         raise self._not_evaluated(ref, row, files_deleted)
 
     def _offers_of_run(self, row: RunRow, ref: str) -> list[Offer]:
-        """The evaluations of a run that has its files; `ref` is its id, or names a checkpoint."""
+        """The offers (evaluations) of a run that has its files; `ref` is its id, or names a
+        checkpoint of it."""
         if row.kind != "train":
-            # The id of an evaluation run stands for all models of that evaluation, for no other.
+            # The id of an evaluation run stands for all models of that evaluation, and only those.
             return [self._offer_of_evaluation(row, self.home.run(row.run_id).find_config())]
         _, _, checkpoint = ref.partition("@")
         # A training run's own evaluation is preferred, so it comes first.
         return self._own_evaluation_offers(row, checkpoint) + self._offers_of_evaluations(ref)
 
     def _offers_of_model(self, ref: str) -> list[Offer]:
-        """The evaluations of a model that is no run of this home, or whose run lost its files."""
+        """The offers (evaluations) of a model that is no run of this home, or whose run lost its
+        files."""
         offers = self._offers_of_evaluations(ref)
         _, _, checkpoint = ref.partition("@")
-        if not checkpoint:  # training runs start from whole models, and evaluate them at step 0
+        if not checkpoint:  # the step 0 of a training run evaluates the model that it starts from
             offers += self._start_evaluation_offers(ref)
         return offers
 
     def _offers_of_evaluations(self, ref: str) -> list[Offer]:
-        """The past evaluation runs that asked the model `ref`, each as an offer of it alone."""
+        """The past evaluation runs that asked the model `ref`, each as an offer of this model
+        alone."""
         offers = []
         for row, config in self.evaluations:
             asked_as = self._recorded_ref(ref, config.model_refs) if config is not None else ""
@@ -250,9 +255,11 @@ class _Finder:
         return offers
 
     def _recorded_ref(self, ref: str, model_refs: Sequence[str]) -> str:
-        """The one of `model_refs` under which an evaluation asked the model `ref`; "" for none.
+        """The one of `model_refs` by which an evaluation asked the model `ref`; "" if it did not
+        ask it.
 
-        A run, its best checkpoint and the step of that are one model, however it is spelt.
+        A run, its best checkpoint and the step of that checkpoint are one model with three
+        references.
         """
         if ref in model_refs:
             return ref
@@ -262,7 +269,7 @@ class _Finder:
     def _not_evaluated(self, ref: str, row: RunRow, files_deleted: bool) -> UserError:
         """The error for a model without evaluation; `row` is the run of `ref`.
 
-        Where the run still has its files, the error contains the call that evaluates it.
+        If the run still has its files, the error contains the call that evaluates the model.
         """
         if files_deleted:
             return UserError(
@@ -280,9 +287,10 @@ class _Finder:
         )
 
     def _run_with_id(self, name: str) -> RunRow | None:
-        """The run with exactly this id, None where there is none; prefixes do not count."""
+        """The run with exactly this id. Returns None if there is none; prefixes of an id do not
+        count."""
         try:
-            row = self.store.get_run(name)  # which accepts a unique prefix too
+            row = self.store.get_run(name)  # it also accepts a unique prefix
         except UserError:  # no such run, or several that begin like this
             return None
         return row if row.run_id == name else None
@@ -290,10 +298,11 @@ class _Finder:
     def _offer_of_evaluation(
         self, row: RunRow, config: RunConfig | None, only_model: str = "", label: str = ""
     ) -> Offer:
-        """An evaluation run as an offer: its models, whose rows are read only if it is chosen.
+        """An evaluation run as an offer of its models. Their rows are read only if the offer is
+        chosen.
 
         Args:
-            config: of the run; None where it is missing or damaged.
+            config: of the run; None if it is missing or damaged.
             only_model: reference of the only model to offer; "" offers all models.
             label: what that model is called in results; "" for its reference.
         """
@@ -321,7 +330,8 @@ class _Finder:
         return Offer(run.id, row.env_id, sampling, task_count, load)
 
     def _own_evaluation_offers(self, row: RunRow, checkpoint: str) -> list[Offer]:
-        """A training run's own held-out evaluation as a list of one offer; [] where it has no rows.
+        """A training run's own held-out evaluation as a list of one offer. Returns [] if it has no
+        rows.
 
         `checkpoint` is the part of the id after "@"; "" stands for the checkpoint that the run
         reports.
@@ -335,10 +345,10 @@ class _Finder:
         return [self._offer_of_step(run, row, step, label, task_count, trained_here=True)]
 
     def _start_evaluation_offers(self, ref: str) -> list[Offer]:
-        """The evaluations of the model `ref` at step 0 of training runs that started from it.
+        """The evaluations of the model `ref` at step 0 of training runs that started from it, as
+        offers.
 
-        Only the runs among the ids to compare are looked at; [] where none of them has such an
-        evaluation.
+        Only runs among the ids to compare are searched. Returns [] if none has such an evaluation.
         """
         offers = []
         for compared_ref in self.ids:
@@ -362,11 +372,11 @@ class _Finder:
         *,
         trained_here: bool,
     ) -> Offer:
-        """One held-out evaluation of a training run as an offer of the model `label`.
+        """One held-out evaluation of a training run, as an offer of the model `label`.
 
-        The rows are read only if the offer is chosen. Only the half of the tasks that no checkpoint
-        was chosen on is used; `task_count` is how many those are. `trained_here` is False for step
-        0, the model that the run started from.
+        The rows are read only if the offer is chosen. Only the half of the tasks that chose no
+        checkpoint is used; `task_count` is the number of those. `trained_here` is False for step 0,
+        the model that the run started from.
         """
         sampling = sampling_of(run.find_config(), read_object(run.manifest))
 
@@ -390,9 +400,9 @@ class _Finder:
 def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = None) -> Sampling:
     """How the answers of a run's evaluation were sampled.
 
-    What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`.
-    Held-out evaluations of a training run, and evaluations with one attempt, are greedy. `config`
-    or `manifest` is None where the file is missing.
+    What the manifest recorded (`eval_sampling`) takes precedence over the settings in `config`;
+    either is None if its file is missing. Held-out evaluations of a training run, and evaluations
+    with one attempt, are greedy.
     """
     recorded_sampling = (manifest or {}).get("eval_sampling") or {}
     configured_settings = KnownSettings.of(config.settings if config else None)
@@ -410,26 +420,28 @@ def sampling_of(config: RunConfig | None, manifest: Mapping[str, Any] | None = N
     is_evaluation = isinstance(config, EvaluateConfig | RegradeConfig)
     if is_evaluation and config.attempts != 1:
         return sampling
-    # Greedy: at temperature 0 the likeliest token is taken; the others are the values "off".
+    # Greedy: temperature 0 takes the likeliest token; the other three are switched off.
     return replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def _choose_offers(
     ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> tuple[list[Offer], list[str]]:
-    """Choose one offer (an evaluation) per id, all on one environment.
+    """Choose one offer (evaluation) per id, all on one environment.
 
-    As many as possible come from the same run, then as many as possible were sampled in the same
-    way, and then as many tasks as possible were asked. Returns (the offers in the order of `ids`,
-    the other environments that all ids share). `offers` maps an id to its offers, the preferred
-    first. Raises UserError NOT_COMPARABLE where the ids share no environment.
+    First, as many as possible come from the same run; then, as many as possible were sampled in the
+    same way; then, as many tasks as possible were asked.
+
+    `offers` maps an id to its offers, the preferred first. Returns (the offers in the order of
+    `ids`, the other environments that all ids share). Raises UserError NOT_COMPARABLE if the ids
+    share no environment.
     """
     common_env_ids = _common_environments(ids, offers)
     best_offers: list[Offer] = []
-    best_agreement = (-1, -1, -1)  # below that of any try
+    best_agreement = (-1, -1, -1)  # lower than any possible agreement
     first_offers = [offer for offer in offers[ids[0]] if offer.env_id == common_env_ids[0]]
-    # Each offer of the first id (whose nearest is itself) is tried with the nearest ones of the
-    # others; the first try wins among those that agree equally well.
+    # Try each offer of the first id with the offers of the other ids that fit it best. Of equally
+    # good combinations the first one wins.
     for first in first_offers:
         offers_like_first = [_nearest_offer(first, offers[ref]) for ref in ids]
         agreement = _agreement(first, offers_like_first)
@@ -439,8 +451,8 @@ def _choose_offers(
 
 
 def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """(how many offers come from the run of `first`, how many were sampled as `first` was, the
-    fewest tasks that any of them asked)."""
+    """How well offers fit together; the larger tuple is better: (how many come from the run of
+    `first`, how many were sampled as `first` was, the fewest tasks that any of them asked)."""
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
@@ -451,14 +463,13 @@ def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
 def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:
     """The environments on which all ids were evaluated, in the order of the first id's offers.
 
-    Raises UserError NOT_COMPARABLE where there is none.
+    Raises UserError NOT_COMPARABLE if there is none.
     """
     env_ids_of_first = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
-    common_env_ids = [
-        env_id
-        for env_id in env_ids_of_first
-        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
-    ]
+    shared_env_ids = set(env_ids_of_first)
+    for ref in ids:
+        shared_env_ids &= {offer.env_id for offer in offers[ref]}
+    common_env_ids = [env_id for env_id in env_ids_of_first if env_id in shared_env_ids]
     if common_env_ids:
         return common_env_ids
     evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
@@ -473,7 +484,7 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
     """The offer that shares most with `first`: its source, then its sampling; then the newest.
 
-    Only offers on the environment of `first` count, and there must be one.
+    Only offers on the environment of `first` count, of which there must be one.
     """
     on_env = [offer for offer in offers if offer.env_id == first.env_id]
     return max(
@@ -489,7 +500,7 @@ def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
 def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
     """Raise UserError NOT_COMPARABLE if a candidate was sampled differently from the first.
 
-    Tokens of a model behind a URL are not those of a model here: another limit is no fault then.
+    A model behind a URL counts tokens differently, so its token limit may differ.
     """
     first = candidates[0]
     for candidate in candidates[1:]:
@@ -510,13 +521,13 @@ def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
 
 
 def _is_behind_url(candidate: Candidate) -> bool:
-    """Whether the candidate's model answers behind a URL."""
+    """Whether the candidate's model is served behind a URL."""
     return candidate.label.startswith(PREFIX)
 
 
 def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
-    """A warning where candidates had another token limit, as a model behind a URL may have; one
-    where the limit was recorded for some of them only; else []."""
+    """Warnings about token limits that differ (as for a model behind a URL), or that were recorded
+    for only some of the candidates."""
     limits = {candidate.label: candidate.sampling.max_tokens for candidate in candidates}
     if len(set(limits.values())) > 1 and None not in limits.values():
         listed = ", ".join(f"{label} {limit}" for label, limit in limits.items())
@@ -533,21 +544,21 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _reported_tasks(run: RunDir, step: int) -> int:
-    """How many tasks the run's result is reported on at a step; 0 where none was asked."""
+    """How many tasks the run's result at a step is reported on; 0 if none was asked."""
     return len({row.task for row in _reported_rows(run, step)})
 
 
 def _reported_rows(run: RunDir, step: int) -> list[EvaluationRow]:
-    """The answers at a step to the half of the tasks that the run's result is reported on.
+    """The answers at a step to the tasks on which the run's result is reported.
 
-    That is the half by which no checkpoint was chosen; all answers where tasks were not halved.
+    These are the half that chose no checkpoint; all tasks if there are no halves.
     """
     rows = read_evaluation(run.evals(step))
     return in_half(rows, TEST) if any(row.half for row in rows) else rows
 
 
 def _env_matches(env_id: str, requested: str) -> bool:
-    """Whether `env_id` (name@hash) is `requested`, has that name or begins with `requested`."""
+    """Whether `env_id` (name@hash) is `requested`, has that name, or begins with `requested`."""
     name, _, _ = env_id.partition("@")
     return env_id == requested or name == requested or env_id.startswith(requested)
 
@@ -560,14 +571,13 @@ def _env_ids_text(offers: Iterable[Offer]) -> str:
 def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with distinct labels.
 
-    Where several have the same label, each label also names its source. Of candidates with the same
-    label and source only the last is returned.
+    If several have the same label, each of their labels also names its source. If several have the
+    same label and source, only the last is returned.
     """
     uses_of_label = Counter(candidate.label for candidate in candidates)
-    relabelled_candidates = [
-        replace(candidate, label=f"{candidate.label} in {candidate.source}")
-        if uses_of_label[candidate.label] > 1
-        else candidate
-        for candidate in candidates
-    ]
-    return list({candidate.label: candidate for candidate in relabelled_candidates}.values())
+    by_label: dict[str, Candidate] = {}
+    for candidate in candidates:
+        if uses_of_label[candidate.label] > 1:
+            candidate = replace(candidate, label=f"{candidate.label} in {candidate.source}")
+        by_label[candidate.label] = candidate
+    return list(by_label.values())

@@ -43,8 +43,8 @@ from engine.home.owner_marks import is_of_sealed, refuse_if_of_sealed
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import json_chars
 
-_MOST_SETTINGS = 24  # differing settings shown
-_MOST_NOTES = 4  # cautions shown
+_MOST_SETTINGS = 24  # most differing settings that are shown
+_MOST_NOTES = 4  # most cautions that are shown
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Standing:
     """The result of `compare_runs`.
 
     Attributes:
-        measure: what is compared, None where the models have no measure in common.
-        contests: each other candidate against the first, in the order of the candidates.
+        measure: what is compared; None if the models have no measure in common.
+        contests: each other candidate compared with the first, in the order of the candidates.
         main: the contest of the candidate furthest ahead of the first.
-        settings: setting -> candidate -> value, where they differ.
-        flips: tasks won and lost in the main contest.
-        notes: sentences that belong to the verdict: what the reward did where success ties, and
-            the word of a failed reward audit.
-        by: the results by a key of the tasks' metadata, None where none was named.
+        settings: setting -> candidate -> value, for settings that differ.
+        flips: tasks gained and lost in the main contest.
+        notes: sentences that belong to the verdict: what the reward did if success ties, and the
+            result of a failed reward audit.
+        by: the results by a key of the tasks' metadata; None if no key was named.
     """
 
     candidates: Sequence[CandidateRow]
@@ -75,7 +75,7 @@ class Standing:
     by: ByMetadata | None = None
 
     def to_json(self, leave_out: Sequence[str] = ()) -> Reply:
-        """The result as JSON, shortened by the parts named in `leave_out`.
+        """The result as a JSON object, shortened by the parts named in `leave_out`.
 
         "answers": the answers in the examples, and the names of the statistical methods.
         "settings": the values of the settings; their names stay.
@@ -101,7 +101,8 @@ class Standing:
         }
 
     def _headline(self) -> dict[str, object]:
-        """The first entries of the result: what came out, and what was compared where."""
+        """The first entries of the result: summary, verdict, and what was compared on which
+        environment."""
         measure_name = self.main.comparison.metric_name or self.measure
         by_sentence = [self.by.sentence(str(measure_name))] if self.by else []
         summary = _summary(self.main, len(self.contests))
@@ -114,7 +115,7 @@ class Standing:
         }
 
     def _flipped_tasks(self) -> dict[str, object]:
-        """The tasks won and lost in the main contest, without the answers to them."""
+        """The tasks gained and lost in the main contest, without the answers to them."""
         return {
             "gained": [{"task": example.task} for example in self.flips.gained],
             "lost": [{"task": example.task} for example in self.flips.lost],
@@ -124,8 +125,11 @@ class Standing:
 def compare_runs(
     home: Home, ids: Sequence[str], env_id: str = "", metric: str = "", group_by: str = ""
 ) -> Reply:
-    """Compare models by their answers; see `_compare_answers`. Where a training run among `ids` was
-    not evaluated yet, the answer is how the runs were made, with the verdict "unknown"."""
+    """Compare models by their answers; see `_compare_answers` for the arguments and errors.
+
+    If a training run among `ids` was not evaluated yet, the reply only says how the runs were made
+    and differ, with the verdict "unknown".
+    """
     try:
         return _compare_answers(home, ids, env_id, metric, group_by)
     except UserError as error:
@@ -153,13 +157,14 @@ def _compare_answers(
         env_id: the environment to compare on; "" takes the newest that all have in common.
         metric: a named metric of the environment to judge by, higher taken as better; "" for
             success, else reward, else loss.
-        group_by: a key of the tasks' metadata by whose values the results are shown too; a single
-            model will do then.
+        group_by: a key of the tasks' metadata; results are then also shown for each of its values,
+            and a single model is enough.
 
     Raises:
-        UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND, NO_EVALUATION,
-            NOT_COMPARABLE (environments or sampling settings differ), or ENV_SEALED (results by
-            metadata of a sealed exam).
+        UserError: BAD_ARGUMENT (too few or too many ids or models), RUN_NOT_FOUND (an unknown id),
+            NO_EVALUATION (an id was never evaluated), NOT_COMPARABLE (environments or sampling
+            settings differ), or ENV_SEALED (`group_by` on an environment whose held-out tasks are
+            sealed).
     """
     metric = "" if metric in OWN_MEASURES else metric
     least_count = 1 if group_by else 2
@@ -178,14 +183,15 @@ def _compare_answers(
 def _compare_with_first(
     home: Home, candidates: Sequence[Candidate], metric: str, group_by: str, warnings: list[str]
 ) -> Reply:
-    """The reply about at least two candidates: each one compared with the first of them.
+    """The reply about at least two candidates: each one compared with the first.
 
-    `metric` is the environment's metric to judge by, "" for success, reward or loss; `group_by` the
-    key of the tasks' metadata by which results are shown too, "" for none; `warnings` are those
-    about the choice of the candidates.
+    Args:
+        metric: the environment's metric to judge by; "" for success, reward or loss.
+        group_by: the key of the tasks' metadata by which results are shown too; "" for none.
+        warnings: warnings about the choice of the candidates.
     """
     first, later_candidates = candidates[0], candidates[1:]
-    # How often each was evaluated against the first: every time was a chance of a false result.
+    # How often each was evaluated against the first: each time is a chance of a false result.
     evaluation_counts = [_times_evaluated(home, first, candidate) for candidate in later_candidates]
     contests = _contests(home, first, later_candidates, evaluation_counts, metric)
     standing = _standing(home, candidates, contests)
@@ -210,8 +216,8 @@ def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Co
     """The result of `compare_runs`, still without warnings.
 
     A contest compares one candidate with the first; the main contest is that of the candidate
-    furthest ahead of the first. The next call of the result shows the tasks that changed there; of
-    a sealed exam nothing shows them.
+    furthest ahead of the first. The last of the next calls shows the tasks that changed in it,
+    unless the tasks are sealed.
     """
     measure = measure_of(*(candidate.rows for candidate in candidates))
     main = max(contests, key=lambda contest: contest.comparison.lead)
@@ -238,9 +244,9 @@ def _candidates_to_compare(
 ) -> tuple[list[Candidate], list[str]]:
     """Find the candidates to compare: (the candidates, warnings).
 
-    Runs that differ only in their seed are joined into one candidate, and tasks that one of the
-    models was trained on are left out. `least_count` is the least number of candidates; `ids` and
-    `env_id` are those of `compare_runs`, and so are the errors.
+    Runs that differ only in their seed are joined into one candidate, and tasks that training rows
+    contain are left out. `least_count` is the least number of candidates; `ids`, `env_id` and the
+    errors are those of `_compare_answers`.
     """
     candidates, warnings = find_candidates(home, _checked_ids(ids), env_id, least_count)
     candidates, contamination_notes = _without_contaminated(home, candidates)
@@ -256,15 +262,15 @@ def _contests(
 ) -> list[Contest]:
     """Compare each of the other candidates with the first; the p values are corrected.
 
-    They are corrected for the number of comparisons, and for how often each candidate was evaluated
-    against the first (`evaluation_counts`). `metric` names what the rows are judged by, "" for
+    The correction is for the number of comparisons, and for how often each candidate was evaluated
+    against the first (`evaluation_counts`). `metric` names what the rows are judged by; "" for
     their own measure.
     """
     comparisons = [
         replace(compare_candidates(home, first, candidate), metric_name=metric)
         for candidate in others
     ]
-    # Of any of the contests, so that all have the same fields.
+    # One value for all contests, so that all have the same fields in JSON.
     is_corrected = len(others) > 1 or max(evaluation_counts) > 1
     contests = []
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
@@ -284,7 +290,7 @@ def _contests(
 def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
     """How often the two models were evaluated against each other, to correct the p value for it.
 
-    1 where either side stands for several seeds: repeats are counted for single models only.
+    Returns 1 if either side stands for several seeds: repeats are counted for single models only.
     """
     if first.members or other.members:
         return 1
@@ -295,7 +301,7 @@ def _times_evaluated(home: Home, first: Candidate, other: Candidate) -> int:
 def _checked_ids(ids: Sequence[str]) -> list[str]:
     """The ids without repeats and empty ones.
 
-    Raises UserError BAD_ARGUMENT where none or more than `MOST_CANDIDATES` remain.
+    Raises UserError BAD_ARGUMENT if none or more than `MOST_CANDIDATES` remain.
     """
     distinct_ids = list(dict.fromkeys(str(ref).strip() for ref in ids if str(ref).strip()))
     if not 1 <= len(distinct_ids) <= MOST_CANDIDATES:
@@ -312,13 +318,12 @@ def _checked_ids(ids: Sequence[str]) -> list[str]:
 def _without_contaminated(
     home: Home, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], list[str]]:
-    """(the candidates without the rows of contaminated tasks, which were trained on; warnings).
+    """(the candidates without rows of contaminated tasks, which training rows contain; warnings).
 
     A task is left out for all candidates if the training rows of any of their runs contain it.
     """
-    sources = [
-        home.run(source) for source in dict.fromkeys(candidate.source for candidate in candidates)
-    ]
+    source_ids = dict.fromkeys(candidate.source for candidate in candidates)  # each once
+    sources = [home.run(source) for source in source_ids]
     warnings = _warnings_about_sources(sources)
     contaminated_tasks = frozenset().union(*(taught_tasks(run) for run in sources))
     clean_candidates = [
@@ -329,7 +334,8 @@ def _without_contaminated(
 
 
 def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
-    """Warnings about stored answers that cannot be read, and about tasks that were trained on."""
+    """Warnings about stored answers that cannot be read, and about held-out tasks in training
+    rows."""
     warnings = [note for run in sources for note in damaged_answers_warning(run)]
     # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
@@ -337,9 +343,10 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
 
 
 def _summary(main: Contest, number_of_contests: int) -> str:
-    """The main contest in up to three sentences: its result, its place, and the cause.
+    """The main contest in up to three sentences: its result, its rank among the contests, and the
+    cause.
 
-    The cause is left out where the verdict is neither better nor worse, or no cause is known.
+    The cause is left out if the verdict is neither better nor worse, or if no cause is known.
     """
     text = f"{main.other.label} against {main.first.label}: {sentence(main.comparison)}"
     if number_of_contests > 1:
@@ -356,10 +363,8 @@ def _summary(main: Contest, number_of_contests: int) -> str:
 def _cautions(
     home: Home, candidates: Sequence[Candidate], comparisons: Sequence[Comparison]
 ) -> list[str]:
-    """Sentences on what weakens these comparisons, at most `_MOST_NOTES`.
-
-    They are about unpaired tasks, how answers were counted, and the choice of checkpoints.
-    """
+    """Sentences on what weakens these comparisons, at most `_MOST_NOTES`: unpaired tasks, how
+    answers were counted, and tasks that chose a checkpoint."""
     notes = []
     most_unpaired = max(comparison.outcome.unpaired for comparison in comparisons)
     if most_unpaired:
@@ -372,8 +377,8 @@ def _cautions(
 
 
 def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each evaluation among the sources that asked tasks by which a checkpoint of
-    its models was chosen."""
+    """A sentence for each evaluation, of those that the candidates come from, that asked tasks by
+    which a checkpoint of its models was chosen."""
     notes = []
     for source in dict.fromkeys(candidate.source for candidate in candidates):  # each once
         run = home.run(source)
@@ -384,19 +389,19 @@ def _notes_on_tasks_that_chose(home: Home, candidates: Sequence[Candidate]) -> l
 def _first_settings(table: dict[str, dict[str, object]]) -> dict[str, dict[str, object]]:
     """The first `_MOST_SETTINGS` settings of the table (setting -> candidate -> value).
 
-    Where the algorithms differ, settings that one of them alone has say nothing and are left out.
+    If the algorithms differ, settings that only one of them has are left out: they tell nothing.
     """
     if "algorithm" in table:
-        candidates = max(len(values) for values in table.values())
-        table = {name: values for name, values in table.items() if len(values) == candidates}
+        candidate_count = max(len(values) for values in table.values())
+        table = {name: values for name, values in table.items() if len(values) == candidate_count}
     return {name: table[name] for name in list(table)[:_MOST_SETTINGS]}
 
 
 def _within_limit(standing: Standing) -> Reply:
-    """The result within the size limit of a reply.
+    """The result, shortened to the size limit of a reply.
 
-    Parts are left out one after the other, the least needed first, until it fits. If it does not
-    fit without all of them either, it is returned all the same.
+    Parts are left out one after the other, the least needed first, until the result fits. If it
+    does not fit without all of them, it is returned too long.
     """
     optional_parts = ("answers", "settings", "sampling")
     for count in range(len(optional_parts)):

@@ -1,7 +1,7 @@
-"""What two trainings were told, side by side, whether or not either was evaluated.
+"""How two trainings were configured, side by side, whether or not either was evaluated.
 
-A value that somebody chose is told apart from one that follows from it. How long to train is one
-thing, however it was said: `steps` and `epochs` never both stand among what was chosen.
+A value that somebody chose is told apart from one that follows from it. `steps` and `epochs` both
+say how long to train, so never both are listed as chosen.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,12 +14,12 @@ from engine.home.run_dir import Home
 
 @dataclass(frozen=True)
 class Described:
-    """What a training was asked to do, as a run's config or a TOML file says.
+    """The configuration of a training, from a run's config or a TOML file.
 
     Attributes:
         name: of the run, or of the file.
         choices: what was chosen beside the settings: model, algorithm, env_id and more.
-        settings: name -> value; all of them, or those given where `is_complete` is False.
+        settings: name -> value; all settings, or only those given if `is_complete` is False.
         chosen: the names of the settings that somebody chose.
     """
 
@@ -32,13 +32,13 @@ class Described:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two described trainings differ; each maps a name to (first value, second value), None
-    where a side has no such setting.
+    """How two described trainings differ. Each mapping is name -> (first value, second value); a
+    value is None if that side has no such setting.
 
     Attributes:
-        chosen: what somebody chose on at least one side.
-        followed: settings that differ though nobody chose them.
-        partial: whether only what one side gives could be compared.
+        chosen: differences in what somebody chose on at least one side.
+        followed: settings that differ although nobody chose them.
+        partial: whether only the settings given on one side could be compared.
     """
 
     chosen: Mapping[str, tuple[object, object]]
@@ -46,12 +46,12 @@ class Difference:
     partial: bool = False
 
     def to_json(self) -> Reply:
-        """The difference as two lists of {name, before, after}."""
+        """The difference as a JSON object with two lists of {name, before, after}."""
         return {"changed": _rows(self.chosen), "followed": _rows(self.followed)}
 
     def in_words(self) -> str:
-        """The chosen differences, such as "learning_rate 0.0001 -> 0.0003, seed 0 -> 1"; those that
-        nobody chose where there are no others, and "" where there are none at all."""
+        """The chosen differences, such as "learning_rate 0.0001 -> 0.0003, seed 0 -> 1". If there
+        are none, the differences that nobody chose; "" if there are none at all."""
         changes = self.chosen or self.followed
         return ", ".join(
             f"{name} {_text(before)} -> {_text(after)}" for name, (before, after) in changes.items()
@@ -66,15 +66,15 @@ def _rows(values: Mapping[str, tuple[object, object]]) -> list[Reply]:
 
 
 def _text(value: object) -> str:
-    """A value as text in a sentence: "none" for None, six digits at most of a float."""
+    """A value as text in a sentence: "none" for None, at most six digits for a float."""
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def described_run(home: Home, run_id: str) -> Described | None:
-    """A training run as its config describes it; None for a run that trains nothing or whose config
-    is missing or damaged."""
+    """The configuration of a training run. Returns None for a run that trains nothing, or whose
+    config is missing or damaged."""
     making = making_of_run(home, run_id)
     if making.config is None:
         return None
@@ -83,8 +83,8 @@ def described_run(home: Home, run_id: str) -> Described | None:
 
 
 def difference(first: Described, second: Described) -> Difference:
-    """How two described trainings differ in their choices and in the settings that both sides can
-    be compared by."""
+    """How two described trainings differ, in their choices and in the settings that can be
+    compared."""
     setting_names = _comparable_names(first, second)
     settings = _differing_values(first.settings, second.settings, setting_names)
     choice_names = dict.fromkeys([*first.choices, *second.choices])
@@ -101,8 +101,8 @@ def difference(first: Described, second: Described) -> Difference:
 def _differing_values(
     first: Mapping[str, object], second: Mapping[str, object], names: Iterable[str]
 ) -> dict[str, tuple[object, object]]:
-    """Name -> (first value, second value) for those `names` whose values differ; None stands for a
-    missing value."""
+    """(first value, second value) by name, for those `names` whose values differ. A missing value
+    is None."""
     return {
         name: (first.get(name), second.get(name))
         for name in names
@@ -111,8 +111,8 @@ def _differing_values(
 
 
 def _comparable_names(first: Described, second: Described) -> list[str]:
-    """The names of the settings that can be compared, each once: those of both sides; where a side
-    is not complete, only those that incomplete sides have."""
+    """The names of the settings that can be compared, each once: those of both sides; if a side is
+    not complete, only those that an incomplete side has."""
     incomplete = [side for side in (first, second) if not side.is_complete]
     sides = incomplete or [first, second]
     return list(dict.fromkeys(name for side in sides for name in side.settings))

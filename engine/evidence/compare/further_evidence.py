@@ -1,4 +1,5 @@
-"""What would settle an inconclusive comparison: more tasks, more attempts, new tasks, or seeds."""
+"""What would settle an inconclusive comparison: more tasks, more attempts, new tasks, or more
+seeds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from engine.evidence.verdict.contamination import taught_tasks
 from engine.home.run_dir import Home
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 
-_FEWEST_ROWS = 400  # that another evaluation is suggested with, if the split has so many
-_MOST_ROWS_OF_UNKNOWN_SPLIT = 10**6  # suggested where the size of the split is not known
+_FEWEST_ROWS = 400  # a suggested evaluation asks at least this many rows, if the split has them
+_MOST_ROWS_OF_UNKNOWN_SPLIT = 10**6  # and at most this many, if the size of the split is not known
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Evidence:
 
     Attributes:
         notes: sentences for a person.
-        calls: the calls that gather it.
+        calls: the calls that gather the evidence.
 
-    Both are empty where nothing is needed, or nothing is known that would help.
+    Both are empty if nothing is needed, or if nothing is known that would help.
     """
 
     notes: Sequence[str] = ()
@@ -33,9 +34,9 @@ class Evidence:
 
 
 def evidence_to_gather(home: Home, contest: Contest) -> Evidence:
-    """What would settle an inconclusive comparison; empty for any other verdict.
+    """What would settle an inconclusive comparison (contest). Empty for any other verdict.
 
-    - A look at the failed scorings, if it depends on them whether there is a difference.
+    - A look at the failed scorings, if the verdict depends on them.
     - Else more seeds, if a candidate stands for several.
     - Else an evaluation with more tasks or attempts.
     """
@@ -51,13 +52,11 @@ def evidence_to_gather(home: Home, contest: Contest) -> Evidence:
 
 
 def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Evidence:
-    """What would settle an inconclusive comparison of two models by `measure`.
-
-    More tasks, more attempts at each, or new tasks for the environment: the first that can help.
-    """
+    """What would settle an inconclusive comparison of two models by `measure`: the first that can
+    help of more tasks, more attempts at each, or new tasks for the environment."""
     outcome = contest.comparison.outcome
     split = _evaluated_split(home, contest.first)
-    split_size = split_rows(home, contest.first.env_id, split)  # None where it is not known
+    split_size = split_rows(home, contest.first.env_id, split)  # None if it is not known
     asked_count = len(_asked_tasks(home, contest.first, contest.other))
     if split_size is not None and asked_count >= split_size:
         return _beyond_all_rows(contest, measure, split, split_size)
@@ -68,7 +67,7 @@ def _larger_evaluation(home: Home, contest: Contest, measure: Measure) -> Eviden
 def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size: int) -> Evidence:
     """What would settle a comparison that used all `split_size` rows of a split already.
 
-    More attempts at each task, or new rows where no number of attempts is known to be enough.
+    More attempts at each task, or new rows if no number of attempts is known to be enough.
     """
     outcome = contest.comparison.outcome
     all_used = f"All {split_size} rows of the {split} split are used"
@@ -84,10 +83,11 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
-    """The call that evaluates two models on a split; `amounts` are its `rows` and `attempts`."""
+    """The call that evaluates the two models of a contest on a split; `amounts` are its `rows` and
+    `attempts`."""
     first, other = contest.first, contest.other
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
-    if split != "heldout":  # else it is the default
+    if split != "heldout":  # "heldout" is the default
         arguments["split"] = split
     return Call("evaluate", arguments | amounts)
 
@@ -95,15 +95,15 @@ def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
 def _rows_to_ask(needed_rows: int | None, compared_rows: int, split_size: int | None) -> int:
     """How many rows another evaluation should ask; no more than the split has.
 
-    `needed_rows` is how many would decide, `compared_rows` how many were compared. Where it is not
-    known how many are needed, twice as many as now. `split_size` is None where it is not known.
+    `needed_rows` is how many would decide, None if that is not known: then twice `compared_rows`,
+    the rows compared so far. `split_size` is None if it is not known.
     """
     wanted_rows = max(_FEWEST_ROWS, needed_rows or 2 * compared_rows)
     return min(wanted_rows, _MOST_ROWS_OF_UNKNOWN_SPLIT if split_size is None else split_size)
 
 
 def _evaluated_split(home: Home, candidate: Candidate) -> str:
-    """The split that the candidate's answers are to; a training run evaluates "heldout" alone."""
+    """The split whose tasks the candidate answered. A training run evaluates "heldout" only."""
     config = home.run(candidate.source).find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 
@@ -117,7 +117,7 @@ def _attempts_needed(
 
 
 def _with_most_errors(first: Candidate, other: Candidate) -> Candidate:
-    """Which of the two has more answers whose scoring failed; `first` if they have equally many."""
+    """The candidate with more answers whose scoring failed; `first` if they have equally many."""
     first_errors = sum(bool(row.error) for row in first.rows)
     other_errors = sum(bool(row.error) for row in other.rows)
     return other if other_errors > first_errors else first
@@ -126,7 +126,7 @@ def _with_most_errors(first: Candidate, other: Candidate) -> Candidate:
 def _asked_tasks(home: Home, first: Candidate, other: Candidate) -> set[str]:
     """Ids of the tasks that either candidate was asked.
 
-    Contaminated tasks were asked too; their rows were taken out before the comparison.
+    Contaminated tasks were asked too, but their rows were removed before the comparison.
     """
     compared_tasks = {row.task for candidate in (first, other) for row in candidate.rows}
     return compared_tasks.union(

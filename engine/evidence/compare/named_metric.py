@@ -7,21 +7,22 @@ from engine.core.errors import UserError
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.stats import results
 
-_SHOWN_NAMES = 20  # of metrics, in the hint of a refusal
-OWN_MEASURES = ("success", "reward", "loss")  # what is compared without a name
+_SHOWN_NAMES = 20  # most metrics that the hint of an error names
+OWN_MEASURES = ("success", "reward", "loss")  # what is compared if no metric is named
 
 
 def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
-    """The candidates with one of the environment's own metrics as their reward.
+    """The candidates with one of the environment's own metrics in place of their reward.
 
-    In their rows the reward becomes that metric and the success None. Rows without the metric are
-    left out, because a metric that only some tasks have is absent on the others, not 0.
+    In their rows the reward becomes that metric, and success and loss become None. Rows without the
+    metric are left out, because a metric that only some tasks have is absent on the others, not 0.
 
-    Raises UserError BAD_ARGUMENT if no row has such a metric; its hint names those there are.
+    Raises UserError BAD_ARGUMENT if no row has such a metric; its hint names the metrics that
+    exist.
     """
     judged_candidates = []
     for candidate in candidates:
-        # Of a candidate that stands for several seeds, a member for each.
+        # A candidate that stands for several seeds has a member for each.
         members = tuple(by_metric_of(member, metric) for member in candidate.members)
         judged_candidates.append(replace(by_metric_of(candidate, metric), members=members))
     judged_rows = (row for candidate in judged_candidates for row in candidate.rows)
@@ -31,7 +32,8 @@ def by_metric(candidates: Sequence[Candidate], metric: str) -> list[Candidate]:
 
 
 def _no_such_metric(candidates: Sequence[Candidate], metric: str) -> UserError:
-    """The error that no answer of the candidates has `metric`; its hint names those there are."""
+    """The error that no answer of the candidates has `metric`; its hint names the metrics that
+    exist."""
     all_rows = (row for candidate in candidates for row in candidate.rows)
     names = sorted({name for row in all_rows for name in row.metrics or {}})
     return UserError(
@@ -43,5 +45,6 @@ def _no_such_metric(candidates: Sequence[Candidate], metric: str) -> UserError:
 
 
 def by_metric_of(candidate: Candidate, metric: str) -> Candidate:
-    """One candidate with `metric` as the reward of its rows; it may be left without any row."""
+    """One candidate with `metric` as the reward of its rows; rows without the metric are left
+    out."""
     return replace(candidate, rows=results.by_metric(candidate.rows, metric))

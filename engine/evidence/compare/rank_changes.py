@@ -1,8 +1,8 @@
 """How a new reward changes the order of models, of tasks, and of attempts at one task.
 
 Rows carry their old reward (`reward_before`) beside the new one. GRPO learns from the order of
-attempts within a task, and people choose by the order of models: both orders may be reversed
-although every single reward changed little.
+attempts within a task, and people choose by the order of models: both orders may be reversed even
+if every single reward changed little.
 """
 
 import itertools
@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass
 from engine.evidence.stats.results import rounded
 from engine.records.lines.evaluation_row import EvaluationRow
 
-# Tasks with distinct (before, after) values that are compared with each other; the work is
-# quadratic in their number, so of more tasks only a sample is compared.
+# The most tasks with distinct (before, after) values that are compared with each other. If there
+# are more, a sample is compared: the work grows with the square of their number.
 MOST_TASKS = 1000
-SHOWN = 5  # tasks named, those whose rank moved furthest
+SHOWN = 5  # most tasks that are named: those whose rank moved furthest
 BeforeAfter = tuple[float, float]  # (value before, value after) of one item
 
 
 @dataclass(frozen=True)
 class PairCounts:
-    """Numbers of pairs of items by what happened to their order.
+    """How many pairs of items kept or changed their order between two rewards.
 
-    Pairs that were equal before and are equal after are in none of the numbers.
+    Pairs that were equal before and are equal after are not counted.
 
     Attributes:
         kept: ordered the same way before and after.
@@ -41,7 +41,7 @@ class PairCounts:
     parted: int = 0
 
     def __add__(self, other: "PairCounts") -> "PairCounts":
-        """The counts of both together, each the sum of the two."""
+        """The sums of the counts of both."""
         return PairCounts(
             kept=self.kept + other.kept,
             reversed=self.reversed + other.reversed,
@@ -59,7 +59,7 @@ class PairCounts:
 class RankMove:
     """The mean reward and the rank of a model or a task, before and after.
 
-    Rank 1 is that of the highest mean. A mean is None where it is not a finite number.
+    Rank 1 is the highest mean. A mean is None if it is not a finite number.
     """
 
     name: str
@@ -69,7 +69,7 @@ class RankMove:
     rank_after: int
 
     def to_json(self, kind: str) -> dict[str, object]:
-        """The fields as JSON; the name stands under the key `kind`, "model" or "task"."""
+        """The fields as a JSON object; the name stands under the key `kind`, "model" or "task"."""
         body = asdict(self)
         return {kind: body.pop("name")} | body
 
@@ -79,12 +79,13 @@ class RankChanges:
     """What changed between two rewards of the same answers.
 
     Attributes:
-        rows: answers that have both rewards; those with an error are in none of the numbers.
-        changed: answers whose reward changed.
+        rows: the number of answers with both rewards; answers with an error are not counted
+            anywhere.
+        changed: the number of answers whose reward changed.
         success_gained, success_lost: answers whose success changed, which can happen without a
             change of the reward.
         model_flips: (model that was ahead, model that is ahead now), for every reversed pair.
-        tasks: pairs of tasks, by their mean reward.
+        tasks: pairs of tasks, ordered by their mean reward.
         attempts: pairs of attempts at one task by one model.
         moved: the tasks whose rank moved furthest, at most `SHOWN`.
     """
@@ -100,7 +101,7 @@ class RankChanges:
     moved: Sequence[RankMove]
 
     def to_json(self) -> dict[str, object]:
-        """The changes as JSON; a `PairCounts` becomes an object with its attributes."""
+        """The changes as a JSON object; a `PairCounts` becomes an object with its attributes."""
         return {
             "rows": self.rows,
             "changed": self.changed,
@@ -130,7 +131,7 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
         success_lost=_count_success(all_scored, before=True, after=False),
         models=model_moves,
         model_flips=_model_flips(model_moves),
-        # A sample of the tasks where they are many: the time grows with the square of the number.
+        # If there are many tasks, a sample: the time grows with the square of their number.
         tasks=count_pairs(_sample_if_many(list(task_means.values()))),
         attempts=_count_pairs_of_attempts(scored_rows.values()),
         moved=_furthest_moves(_rank_moves(task_means)),
@@ -138,17 +139,19 @@ def rank_changes(models: Mapping[str, Sequence[EvaluationRow]]) -> RankChanges:
 
 
 def _means_by_name(rows_by_name: Mapping[str, Sequence[EvaluationRow]]) -> dict[str, BeforeAfter]:
-    """Name of a model or a task -> its mean reward (before, after); left out without rows."""
+    """The mean reward (before, after) of each model or task, by name. Names without rows are left
+    out."""
     return {name: _mean_rewards(rows) for name, rows in rows_by_name.items() if rows}
 
 
 def _count_success(rows: Sequence[EvaluationRow], *, before: bool, after: bool) -> int:
-    """How many answers had the success `before` by the old reward and `after` by the new one."""
+    """How many answers had the success `before` under the old reward and `after` under the new
+    one."""
     return sum(row.success_before == before and row.success == after for row in rows)
 
 
 def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) -> PairCounts:
-    """Count pairs of attempts (of one model at one task) by what happened to their order.
+    """Count pairs of attempts (by one model at one task) by what happened to their order.
 
     The counts are summed over all tasks and models. Each element of `rows_of_models` holds the rows
     of one model.
@@ -161,7 +164,7 @@ def _count_pairs_of_attempts(rows_of_models: Iterable[Sequence[EvaluationRow]]) 
 
 
 def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
-    """Count pairs of items by what happened to their order, as defined at `PairCounts`.
+    """Count pairs of items by what happened to their order, as `PairCounts` defines it.
 
     `items` holds one (value before, value after) per item.
     """
@@ -178,9 +181,9 @@ def count_pairs(items: Iterable[BeforeAfter]) -> PairCounts:
 def _pairs_by_order(items: Iterable[BeforeAfter]) -> Counter[tuple[int, int]]:
     """Count the pairs of items by their order: (order before, order after) -> number of pairs.
 
-    An order is 1 where the first item of a pair has the higher value, -1 where the second has, 0
-    for equal values. Items that agree in both values are counted as one group; pairs within a group
-    are equal before and after, and are left out.
+    An order is 1 if the first item of a pair has the higher value, -1 if the second has, 0 for
+    equal values. Items that agree in both values are counted as one group; pairs within a group are
+    equal before and after, and are left out.
     """
     pairs: Counter[tuple[int, int]] = Counter()
     groups = list(Counter(items).items())
@@ -192,11 +195,9 @@ def _pairs_by_order(items: Iterable[BeforeAfter]) -> Counter[tuple[int, int]]:
 
 
 def sentence(changes: RankChanges) -> str:
-    """The changes in one sentence; at most three reversed pairs of models are named.
-
-    For example "12 of 80 rewards changed; the models keep their order; 3 of 40 ordered pairs of
-    tasks are reversed."
-    """
+    """The changes in one sentence, such as "12 of 80 rewards changed; the models keep their order;
+    3 of 40 ordered pairs of tasks are reversed.". At most three reversed pairs of models are
+    named."""
     if not changes.rows:
         return "No answer was scored by both rewards."
     parts = [f"{changes.changed} of {changes.rows} rewards changed"]
@@ -210,14 +211,16 @@ def sentence(changes: RankChanges) -> str:
 
 
 def _reversed_pairs(counts: PairCounts, items: str) -> list[str]:
-    """How many pairs of `items` are reversed, as part of a sentence; [] where none had an order."""
+    """How many pairs of `items` are reversed, as part of a sentence. Returns [] if none had an
+    order."""
     if not counts.ordered_before:
         return []
     return [f"{counts.reversed} of {counts.ordered_before} ordered pairs of {items} are reversed"]
 
 
 def _order_of_models(changes: RankChanges) -> list[str]:
-    """What happened to the order of the models, as part of a sentence; [] for a single model."""
+    """What happened to the order of the models, as part of a sentence. Returns [] for a single
+    model."""
     if changes.model_flips:
         new_leads = "; ".join(
             f"{new_leader} is ahead of {old_leader} now"
@@ -230,7 +233,7 @@ def _order_of_models(changes: RankChanges) -> list[str]:
 def _rank_moves(means: Mapping[str, BeforeAfter]) -> list[RankMove]:
     """The mean rewards and the ranks of each model or task, before and after.
 
-    `means` maps its name to (mean before, mean after).
+    `means` maps the name of a model or task to (mean before, mean after).
     """
     ranks_before = _ranks({name: before for name, (before, _) in means.items()})
     ranks_after = _ranks({name: after for name, (_, after) in means.items()})
@@ -277,7 +280,7 @@ def _ranks(values: Mapping[str, float]) -> dict[str, int]:
 
 
 def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow]]:
-    """The rows of each task."""
+    """The rows by task id."""
     by_task: dict[str, list[EvaluationRow]] = {}
     for row in rows:
         by_task.setdefault(row.task, []).append(row)
@@ -295,7 +298,7 @@ def _mean_rewards(rows: Sequence[EvaluationRow]) -> BeforeAfter:
 
 
 def _mean_over_tasks(values_by_task: Sequence[Sequence[float]]) -> float:
-    """The mean over tasks of the mean over a task's attempts.
+    """The mean over tasks of the mean over each task's attempts.
 
     Rounded to 9 digits, so that equal means stay equal in spite of rounding errors.
     """
@@ -314,9 +317,9 @@ def _scored_twice(row: EvaluationRow) -> bool:
 
 
 def _sample_if_many(values: list[BeforeAfter]) -> list[BeforeAfter]:
-    """All values; a random sample of `MOST_TASKS` if more than that are distinct.
+    """All values, or a random sample of `MOST_TASKS` if more than that are distinct.
 
-    The same values always give the same sample.
+    The seed is the number of values, so that the same values always give the same sample.
     """
     if len(set(values)) <= MOST_TASKS:
         return values

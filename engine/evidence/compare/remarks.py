@@ -1,5 +1,5 @@
-"""What stands beside a comparison: sentences that belong to its verdict, and the call that says why
-a model did not get better."""
+"""Remarks beside a comparison: sentences that belong to its verdict, and the call that diagnoses a
+model that did not get better."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,23 +17,24 @@ from engine.home.store import Store
 
 
 def notes(home: Home, first: Candidate, other: Candidate, comparison: Comparison) -> list[str]:
-    """Sentences beside the verdict: what the reward did where the success is equal, and what a
-    failed reward audit means for it (engine/evidence/verdict/side_notes.py); [] for none."""
+    """Sentences beside the verdict: what the reward did if success is equal, and what a failed
+    reward audit means (engine/evidence/verdict/side_notes.py). Returns [] if neither applies."""
     sides = Sides(first.rows, other.rows, first.label, other.label)
     config = home.run(other.source).find_config()
     return [*tie_sentences(sides, comparison), *audit_sentences(config)]
 
 
 def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each result of a training run whose number to report is of another evaluation
-    than this comparison, which takes the tasks that all models answered."""
+    """Sentences with the numbers to report of trained models, if those were measured in another
+    evaluation than the one compared here. (A comparison uses only tasks that all models
+    answered.)"""
     sentences = []
     with Store(home) as store:
         for candidate in candidates:
             if candidate.members or not candidate.run_id:
-                continue  # it stands for several seeds, or for no training run
+                continue  # several seeds together, or a model that no run trained
             answered_in_training = candidate.source == candidate.run_id
-            ref, _, _ = candidate.label.partition(" in ")  # of a label such as "r-1 in r-1"
+            ref, _, _ = candidate.label.partition(" in ")  # a label may be "r-1@best in r-1"
             best = f"{candidate.run_id}@best"
             if answered_in_training and is_same_checkpoint(home, ref, best):
                 sentences += _number_elsewhere(home, store, candidate)
@@ -41,7 +42,8 @@ def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
 
 
 def _number_elsewhere(home: Home, store: Store, candidate: Candidate) -> list[str]:
-    """The number to report of a candidate's run, where it is not of the candidate's answers."""
+    """A sentence with the number to report of a candidate's run, if it was measured in another run
+    than the candidate's answers. Returns [] otherwise."""
     number = number_to_report(home, store, store.get_run(candidate.run_id))
     if number is None or number.measured_in == candidate.source:
         return []
@@ -49,19 +51,20 @@ def _number_elsewhere(home: Home, store: Store, candidate: Candidate) -> list[st
 
 
 def diagnosis(home: Home, other: Candidate, comparison: Comparison) -> list[Call]:
-    """The call that diagnoses the run of `other`, as a list of one, where its model is not better
-    than the first. [] where it is, and where `other` stands for several seeds or for no run."""
+    """The call that diagnoses the run of `other`, as a list of one, if its model is not better than
+    the first. Returns [] if it is better, or if `other` stands for several seeds or for no run."""
     if comparison.outcome.verdict == "better" or other.members:
         return []
-    run_id, _, _ = other.label.partition("@")  # of a label such as "r-1@step20"
+    run_id, _, _ = other.label.partition("@")  # a label may be "r-1@step20"
     with Store(home) as store, contextlib.suppress(UserError):  # no run has this id
-        # `get_run` also takes a unique beginning of an id, which is not meant here.
+        # `get_run` also accepts a unique beginning of an id, which must not count here.
         if store.get_run(run_id).run_id == run_id:
             return [Call("diagnose", {"run_id": run_id})]
     return []
 
 
 def redactor_of(home: Home, run_id: str) -> Redactor:
-    """The redactor for the environment of a run; a general one where its config is gone."""
+    """The redactor (hides secrets) for the environment of a run; a general one if its config is
+    missing."""
     config = home.run(run_id).find_config()
     return redactor_for(home, config.env_dir if config else None)

@@ -1,8 +1,8 @@
 """Runs that differ in nothing but their seed, compared as one candidate.
 
 The value of such a candidate on a task is the mean over its seeds. The uncertainty of a difference
-counts both the tasks (their groups, where they have them) and how far apart the seeds of one
-configuration came out.
+covers both the tasks (or their groups, if they have any) and the spread between the seeds of one
+configuration.
 """
 
 import json
@@ -34,7 +34,7 @@ from engine.records.lines.evaluation_row import EvaluationRow
 
 
 def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates, with those that differ only in their seed joined to one.
+    """The candidates, with those that differ only in their seed joined into one.
 
     A joined candidate stands at the place of its first seed; its `members` are the seeds, its
     `rows` the rows of all of them.
@@ -42,7 +42,7 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
     by_configuration: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         by_configuration.setdefault(_configuration_key(home, candidate), []).append(candidate)
-    all_are_one = len(by_configuration) < 2  # joined, there would be nothing to compare with it
+    all_are_one = len(by_configuration) < 2  # if joined, nothing would be left to compare with
     none_to_join = len(by_configuration) == len(candidates)
     if all_are_one or none_to_join:
         return list(candidates)
@@ -50,16 +50,16 @@ def with_seeds_joined(home: Home, candidates: Sequence[Candidate]) -> list[Candi
 
 
 def seed_of(home: Home, candidate: Candidate) -> int | None:
-    """The seed of the training that made the candidate, None for a base model."""
+    """The seed of the training that made the candidate; None for a base model."""
     return making_of(home, candidate).seed
 
 
 def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Comparison:
     """Compare two candidates task by task: `first` is the side "before", `other` the side "after".
 
-    A candidate that stands for several seeds has a member for each of them. Where either candidate
-    does, the uncertainty covers tasks and seeds. Otherwise, and where the rows cannot be compared
-    (no common measure, no shared tasks), it is the comparison of their rows, `compare_rows`.
+    A candidate that stands for several seeds has a member for each of them. If either candidate
+    does, the uncertainty covers tasks and seeds. Otherwise, and if the rows cannot be compared (no
+    common measure, no shared tasks), the result is that of `compare_rows`.
     """
     comparison = compare_rows(first.rows, other.rows)
     measure = comparison.measure
@@ -69,12 +69,11 @@ def compare_candidates(home: Home, first: Candidate, other: Candidate) -> Compar
     if len(members_before) == 1 and len(members_after) == 1:
         return comparison
     outcomes = _verdicts_over_seeds(comparison, measure, members_before, members_after)
-    # The first verdict leaves out rows whose scoring failed, the last counts them as 0; it is one
-    # and the same verdict if no scoring failed.
+    # The first verdict leaves out rows whose scoring failed, the last counts them as 0. There is
+    # only one verdict if no scoring failed.
     without_failed, with_failed = outcomes[0], outcomes[-1]
-    # A verdict with a reason was not made over seeds: it is still the one of the rows, and whether
-    # failed rows decide that one stands in `comparison` already. For a verdict over seeds, which
-    # has no reason, the call below finds out.
+    # A verdict with a reason is still the verdict of the rows, for which `comparison.errors_decide`
+    # is right. A verdict over seeds has no reason; for it the call below decides.
     is_verdict_of_rows = bool(without_failed.reason)
     errors_decide = comparison.errors_decide and is_verdict_of_rows
     comparison = replace(comparison, outcome=without_failed, errors_decide=errors_decide)
@@ -89,12 +88,14 @@ def _verdicts_over_seeds(
 ) -> list[PairedVerdict]:
     """The verdicts on several seeds, one for each way to treat rows whose scoring failed.
 
-    The first leaves them out. If there are any, a second one counts them as 0.
+    The first leaves these rows out. If there are any, a second one counts them as 0.
 
-    `measure` is what is compared, such as "success"; `comparison` compares the rows of all seeds
-    together, as if they were of one model. The members of a side are one candidate for each seed.
+    Args:
+        comparison: of the rows of all seeds together, as if they were of one model.
+        measure: what is compared, such as "success".
+        members_before, members_after: one candidate for each seed of a side.
     """
-    # A common task id can only be given to the rows of all members at once.
+    # All members at once, so that equal prompts get the same task id in all of them.
     members = (*members_before, *members_after)
     rows_of_members = with_one_id_per_prompt(*(member.rows for member in members))
     rows_before = rows_of_members[: len(members_before)]
@@ -123,16 +124,17 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
         for name, value in training.setting_values.items()
         if name not in NEUTRAL and name != "seed"
     }
-    # Two checkpoints of one run are no two seeds, so the checkpoint is a part of the key.
+    # Two checkpoints of one run are not two seeds, so the checkpoint is part of the key.
     _, _, checkpoint = candidate.label.partition("@")
     configuration = [training.choices(), settings, checkpoint]
     return json.dumps(configuration, sort_keys=True, default=str)
 
 
 def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
-    """The candidates of one configuration as one, whose label says for how many seeds it stands.
+    """The candidates of one configuration joined into one, whose label says how many seeds it
+    stands for.
 
-    `members` differ only in their seed. Where any two have the same seed, none are joined: the last
+    `members` differ only in their seed. If any two have the same seed, none are joined: the last
     member is returned alone.
     """
     if len(members) == 1:
@@ -145,21 +147,22 @@ def _joined_candidate(home: Home, members: list[Candidate]) -> Candidate:
 
 
 def _joint_label(members: Sequence[Candidate]) -> str:
-    """The name of several seeds of one configuration in results."""
+    """The label of several seeds of one configuration, such as "r-1 and r-2" or "r-1 and 2 more
+    seeds"."""
     if len(members) == 2:
         return f"{members[0].label} and {members[1].label}"
     return f"{members[0].label} and {len(members) - 1} more seeds"
 
 
 def _groups_of_tasks(rows_of_members: Sequence[Sequence[EvaluationRow]]) -> dict[str, str]:
-    """Task id -> its group, for the tasks that have one."""
+    """The group of each task that has one, by task id."""
     return {row.task: row.task_group for rows in rows_of_members for row in rows if row.task_group}
 
 
 def _task_means(
     rows: Sequence[EvaluationRow], measure: Measure, value_of_failure: float | None
 ) -> dict[str, float]:
-    """Task id -> mean value over its attempts.
+    """The mean value of each task over its attempts, by task id.
 
     `value_of_failure` is the value given to a row whose scoring failed; None leaves the row out.
     """
@@ -180,8 +183,9 @@ class _SeedLevels:
     def with_means(
         self, verdict: PairedVerdict, task_count: int, clusters: Clusters | None
     ) -> PairedVerdict:
-        """The verdict with the means of these levels, and the numbers of tasks, of their groups
-        (`clusters`; None where each task stands for itself) and of seeds."""
+        """The verdict, with the means of both sides, the numbers of tasks and groups, and the
+        method filled in. `clusters` are the groups of the tasks; None if the tasks are
+        independent."""
         counted_as = f"{clusters.count} groups" if clusters else f"{task_count} tasks"
         return replace(
             verdict,
@@ -198,7 +202,7 @@ class _SeedMeans:
     """The mean value of each task (task id -> mean), one dict for each seed.
 
     `before` are the seeds of the first candidate, `after` those of the other; `group_of_task` has
-    the group of each task that is of one.
+    the group of each task that has one.
     """
 
     before: Sequence[dict[str, float]]
@@ -211,31 +215,30 @@ class _SeedMeans:
         return set.intersection(*(set(means) for means in (*self.before, *self.after)))
 
     def levels(self, tasks: set[str]) -> _SeedLevels:
-        """For each seed its mean over `tasks`."""
+        """The mean over `tasks` for each seed."""
         return _SeedLevels(
             before=[_mean_over_tasks(means, tasks) for means in self.before],
             after=[_mean_over_tasks(means, tasks) for means in self.after],
         )
 
     def differences(self, tasks: set[str]) -> dict[str, float]:
-        """Task id -> its difference between the two candidates, for each of `tasks`.
-
-        It is the mean over the seeds `after`, less the mean over the seeds `before`.
-        """
-        return {
-            task: _mean([means[task] for means in self.after])
-            - _mean([means[task] for means in self.before])
-            for task in tasks
-        }
+        """The difference between the two candidates on each of `tasks`, by task id: the mean over
+        the seeds `after` minus the mean over the seeds `before`."""
+        mean_differences = {}
+        for task in tasks:
+            mean_before = _mean([means[task] for means in self.before])
+            mean_after = _mean([means[task] for means in self.after])
+            mean_differences[task] = mean_after - mean_before
+        return mean_differences
 
 
 def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerdict:
     """The verdict on two candidates, of which at least one has several seeds.
 
-    It has a t interval over tasks (groups, where tasks have them) and seeds. "unknown" where all
-    seeds share fewer than two tasks or groups. Where nothing varies, it is the verdict of
-    `comparison`, which compares the rows without regard to their seeds. `means` holds the mean of
-    each task for each seed.
+    It has a t interval over seeds and tasks (or groups, if tasks have them). `means` holds the mean
+    of each task for each seed. The verdict is "unknown" if the seeds share fewer than two tasks or
+    groups. If nothing varies, it is the verdict of `comparison`, which compares the rows without
+    regard to seeds.
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
@@ -256,8 +259,8 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
 def _t_test(diff: float, variance: float, df: float) -> DifferenceTest:
     """The two-sided t test of whether the mean difference `diff` is 0.
 
-    `variance` is that of the mean difference, above 0; `df` its degrees of freedom. Besides the p
-    value it has the interval at the level ALPHA and the smallest difference that would be detected
+    `variance` is that of the mean difference, above 0; `df` its degrees of freedom. The result has
+    the p value, the interval at the level ALPHA, and the smallest difference that would be detected
     with the probability POWER.
     """
     standard_error = math.sqrt(variance)
@@ -286,17 +289,21 @@ def _variance_and_freedom(
 ) -> tuple[float, float]:
     """The variance of the difference over tasks and seeds, and its degrees of freedom.
 
-    The variance over tasks and the one over seeds are added; the degrees of freedom are
-    Satterthwaite's. (0, 0) where nothing varies. `differences` maps a task id to the difference of
-    its mean values, for at least two tasks; with `clusters` (at least two) the variance is that of
-    the sums of the groups (Liang and Zeger 1986).
+    The variance over tasks and the variance over seeds are added; the degrees of freedom are
+    Satterthwaite's. Returns (0, 0) if nothing varies.
+
+    Args:
+        differences: task id -> difference of its mean values, for at least two tasks.
+        levels: the mean of each seed.
+        clusters: at least two groups of tasks; with them the variance over tasks is that of the
+            sums of the groups (Liang and Zeger 1986). None if the tasks are independent.
     """
     groups = clusters.members if clusters else [[task] for task in differences]
     task_freedom = len(groups) - 1
     mean = _mean(list(differences.values()))
     sums = [math.fsum(differences[task] - mean for task in tasks) for tasks in groups]
     squares = math.fsum(value * value for value in sums)
-    # Of the mean over the tasks.
+    # The variance of the mean over the tasks.
     task_variance = squares * len(groups) / task_freedom / len(differences) ** 2
     seed_freedom = len(levels.before) + len(levels.after) - 2
     seed_variance = _seed_variance(levels, seed_freedom)
@@ -308,7 +315,8 @@ def _variance_and_freedom(
 
 
 def _seed_variance(levels: _SeedLevels, freedom: int) -> float:
-    """The variance over seeds of the difference of the means, with `freedom` degrees of freedom."""
+    """The variance over seeds of the difference of the means; `freedom` is its degrees of
+    freedom."""
     pooled_variance = (
         _squared_deviations(levels.before) + _squared_deviations(levels.after)
     ) / freedom
@@ -321,6 +329,7 @@ def _mean_over_tasks(task_means: dict[str, float], tasks: set[str]) -> float:
 
 
 def _mean(values: Sequence[float]) -> float:
+    """The mean of `values`, of which there must be at least one."""
     return math.fsum(values) / len(values)
 
 

@@ -1,8 +1,8 @@
-"""What was changed between two models, and whether a difference can be put down to it.
+"""What was changed between two models, and whether a difference of results can be attributed to it.
 
 A change counts if it changes what the model learns: a setting, the environment, or the model that
-training starts from; messages call each of them a lever. When exactly one of them differs, a
-difference of results may be attributed to it. When several differ, it may not, and they are named.
+training starts from; messages call each of these a lever. If exactly one of them differs, a
+difference of results may be attributed to it. If several differ, it may not, and they are named.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ NEUTRAL = frozenset(
         "save_every",
     }
 )
-_LENGTH = ("steps", "epochs")  # both say how long to train; steps are known of every run
+_LENGTH = ("steps", "epochs")  # both say how long to train; every run has `steps`
 # Sources of a setting that somebody chose; a value from any other source is a computed default.
 _CHOSEN = ("user", "parent run")
 _MOST_GENERATIONS = 12  # of ancestors; longer chains are cut, so that a search always ends
@@ -34,12 +34,12 @@ _MOST_GENERATIONS = 12  # of ancestors; longer chains are cut, so that a search 
 
 @dataclass(frozen=True)
 class Making:
-    """How a model was made: the training run that made it, as the run was submitted.
+    """How a model was made: the config with which its training run was submitted.
 
     Attributes:
         run_id: the training run; "" for a base model, which no run of this home made.
-        config: what was submitted. None for a base model, and where the run's config is gone or
-            damaged; then all properties are empty.
+        config: what was submitted. None for a base model, or if the config is missing or damaged;
+            then all properties are empty.
     """
 
     run_id: str = ""
@@ -52,12 +52,12 @@ class Making:
 
     @cached_property
     def setting_values(self) -> Mapping[str, object]:
-        """Setting -> value, defaults included."""
+        """The value of each setting, also of defaults, by name."""
         return self.config.settings.model_dump() if self.config else {}
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Setting -> where its value came from, such as "user"."""
+        """The source of each setting's value, such as "user", by name."""
         return self.config.sources if self.config else {}
 
     @property
@@ -66,10 +66,10 @@ class Making:
         return self.config.model if self.config else ""
 
     def choices(self) -> dict[str, object]:
-        """What identifies the training besides its settings.
+        """What identifies the training besides its settings: model (that training started from),
+        algorithm and env_id.
 
-        The keys are model (that training started from), algorithm and env_id. Without a config the
-        model is "" and the others are None.
+        Without a config the model is "" and the others are None.
         """
         if self.config is None:
             return {"model": "", "algorithm": None, "env_id": None}
@@ -83,7 +83,7 @@ class Making:
 def making_of_run(home: Home, run_id: str) -> Making:
     """How the model of a run was made.
 
-    Its config is None where the run is no training run, or where the config is gone or damaged.
+    Its config is None if the run is no training run, or if the config is missing or damaged.
     """
     config = home.run(run_id).find_config()
     return Making(run_id, config if isinstance(config, TrainConfig) else None)
@@ -95,16 +95,16 @@ def making_of(home: Home, candidate: Candidate) -> Making:
 
 
 def ancestors(home: Home, making: Making) -> list[str]:
-    """The ids of the runs that made a model, the newest first; [] where that is not known.
+    """The ids of the runs that made a model, the newest first. Returns [] if that is not known.
 
     The first is the model's own run, then comes the run of its start model, and so on. The last
-    entry is the reference of the base model where the chain could be followed that far.
+    entry is the reference of the base model, if the chain could be followed that far.
     """
     ancestor_names: list[str] = []
     while (
         making.config
         and len(ancestor_names) < _MOST_GENERATIONS
-        and making.run_id not in ancestor_names  # else the chain leads back to itself
+        and making.run_id not in ancestor_names  # stop if the chain leads back to itself
     ):
         ancestor_names.append(making.run_id)
         parent = trained_by(home, making.start)
@@ -121,7 +121,7 @@ class Attribution:
 
     Attributes:
         changed: everything that differs and changes what is learned.
-        reason: why the difference is not attributed, "" where exactly one thing changed.
+        reason: why the difference is not attributed; "" if exactly one thing changed.
     """
 
     changed: Sequence[str]
@@ -129,7 +129,7 @@ class Attribution:
 
     @property
     def to(self) -> str:
-        """The one thing that changed, "" where there is none or more than one."""
+        """The one thing that changed; "" if there is none or more than one."""
         return self.changed[0] if len(self.changed) == 1 else ""
 
     @property
@@ -138,7 +138,7 @@ class Attribution:
         return len(self.changed) > 1
 
     def to_json(self) -> dict[str, object]:
-        """The attribution as JSON; everything that changed is called `levers` there."""
+        """The attribution as a JSON object; everything that changed is called `levers` there."""
         return {
             "to": self.to,
             "levers": list(self.changed),
@@ -150,8 +150,8 @@ class Attribution:
 def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     """What differs between two candidates, and whether a difference of results is attributed to it.
 
-    Where one model descends from the other, the trainings in between are what differs. Otherwise
-    the start model, the algorithm, the environment and the settings are compared. A difference of
+    If one model descends from the other, the trainings in between are what differs. Otherwise the
+    start model, the algorithm, the environment and the settings are compared. A difference of
     results is attributed only if exactly one thing differs.
     """
     first_making, second_making = making_of(home, first), making_of(home, second)
@@ -178,11 +178,12 @@ def _reason_for_noise(first: Making, second: Making) -> str:
 
 
 def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str, dict[str, object]]:
-    """The settings, start models, algorithms and environments that are not the same for all.
+    """The settings, start models, algorithms and environments that are not the same for all
+    candidates.
 
-    The result maps setting -> candidate's label -> value, such as
-    {"learning_rate": {"r-1": 1e-5, "r-2": 3e-5}}; the value is None where a candidate has no such
-    setting. {} where fewer than two candidates were trained by runs of this home.
+    The result maps setting -> candidate's label -> value, such as {"learning_rate": {"r-1": 1e-5,
+    "r-2": 3e-5}}; the value is None if a candidate has no such setting. Returns {} if fewer than
+    two candidates were trained by runs of this home.
     """
     settings_of: dict[str, dict[str, object]] = {}  # label -> setting -> value
     for candidate in candidates:
@@ -196,7 +197,8 @@ def differing_settings(home: Home, candidates: Sequence[Candidate]) -> dict[str,
 
 
 def _differing_values(settings_of: Mapping[str, dict[str, object]]) -> dict[str, dict[str, object]]:
-    """Setting -> label -> value, for each setting that is not the same under all labels.
+    """The value of each setting under each label, for settings that are not the same under all
+    labels.
 
     `settings_of` maps label -> setting -> value, and holds at least two labels.
     """
@@ -218,19 +220,19 @@ def _all_equal(values: Iterable[object]) -> bool:
 def _trainings_between(
     home: Home, first: Candidate, second: Candidate, first_making: Making, second_making: Making
 ) -> list[str] | None:
-    """What lies between two models where one was trained further into the other, as texts.
+    """What lies between two models if one was trained further into the other, as a list of texts.
 
     - [] for one and the same checkpoint, ["checkpoint"] for two checkpoints of one run.
-    - The trainings in between where one model descends from the other, as "training of r-1".
-    - None where both were trained and neither descends from the other: the caller then compares
-      their settings.
+    - The trainings in between if one model descends from the other, such as ["training of r-1"].
+    - None if both were trained and neither descends from the other: the caller then compares their
+      settings.
     - Else "base model" and each training: at least one of the two is a base model (or one whose
       training is not known), and no ancestor of the other.
     """
     if first_making.run_id and first_making.run_id == second_making.run_id:
         same_checkpoint = (first.step, first.label) == (second.step, second.label)
         return [] if same_checkpoint else ["checkpoint"]
-    # `ancestors` names a trained model by its run, and a base model by its reference, its label.
+    # `ancestors` names a trained model by its run, and a base model by its reference (its label).
     first_name = first_making.run_id or first.label
     second_name = second_making.run_id or second.label
     trainings = _trainings_since(home, first_making, ancestor=second_name)
@@ -245,17 +247,17 @@ def _trainings_between(
 
 
 def _trainings_of(making: Making) -> list[str]:
-    """The training that made a model, as a list; [] where it is not known."""
+    """The training that made a model, as a list of one text. Returns [] if it is not known."""
     return [f"training of {making.run_id}"] if making.config else []
 
 
 def _trainings_since(home: Home, descendant: Making, ancestor: str) -> list[str] | None:
     """The trainings that led from the model `ancestor` to `descendant`, the newest first.
 
-    `ancestor` is the id of the run that trained it, or the reference of a base model. None where
-    `descendant` was not trained from it.
+    `ancestor` is the id of the run that trained it, or the reference of a base model. Returns None
+    if `descendant` does not descend from it.
     """
-    newest_first = ancestors(home, descendant)  # run ids, and at last the base model
+    newest_first = ancestors(home, descendant)  # run ids, and the base model as the last entry
     if ancestor not in newest_first:
         return None
     runs_since = newest_first[: newest_first.index(ancestor)]
@@ -274,7 +276,7 @@ def changed_names(first: Making, second: Making) -> list[str]:
     """The names of what was changed from one training to another.
 
     First come those of model, algorithm and env_id that differ, then the settings that differ and
-    that somebody chose. Computed defaults that differ are listed only where nothing else changed,
+    that somebody chose. Computed defaults that differ are listed only if nothing else changed,
     because they usually follow from another change.
     """
     second_choices = second.choices()
@@ -289,8 +291,8 @@ def changed_names(first: Making, second: Making) -> list[str]:
 
 
 def once_per_length(names: Sequence[str]) -> list[str]:
-    """The names, but of the settings that all say how long to train (`_LENGTH`) only the first,
-    where all of them are among the names."""
+    """The names; if all settings that say how long to train (`_LENGTH`) are among them, only the
+    first of these is kept."""
     if not all(name in names for name in _LENGTH):
         return list(names)
     _kept, *left_out = _LENGTH
@@ -298,12 +300,12 @@ def once_per_length(names: Sequence[str]) -> list[str]:
 
 
 def continues(second: Making, first: Making) -> bool:
-    """Whether a training starts from what the run of another made."""
+    """Whether the training `second` starts from the model that the run of `first` made."""
     return bool(first.run_id) and second.start.partition("@")[0] == first.run_id
 
 
 def _changed_settings(first: Making, second: Making) -> list[str]:
-    """The names of the settings that differ, but for the seed and those in `NEUTRAL`.
+    """The names of the settings that differ, except the seed and those in `NEUTRAL`.
 
     Results that differ by the seed alone differ by noise (`_reason_for_noise`).
     """

@@ -11,9 +11,10 @@ from engine.home.store import Store
 
 
 def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply | None:
-    """The reply of `compare_runs` about runs that cannot be compared by their answers: which
-    settings differ, each run against the first. None with fewer than two ids, and where one of them
-    is no training run.
+    """The reply of `compare_runs` about runs that cannot be compared by their answers: the settings
+    in which each run differs from the first.
+
+    Returns None if there are fewer than two ids, or if one of them is no training run.
 
     Args:
         ids: runs or checkpoints of runs.
@@ -40,8 +41,8 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
 
 
 def _described(home: Home, ref: str) -> Described | None:
-    """The training run of a reference such as "sums-sft-1@best" as its config describes it; None if
-    it is no training run of this home."""
+    """The configuration of the training run of a reference such as "sums-sft-1@best". Returns None
+    if it is no training run of this home."""
     name = ref.partition("@")[0]
     try:
         with Store(home) as store:

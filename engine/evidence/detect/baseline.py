@@ -124,7 +124,7 @@ def first_exam(run: RunDir, settings: KnownSettings) -> View | None:
 
 
 def references(run: RunDir) -> dict[str, str]:
-    """For each task id, the longest turn of its reference answer, as text.
+    """The longest turn of each task's reference answer as text, by task id.
 
     Tasks without a reference are left out. Returns {} if the config is missing. Only the first
     `_TASK_BYTES` of the task file are read.

@@ -217,12 +217,7 @@ def _is_broken(findings: Sequence[Finding]) -> bool:
 
 def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding]:
     """The findings; those that may have caused a held-out loss get that loss as their cost."""
-    return [
-        replace(finding, cost=max(finding.cost, heldout_loss))
-        if finding.id in _CAUSES_OF_A_FALL
-        else finding
-        for finding in findings
-    ]
+    return _with_least_cost(findings, _CAUSES_OF_A_FALL, heldout_loss)
 
 
 def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
@@ -231,13 +226,19 @@ def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> lis
 
     The costs stay as they are if the run improved, or fell below its start.
     """
-    unsolved_share = _share_never_learnt(facts)
-    return [
-        replace(finding, cost=max(finding.cost, unsolved_share))
-        if finding.id in _CAUSES_OF_NOT_LEARNING
-        else finding
-        for finding in findings
-    ]
+    return _with_least_cost(findings, _CAUSES_OF_NOT_LEARNING, _share_never_learnt(facts))
+
+
+def _with_least_cost(
+    findings: Sequence[Finding], ids: Collection[str], least_cost: float
+) -> list[Finding]:
+    """The findings; those with one of `ids` cost at least `least_cost`."""
+    with_cost = []
+    for finding in findings:
+        if finding.id in ids:
+            finding = replace(finding, cost=max(finding.cost, least_cost))
+        with_cost.append(finding)
+    return with_cost
 
 
 def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding]:

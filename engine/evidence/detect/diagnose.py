@@ -148,11 +148,15 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
         looked_at=_looked_at(facts),
         not_judged=not_judged(facts),
         warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
-        next_calls=_next_calls(row, findings, examples.step, again=_again(facts, findings, config)),
+        next_calls=_next_calls(
+            row, findings, examples.step, again=_call_with_keep(facts, findings, config)
+        ),
     )
 
 
-def _again(facts: Facts, findings: Sequence[Finding], config: RunConfig | None) -> Sequence[Call]:
+def _call_with_keep(
+    facts: Facts, findings: Sequence[Finding], config: RunConfig | None
+) -> Sequence[Call]:
     """The call that trains the run again with a larger `keep`, if that is the change of the first
     finding. Returns [] otherwise."""
     if not findings or findings[0].lever.setting != "keep":

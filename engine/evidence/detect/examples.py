@@ -15,7 +15,7 @@ from engine.records.lines.trajectory_record import TrajectoryRecord, read_trajec
 from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
 
 _EXAMPLES = 2  # per finding
-_EXAMPLE_CHARS = 220  # shown of an answer; half as many of a prompt
+_EXAMPLE_CHARS = 220  # most characters shown of an answer; of a prompt half of that
 _TASK_CHARS = 80  # shown of a task's id
 # The most answers that are compared with their references, and the most characters of each.
 _MOST_COMPARED, _COMPARED_CHARS = 200, 400
@@ -169,8 +169,8 @@ class Examples:
 
 
 def _on_plateau(finding: Finding) -> Callable[[Answer], bool] | None:
-    """For the finding of a plateau (many answers earn one reward): a function that tells whether an
-    answer earns that reward. Returns None for any other finding."""
+    """A function that tells whether an answer earns the reward of a plateau (many answers earn the
+    same), for the finding "plateau". Returns None for any other finding."""
     if finding.id != "plateau":
         return None
     level = finding.evidence["plateau_reward"]  # None if each group has its own

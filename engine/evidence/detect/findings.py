@@ -83,7 +83,7 @@ class Lever:
 
     @property
     def edit(self) -> str:
-        """For an edit: what to do, in words. For a setting: the reason, or ""."""
+        """What to do, in words, for an edit; the reason, or "", for a setting."""
         return self.hint.text
 
     @property

@@ -37,7 +37,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
         return _same_text_finding(facts, shares)
     if plateau(facts) is not None:
         return None
-    # Equal rewards are no fault where the groups are solved; unsolved tasks are `too_hard`.
+    # Equal rewards are no fault if all answers are right; unsolved tasks are left to `too_hard`.
     if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
         return None
     return _equal_rewards_finding(facts, shares)
@@ -60,7 +60,7 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
     unsolved = recent_mean(unsolved_shares(facts.lines))
     if zero_advantage is None or effective is None or unsolved is None:
         return None
-    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 where it was not logged
+    solved = mean(facts.recent("groups_too_easy") or [0.0])  # 0 if it was not logged
     return _GroupShares(effective, unsolved, solved, zero_advantage)
 
 
@@ -159,7 +159,7 @@ def solved(facts: Facts) -> Finding | None:
 
 
 def _steps_at_end(shares: Sequence[float], enough: float) -> int:
-    """For how many steps up to the last the mean of five is at least `enough`."""
+    """The number of last steps at which the mean of five shares is at least `enough`."""
     count = 0
     for index in range(len(shares), limits.LEAST - 1, -1):
         if mean(shares[index - limits.LEAST : index]) < enough:
@@ -463,7 +463,7 @@ def _early_fall_text(entropy: _Entropies, against_start: StartComparison) -> str
 def _early_fall_evidence(
     facts: Facts, entropy: _Entropies, against_start: StartComparison
 ) -> dict[str, object]:
-    """The numbers, by name, of an entropy that fell at once without a gain over step 0."""
+    """The numbers, by name, on an entropy that fell at once without a gain over step 0."""
     effective_shares = facts.series("groups_effective")
     return {
         "entropy_start": entropy.start,
@@ -572,7 +572,7 @@ def _same_text_from_start(facts: Facts) -> bool:
 
 
 def _nearly_all_solved(solved_share: float) -> bool:
-    """Whether so much is solved that exploration has hardly anything left to gain."""
+    """Whether nearly all tasks are solved, so that exploration can hardly gain anything."""
     # The rest may be answers that the scorer cannot parse: up to UNPARSED is no finding.
     return solved_share >= 1 - limits.UNPARSED
 

@@ -450,9 +450,9 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
     if facts.heldout_rows is not None:
         evidence["heldout_rows"] = facts.heldout_rows
     gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
-    text = f"{task_count} reported tasks show a change of {gap_text} or more; a smaller one stays "
     lever = _more_tasks(facts, task_count, needed_tasks)
-    sentence = f"{text}in the noise."
+    visible = f"{task_count} reported tasks show a change of {gap_text} or more"
+    sentence = f"{visible}; a smaller one stays in the noise."
     return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
 
 

@@ -77,7 +77,8 @@ def _scoring_error_shares(facts: Facts) -> list[float]:
 
 
 def scorer_moves(facts: Facts) -> Finding | None:
-    """Detect that answers get another reward from an env process that has scored nothing before.
+    """Detect that answers get another reward from an env process that has scored nothing before, or
+    another reward each time.
 
     Returns None if no answers were scored again, or if too few rewards differ.
     """

@@ -480,7 +480,8 @@ def pairs_alike(facts: Facts) -> Finding | None:
 def other_exam(facts: Facts) -> Finding | None:
     """Detect held-out tasks (the exam) of another wording or kind than the training rows.
 
-    Returns None if training did not work either, or if the exam is half solved all the same.
+    Returns None if held-out prompts have no words of their own, if training did not work, or if the
+    verdict is "better" and half of the exam is solved.
     """
     words = facts.rows.exam_words
     if not words or _is_exam_learnt(facts) or not _training_worked(facts):

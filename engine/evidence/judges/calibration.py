@@ -75,14 +75,15 @@ class Calibration(Record):
         if self.answers < FEWEST:
             faults.append(f"only {self.answers} gold answers were judged, at least {FEWEST} needed")
         if self.kappa.value < KAPPA or self.kappa.low < KAPPA_LOW:
+            kappa_text = _with_interval_text(self.kappa)
             faults.append(
-                f"kappa {_shown(self.kappa)} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
+                f"kappa {kappa_text} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
             )
         leans = {"longer answers": self.length, "what its own model wrote": self.own}
         for favoured, lean in leans.items():
             if lean is not None and lean.beyond(LEAN):
                 verb = "favours" if lean.value > 0 else "disfavours"
-                faults.append(f"it {verb} {favoured} by {_shown(lean)}")
+                faults.append(f"it {verb} {favoured} by {_with_interval_text(lean)}")
         return faults
 
     @property
@@ -91,8 +92,8 @@ class Calibration(Record):
         intervals; then one for answers without a verdict and one for the kappa of the previous
         calibration, if any."""
         lines = [
-            f"Agreement with {self.answers} gold labels: {_shown(self.agreement)}, "
-            f"kappa {_shown(self.kappa)}."
+            f"Agreement with {self.answers} gold labels: {_with_interval_text(self.agreement)}, "
+            f"kappa {_with_interval_text(self.kappa)}."
         ]
         leans = {
             "Longer answers": self.length,
@@ -102,7 +103,7 @@ class Calibration(Record):
         for favoured, lean in leans.items():
             if lean is not None:
                 clear = "a bias" if lean.beyond(0.0) else "no clear bias"
-                lines.append(f"{favoured}: {_shown(lean, sign=True)} more, {clear}.")
+                lines.append(f"{favoured}: {_with_interval_text(lean, sign=True)} more, {clear}.")
         if self.unjudged:
             lines.append(f"No verdict on {self.unjudged} gold answers.")
         if self.kappa_before is not None:
@@ -110,7 +111,7 @@ class Calibration(Record):
         return lines
 
 
-def _shown(figure: Figure, *, sign: bool = False) -> str:
+def _with_interval_text(figure: Figure, *, sign: bool = False) -> str:
     """A figure with its interval as text, such as "0.71 (0.60 to 0.81)"; with `sign`, "+0.71 (+0.60
     to +0.81)"."""
     form = "+.2f" if sign else ".2f"
@@ -124,22 +125,22 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     Raises UserError BAD_ARGUMENT if every criterion of the rubric is decided by code (the judge has
     nothing to decide), or if the judge gave no verdict on any answer.
     """
-    valued, positions = _ask_all(judge, rubric, gold)
+    judged, preferences_for_first = _ask_about_all(judge, rubric, gold)
     stored = find_calibration(home, judge, rubric)
-    agreed, beyond_chance = with_interval(valued, agreement), with_interval(valued, kappa)
+    agreed, beyond_chance = with_interval(judged, agreement), with_interval(judged, kappa)
     assert agreed is not None and beyond_chance is not None  # both exist for any answers
     calibration = Calibration(
         judge=judge.judge_hash,
         rubric=rubric.judged_hash,
         model=judge.model,
         url=judge.url,
-        answers=len(valued),
-        unjudged=len(gold) - len(valued),
+        answers=len(judged),
+        unjudged=len(gold) - len(judged),
         agreement=agreed,
         kappa=beyond_chance,
-        length=with_interval(valued, length_lean),
-        own=with_interval(valued, own_lean),
-        position=with_interval(positions, fmean),
+        length=with_interval(judged, length_lean),
+        own=with_interval(judged, own_lean),
+        position=with_interval(preferences_for_first, fmean),
         kappa_before=stored.kappa.value if stored else None,
     )
     home.judges.mkdir(exist_ok=True)
@@ -147,7 +148,7 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     return calibration
 
 
-def _ask_all(
+def _ask_about_all(
     judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswer]
 ) -> tuple[list[Judged], list[float]]:
     """Ask the judge about every gold answer, and about pairs of answers in both orders.
@@ -160,15 +161,16 @@ def _ask_all(
         message = "every criterion of the rubric is decided by code: there is no judge to calibrate"
         raise UserError("BAD_ARGUMENT", message, hint="Add a criterion without check.")
     asker = _Asker(judge, Rubric(*rubric.for_judge, pass_at=rubric.pass_at))
-    valued = [item for item in _at_once(asker.valued, gold) if item is not None]
-    if not valued:
+    answers = _map_in_threads(asker.judge_answer, gold)
+    judged = [answer for answer in answers if answer is not None]
+    if not judged:
         raise UserError(
             "BAD_ARGUMENT",
             f"the judge gave no verdict on any of {len(gold)} gold answers: {asker.first_error}",
             hint="Check url, model and key of [judge], and that it replies with JSON.",
         )
-    positions = _at_once(asker.position, _pairs(gold))
-    return valued, [position for position in positions if position is not None]
+    preferences = _map_in_threads(asker.preference_for_first, _pairs(gold))
+    return judged, [preference for preference in preferences if preference is not None]
 
 
 def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
@@ -223,13 +225,13 @@ class _Asker:
     rubric: Rubric
     first_error: str = ""
 
-    def valued(self, gold: GoldAnswer) -> Judged | None:
+    def judge_answer(self, gold: GoldAnswer) -> Judged | None:
         """Ask the judge about a gold answer. Returns None if it gave no verdict."""
         score = self.rubric.score(_task(gold), gold.answer, self.judge)
         if score.error:
             self.first_error = self.first_error or score.error
             return None
-        # The mean of the criteria: the reward itself is 0 where a required one fails.
+        # The mean of the criteria instead of the reward, which is 0 if a required one fails.
         # `score.parts` maps a criterion to (weight, value).
         values = [weight * value for weight, value in score.parts.values()]
         weights = [weight for weight, _ in score.parts.values()]
@@ -247,7 +249,7 @@ class _Asker:
         """Whether an answer must meet some criteria of the rubric to be right."""
         return any(criterion.required for criterion in self.rubric.criteria)
 
-    def position(self, pair: tuple[GoldAnswer, GoldAnswer]) -> float | None:
+    def preference_for_first(self, pair: tuple[GoldAnswer, GoldAnswer]) -> float | None:
         """How much more the judge gives an answer because it stands first: the mean preference for
         the first place over both orders of the pair. 0 without a bias; None if the judge gave no
         verdict."""
@@ -282,7 +284,7 @@ def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
     return pairs[:MOST_PAIRS]
 
 
-def _at_once(ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
+def _map_in_threads(ask: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Call `ask` on each item, up to AT_ONCE at a time in threads. Returns the results in the order
     of the items."""
     with ThreadPoolExecutor(AT_ONCE) as threads:

@@ -38,14 +38,14 @@ def read_gold(path: Path) -> list[GoldAnswer]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise _bad(f"{path} cannot be read: {error}") from error
+        raise _gold_error(f"{path} cannot be read: {error}") from error
     answers = [
         _answer_of(line, f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip()
     ]
     if not answers:
-        raise _bad(f"{path} holds no answers")
+        raise _gold_error(f"{path} holds no answers")
     return answers
 
 
@@ -60,10 +60,10 @@ def _answer_of(line: str, place: str) -> GoldAnswer:
     except ValueError:
         row = None
     if not isinstance(row, dict):
-        raise _bad(f"{place} is no JSON object")
+        raise _gold_error(f"{place} is no JSON object")
     texts = {name: row.get(name, "") for name in ("prompt", "answer", "reference", "author")}
     if not all(isinstance(text, str) for text in texts.values()) or not texts["prompt"]:
-        raise _bad(f"{place}: prompt, answer, reference and author are texts")
+        raise _gold_error(f"{place}: prompt, answer, reference and author are texts")
     return GoldAnswer(**texts, label=_label(row.get("label"), place))
 
 
@@ -71,10 +71,12 @@ def _label(value: Any, place: str) -> float:
     """A label as a number. Raises UserError BAD_ARGUMENT if it is not a bool or a number from 0 to
     1."""
     if not isinstance(value, int | float) or not 0 <= value <= 1:  # a bool is an int
-        raise _bad(f"{place}: label is true, false or a number from 0 to 1, got {value!r:.40}")
+        raise _gold_error(
+            f"{place}: label is true, false or a number from 0 to 1, got {value!r:.40}"
+        )
     return float(value)
 
 
-def _bad(message: str) -> UserError:
+def _gold_error(message: str) -> UserError:
     """The error for a file of gold answers that cannot be used."""
     return UserError("BAD_ARGUMENT", message, hint=f"Write {_FORM}.", field="gold")

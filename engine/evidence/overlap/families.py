@@ -44,10 +44,12 @@ def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     if any(row.get("group") for row in rows):
         return []
-    return _reordered(train, exam) or _one_term(train, exam)
+    return _hint_on_reordered_prompts(train, exam) or _hint_on_shared_terms(train, exam)
 
 
-def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
+def _hint_on_reordered_prompts(
+    train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """The hint that held-out prompts have the words of training prompts in another order, as a list
     of one.
 
@@ -61,7 +63,7 @@ def _reordered(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, A
     share = percent(len(pairs) / len(exam), digits=0)
     return [
         f"{len(pairs)} of {counted(len(exam), 'held-out row')} ({share}) have the words of a "
-        f"training row in another order, such as {_shown(exam_text)} and {_shown(train_text)}: "
+        f"training row in another order, such as {_quoted(exam_text)} and {_quoted(train_text)}: "
         + _CURE.format(group=_moved_words(exam_text, train_text))
     ]
 
@@ -96,7 +98,9 @@ def _moved_words(text: str, other_text: str) -> str:
     return " ".join(moved)[:_GROUP_CHARS]
 
 
-def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]) -> list[str]:
+def _hint_on_shared_terms(
+    train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """The hint that held-out rows ask about the terms of training rows, as a list of one.
 
     A term is the set of those words of a prompt that few prompts have. Returns [] if terms do not
@@ -104,7 +108,7 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
     training row.
     """
     terms = _terms([*train, *exam])
-    if not _do_repeat(terms):
+    if not _terms_repeat(terms):
         return []
     train_terms, exam_terms = set(terms[: len(train)]), terms[len(train) :]
     shared_terms = [term for term in exam_terms if term and term in train_terms]
@@ -120,7 +124,7 @@ def _one_term(train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, An
     ]
 
 
-def _do_repeat(terms: Sequence[frozenset[str]]) -> bool:
+def _terms_repeat(terms: Sequence[frozenset[str]]) -> bool:
     """Whether the terms repeat: on average at least `_ROWS_OF_A_TERM` rows have the same term.
 
     `terms` holds one term for each row; empty ones do not count.
@@ -153,7 +157,7 @@ def _text(row: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _shown(text: str) -> str:
+def _quoted(text: str) -> str:
     """A prompt in quotes on one line, shortened to `_SHOWN_CHARS`."""
     line = " ".join(text.split())
     return f'"{line}"' if len(line) <= _SHOWN_CHARS else f'"{line[:_SHOWN_CHARS]}…"'

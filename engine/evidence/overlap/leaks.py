@@ -36,7 +36,7 @@ def leaking_pairs(
 
 
 def asked_once(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[bool]:
-    """For each row of the exam, whether to keep it so that every question is asked once.
+    """Whether to keep each row of the exam, so that every question is asked once.
 
     Of the rows that ask the same question, the first that names a held-out or dev split itself is
     kept; if none does, the first.

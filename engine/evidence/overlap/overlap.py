@@ -172,7 +172,7 @@ class HeldOut:
         return len({task for unit in self.units if unit.skipped for task in unit.ids})
 
     def matches(self, row: Mapping[str, Any]) -> list[Match]:
-        """For each held-out task that a training row holds, whole or in part, its strongest match.
+        """The strongest match of each held-out task that a training row holds, whole or in part.
 
         `row` is a stored task row of the training split.
         """
@@ -529,7 +529,7 @@ def headline(
         compared_shares: the share of the rows, and that of the tasks, that were compared.
         unindexed: how many tasks were not compared by word sequences.
     """
-    remark = _remark(compared_shares, unindexed)
+    remark = _note_on_coverage(compared_shares, unindexed)
     total = sum(counts.values())
     if not total:
         return f"none of {heldout} held-out tasks overlaps with the {train} training rows{remark}"
@@ -550,7 +550,7 @@ def headline(
     )
 
 
-def _remark(compared_shares: tuple[float, float], unindexed: int) -> str:
+def _note_on_coverage(compared_shares: tuple[float, float], unindexed: int) -> str:
     """A note in brackets on what was not fully compared; "" if everything was.
 
     `compared_shares` are those of the rows and of the tasks; `unindexed` is how many tasks were not

@@ -25,6 +25,7 @@ _GRAMMAR = frozenset(
     ).split()
 )
 _PRONOUNS = frozenset("he she him her his hers himself herself they them their".split())
+_LETTERS_OF_WORDS = frozenset("ai")  # the words a and I
 _NUMBER_WORDS = frozenset(
     (
         "zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -64,9 +65,9 @@ class Text:
         return words | {f"= {answer}"}
 
     @cached_property
-    def numbers(self) -> Counter[str]:
-        """The numbers of the question, each as often as it stands there."""
-        return Counter(token for token in self.tokens if is_number(token))
+    def symbols(self) -> Counter[str]:
+        """The numbers and single letters of the question, each with how often it stands there."""
+        return Counter(token for token in self.tokens if is_number(token) or _is_letter(token))
 
     @cached_property
     def without_numbers(self) -> tuple[str, ...]:
@@ -116,6 +117,11 @@ def _grammar(tokens: Iterable[str]) -> Iterator[str]:
 def is_number(token: str) -> bool:
     """Return whether a token is a number in digits or in English words."""
     return token[0].isdigit() or token in _NUMBER_WORDS
+
+
+def _is_letter(token: str) -> bool:
+    """Return whether a token is one letter that names something, such as x or the letter "n"."""
+    return len(token) == 1 and token.isalpha() and token not in _LETTERS_OF_WORDS
 
 
 def is_sign(token: str) -> bool:

@@ -34,14 +34,16 @@ STANDS_OUT = 6.0  # nats that a paraphrase shares beyond what the `BEHIND`th row
 CHANCE = 0.01  # that any training row shares so much with a task
 BEHIND = 6  # so that five paraphrases of one task do not hide each other
 LEAST_SHARED = 0.25  # of the weight of both texts, that a paraphrase shares
-FEWEST_SIGNS = 3  # numbers, operators and telling words in order, that tell a text from others
+# Numbers, operators and telling words in order, that tell a text from others. The answer counts as
+# one of them where one is missing: "76, 38" with the answer 76 is the same task in any words.
+FEWEST_SIGNS = 3
 FEWEST_WORDS = 6  # of a text, without its numbers, that is told from others by its words...
 FEWEST_GRAMMAR = 8  # ...or by its words of grammar alone
 # Rows of one source: at least this part of the pairs expected, and at most so many times as many,
 # beside their chance.
 FEWER, MORE = 3.0, 2.0
 FEW_PAIRS = 5
-SAME_NUMBERS = 0.75  # of the numbers of both texts, that a paraphrase shares
+SAME_SYMBOLS = 0.75  # of the numbers and single letters of both texts, that a paraphrase shares
 MOST_ROWS = 20_000  # of one side that are compared
 MOST_POSTINGS = 3_000  # training rows behind one word that are looked at
 
@@ -120,12 +122,14 @@ def _masked(
 def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
     """Return the part of a text that must be equal in a twin of this kind.
 
-    That is: for a paraphrase its numbers, operators and telling words, for `numbers` all but its
-    numbers, for `template` its words of grammar. Returns () if that part is too short to tell one
-    text from another.
+    That is: for a paraphrase its numbers, operators and telling words (with its answer if they are
+    few), for `numbers` all but its numbers, for `template` its words of grammar. Returns () if that
+    part is too short to tell one text from another.
     """
     if kind == "paraphrase":
         payload = weights.payload(text)
+        if len(payload) == FEWEST_SIGNS - 1 and text.answer_tokens:
+            payload = (*payload, " ".join(text.answer_tokens))
         return payload if len(payload) >= FEWEST_SIGNS else ()
     mask, fewest = (
         (text.without_numbers, FEWEST_WORDS)
@@ -252,10 +256,10 @@ class _Weights:
 
 
 def _may_be_paraphrases(text: Text, row: Text) -> bool:
-    """Return whether numbers and answers allow that the row asks the task in other words."""
-    both, either = (text.numbers & row.numbers).total(), (text.numbers | row.numbers).total()
-    same_numbers = both >= SAME_NUMBERS * either
-    return same_numbers and _answers_fit(text, row)
+    """Return whether symbols and answers allow that the row asks the task in other words."""
+    in_both = (text.symbols & row.symbols).total()
+    in_either = (text.symbols | row.symbols).total()
+    return in_both >= SAME_SYMBOLS * in_either and _answers_fit(text, row)
 
 
 def _answers_fit(text: Text, row: Text) -> bool:

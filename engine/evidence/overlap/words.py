@@ -103,7 +103,8 @@ def _has_operands(tokens: Sequence[str], index: int) -> bool:
         return has_right
     # The operand on the right may have a sign, as in 3 * -2.
     minus_follows = index + 1 < len(tokens) and tokens[index + 1] == "-"
-    return has_left and (has_right or (minus_follows and _is_operand(tokens, index + 2)))
+    has_signed_right = minus_follows and _is_operand(tokens, index + 2)
+    return has_left and (has_right or has_signed_right)
 
 
 def _is_operand(tokens: Sequence[str], index: int) -> bool:

@@ -1,8 +1,8 @@
-"""What a report consists of: sections, and the blocks that stand in them.
+"""The parts of a report: sections, and the blocks in them.
 
-`outcome.py`, `progress.py` and `origins.py` build them from the dossier without knowing how they
-will look; `report.html.j2` and `markdown.py` render each kind of block once. Their texts are
-plain: each rendering escapes them its own way.
+`outcome.py`, `progress.py` and `origins.py` build these from the dossier (everything known about a
+run) without knowing how they will look; `report.html.j2` and `markdown.py` render each kind of
+block. The texts in blocks are plain: each rendering escapes them in its own way.
 """
 
 from collections.abc import Sequence
@@ -37,21 +37,21 @@ Line = Sequence[str | Code | Tag]
 class Block:
     """A part of a section.
 
-    `shown_in` names the renderings that show the block: the page has room and can draw; Markdown is
-    read by agents and is limited in length.
+    `shown_in` names the renderings that show the block: the HTML page has room and can draw;
+    Markdown is read by agents and is limited in length.
     """
 
     shown_in: Literal["both", "page", "markdown"] = "both"
 
     @property
     def kind(self) -> str:
-        """The name of its macro in `report.html.j2`."""
+        """The name of the macro in `report.html.j2` that renders this block."""
         return type(self).__name__.lower()
 
 
 @dataclass(frozen=True)
 class Paragraph(Block):
-    """Text; `style` is its CSS class on the page."""
+    """A paragraph of text; `style` is its CSS class on the page."""
 
     line: Line
     style: str = ""
@@ -59,7 +59,8 @@ class Paragraph(Block):
 
 @dataclass(frozen=True)
 class Note:
-    """One remark; `mood` is "fail", "plain" or "" (a warning), `label` comes in bold before it."""
+    """One remark. `mood` is "fail", "plain" or "" (a warning); `label` is set in bold before the
+    text."""
 
     text: str
     mood: str = ""
@@ -68,7 +69,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Notes(Block):
-    """Remarks, as a list."""
+    """A list of remarks."""
 
     notes: Sequence[Note]
 
@@ -79,9 +80,9 @@ class Cell:
 
     Attributes:
         note: small print under the text.
-        drawing: an SVG, None without one.
-        share: 0 to 1, shown as a bar; None without one.
-        mood: colours the bar.
+        drawing: an SVG; None for no drawing.
+        share: 0 to 1, drawn as a bar; None for no bar.
+        mood: the colour of the bar.
     """
 
     text: str = ""
@@ -98,7 +99,7 @@ class Table(Block):
     Attributes:
         styles: CSS classes of each column on the page, such as num, name, or rest (shown on wide
             pages only).
-        style: CSS class of the table; "knobs" makes a list in two columns of three cells a row,
+        style: CSS class of the table; "knobs" is a list in two columns of three cells a row,
             "figures" a list of large numbers, each with name and remark.
     """
 
@@ -110,7 +111,7 @@ class Table(Block):
 
 @dataclass(frozen=True)
 class Facts(Block):
-    """Names with values; `code` says that the values are hashes."""
+    """A list of names with values. `code` says that the values are hashes."""
 
     rows: Sequence[tuple[str, str]]
     code: bool = False
@@ -121,9 +122,9 @@ class Figure(Block):
     """A drawing.
 
     Attributes:
-        narrow: the drawing for a phone, None where `wide` serves both.
-        text: what Markdown says instead, "" for nothing.
-        caption: how to read it.
+        narrow: the drawing for a phone; None if `wide` serves both.
+        text: what Markdown says instead; "" for nothing.
+        caption: how to read the drawing.
         legend: (CSS class of a colour, what it means).
     """
 
@@ -136,7 +137,7 @@ class Figure(Block):
 
 @dataclass(frozen=True)
 class Panel(Block):
-    """Blocks in a common frame. With `grid` they are small panels in rows, without a frame."""
+    """Blocks in a common frame. With `grid` these are small panels in rows, without a frame."""
 
     blocks: Sequence[Block]
     title: str = ""
@@ -147,7 +148,7 @@ class Panel(Block):
 class Shares(Block):
     """How `total` tasks divide into parts.
 
-    A part is (what happened to its tasks, how many they are, CSS class of their colour).
+    A part is (what happened to its tasks, the number of its tasks, CSS class of their colour).
     """
 
     total: int
@@ -156,7 +157,7 @@ class Shares(Block):
 
 @dataclass(frozen=True)
 class Skills(Block):
-    """Levels before and after by battery and skill."""
+    """The results before and after training, by battery (set of questions) and skill."""
 
     batteries: Sequence[Battery]
 
@@ -175,7 +176,8 @@ class Answers(Block):
 
 @dataclass(frozen=True)
 class Steps(Block):
-    """Steps in their order; `style` is "way" (arrows), "flat" (no order meant) or "chain"."""
+    """A list of steps. `style` is "way" (arrows between them), "flat" (the order means nothing) or
+    "chain"."""
 
     steps: Sequence[Station]
     style: Literal["way", "flat", "chain"]
@@ -183,11 +185,11 @@ class Steps(Block):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report.
+    """A part of a report with a heading.
 
     Attributes:
-        title: heading on the page; with "" the section continues the one before it.
-        short: heading in Markdown, "" likewise.
+        title: heading on the page; with "" the section continues the previous one.
+        short: heading in Markdown; "" likewise.
         lead: a sentence below the heading, on the page only.
         folded: whether the section is closed on the page until it is clicked.
     """

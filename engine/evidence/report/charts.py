@@ -1,8 +1,8 @@
 """Charts as inline SVG: no script, no font, no network, readable without hovering.
 
 Colours come from CSS classes, so one drawing serves the light and the dark page. Text is drawn at
-its final size; what must stay legible on a phone is drawn twice, wide and narrow, and the page
-shows one of them. Lengths are in pixels; y grows downwards.
+its final size; a chart that must stay legible on a phone is drawn twice, wide and narrow, and the
+page shows one of them. Lengths are in pixels; y grows downwards.
 """
 
 import math
@@ -14,30 +14,30 @@ from markupsafe import Markup, escape
 from engine.core.format import percent
 
 Point = tuple[float, float]
-_XOf = Callable[[float], float]  # a number -> where it is drawn, in pixels from the left
-WIDE, NARROW = 1020, 360  # pixels: what a chart is drawn for on a screen and on a phone
+_XOf = Callable[[float], float]  # a number -> its place, in pixels from the left
+WIDE, NARROW = 1020, 360  # widths of a chart in pixels, on a screen and on a phone
 _TOP, _BOTTOM = 14, 30  # margins above and below a curve
-_SPARSE = 14  # up to so many points are drawn as dots; more get a moving average
-_LETTER = 7.2  # width of a character of an axis label, at most
-_LABEL_GAP = 12  # free beside the labels of an axis
+_SPARSE = 14  # up to this many points are drawn as dots; more get a moving average
+_LETTER = 7.2  # width of the widest character of an axis label
+_LABEL_GAP = 12  # free space beside the labels of an axis
 _LEAST_RIGHT = 44.0  # margin on the right, so that the word "step" fits
 # Half the width of a character, for text centred at a point: large, bold and small text.
 _HALF_HEAD, _HALF_STRONG, _HALF_TICK = 4.9, 3.7, 3.6
-# Of the drawing of an effect, then of the bar of a range: height, y of the axis, side margins.
+# Height, y of the axis and side margins: of the drawing of an effect, then of the bar of a range.
 _STRIP_HEIGHT, _STRIP_AXIS_Y, _STRIP_MARGIN = 104, 52, 18
 _RANGE_HEIGHT, _RANGE_AXIS_Y, _RANGE_MARGIN = 84, 40, 14
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one chart shows.
+    """The data of one line chart.
 
     Attributes:
         points: (step, value).
-        band: (step, low, high) drawn behind them, such as a confidence interval.
+        band: (step, low, high) of an area behind the points, such as a confidence interval.
         marks: (step, low, value, high): values measured separately, with their interval.
         is_share: whether values are shares, shown in percent.
-        line_at: a step to mark with a vertical line labelled `line_label`, None for no line.
+        line_at: a step to mark with a vertical line labelled `line_label`; None for no line.
         last_step: the end of the axis; None takes the last step of the points.
         from_zero: whether the axis starts at 0.
     """
@@ -53,7 +53,7 @@ class Curve:
 
 
 def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
-    """A curve over steps as SVG; empty where the curve has neither points nor marks.
+    """A curve over steps as SVG; empty if the curve has neither points nor marks.
 
     Many points are drawn faint, with their moving average on top. `width` and `height` are in
     pixels; `label` is read to people who do not see the drawing.
@@ -80,7 +80,7 @@ class Effect:
         low, high: the ends of the interval.
         margin: differences smaller than this count as none.
         is_share: whether it is a difference of shares, shown in points.
-        lower_is_better: as for a loss.
+        lower_is_better: True for a loss.
     """
 
     low: float
@@ -92,13 +92,13 @@ class Effect:
 
 
 def _effect_axis(effect: Effect) -> tuple[float, float]:
-    """(start, end) of the axis.
+    """(start, end) of the axis on which an effect is drawn.
 
-    Where the interval contains 0, the axis extends equally far to both sides of it. Else it is
-    mostly the side that the interval is on, with about a fifth of the other side.
+    If the interval contains 0, the axis extends equally far to both sides of 0. Else it is mostly
+    the side that the interval is on, with about a fifth of the other side.
     """
-    # The margin may fill five eighths (1 / 1.6) of a side; 1e-9 keeps an axis of zeros from being
-    # empty.
+    # The margin may fill five eighths (1 / 1.6) of a side; 1e-9 keeps the axis from having no
+    # length if all are 0.
     farthest = max(abs(effect.low), abs(effect.high), effect.margin * 1.6, 1e-9)
     extent = farthest * 1.12  # nothing touches the end of the axis
     if effect.low < 0 < effect.high:
@@ -109,7 +109,7 @@ def _effect_axis(effect: Effect) -> tuple[float, float]:
 def effect_strip(effect: Effect, width: int, label: str) -> Markup:
     """A difference with its interval on an axis through 0, as SVG.
 
-    The differences that count as none are shaded; the difference itself stands above the axis, the
+    Differences that count as none are shaded; the difference itself is written above the axis, the
     ends of its interval below.
     """
     x_of = _x_in_strip(_effect_axis(effect), width)
@@ -123,13 +123,13 @@ def effect_strip(effect: Effect, width: int, label: str) -> Markup:
 
 
 def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
-    """A function from a difference to pixels from the left; 3 % of `axis` is free at each end."""
+    """The function from a difference to pixels from the left; 3 % of `axis` is free at each end."""
     axis_start, axis_end = axis
     axis_span = axis_end - axis_start
     axis_width = width - _STRIP_MARGIN - _STRIP_MARGIN
 
     def x_of(number: float) -> float:
-        """Pixels from the left."""
+        """Where `number` is drawn, in pixels from the left."""
         axis_part = (number - axis_start + axis_span * 0.03) / (axis_span * 1.06)
         return _STRIP_MARGIN + axis_part * axis_width
 
@@ -137,11 +137,8 @@ def _x_in_strip(axis: tuple[float, float], width: int) -> _XOf:
 
 
 def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
-    """The shapes that draw an effect, without its texts.
-
-    They are a shaded band for the differences too small to matter, the axis, a vertical line at 0,
-    the interval and a dot at the value.
-    """
+    """The SVG shapes that draw an effect, without its texts: a shaded band for differences too
+    small to matter, the axis, a vertical line at 0, the interval and a dot at the value."""
     x_zero, x_value = x_of(0), x_of(effect.value)
     x_low, x_high = x_of(effect.low), x_of(effect.high)
     axis_y = _STRIP_AXIS_Y
@@ -155,7 +152,7 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
 
 
 def _no_difference_band(x_start: float, x_end: float) -> str:
-    """The shaded band of the differences that are too small to matter; its ends are in pixels."""
+    """The shaded band of differences that are too small to matter; its ends are in pixels."""
     return (
         f'<rect class="moot" x="{x_start:.1f}" y="{_STRIP_AXIS_Y - 22}" rx="3" '
         f'width="{x_end - x_start:.1f}" height="44"/>'
@@ -167,7 +164,7 @@ def _strip_labels(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     unit = " points" if effect.is_share else ""  # the headline shows the unit, the axis does not
     low_text = signed(effect.low, effect.is_share).removesuffix(unit)
     high_text = signed(effect.high, effect.is_share).removesuffix(unit)
-    # The first labels have priority: "no change" is left out where it would overlap the numbers.
+    # The first labels have priority: "no change" is left out if it would overlap the numbers.
     labels = [
         (x_of(effect.low), low_text),
         (x_of(effect.high), high_text),
@@ -216,14 +213,14 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
 
     `label` is read to people who do not see the drawing.
     """
-    # 1e-9 keeps an axis of zeros from being empty; 1.06 leaves room at the end.
+    # 1e-9 keeps the axis from having no length if all are 0; 1.06 leaves room at the end.
     axis_end = max(estimate.high, estimate.actual or 0.0, 1e-9) * 1.06
     x_of = _x_in_range(axis_end, width)
     low_text, likely_text, high_text, actual_text = estimate.texts
     svg_parts = _range_shapes(estimate, width, x_of)
     if estimate.actual is not None:
         svg_parts += _actual_mark(x_of(estimate.actual), actual_text, width)
-    # The first labels have priority where they would overlap.
+    # The first labels have priority if they would overlap.
     labels = [
         (x_of(estimate.likely), likely_text),
         (x_of(estimate.high), high_text),
@@ -234,10 +231,10 @@ def range_bar(estimate: Range, width: int, label: str) -> Markup:
 
 
 def _x_in_range(axis_end: float, width: int) -> _XOf:
-    """The function from a value to its place on the axis, which goes from 0 to `axis_end`."""
+    """The function from a value to pixels from the left, on an axis from 0 to `axis_end`."""
 
     def x_of(number: float) -> float:
-        """Pixels from the left."""
+        """Where `number` is drawn, in pixels from the left."""
         return _RANGE_MARGIN + number / axis_end * (width - _RANGE_MARGIN - _RANGE_MARGIN)
 
     return x_of
@@ -256,7 +253,8 @@ def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
 
 
 def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
-    """SVG of the actual value at `mark_x` pixels from the left: an arrow, a line and its text."""
+    """The SVG of the actual value at `mark_x` pixels from the left: an arrow, a line and its
+    text."""
     axis_y = _RANGE_AXIS_Y
     x_text = _centre_inside(mark_x, _HALF_STRONG * len(text), width)
     return [
@@ -267,7 +265,7 @@ def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
 
 
 def _centre_inside(x: float, half_width: float, width: int) -> float:
-    """The centre nearest to `x` for a text of twice `half_width` that stays inside the drawing."""
+    """The centre nearest to `x` at which a text of twice `half_width` stays inside the drawing."""
     return min(max(x, half_width + 2), width - half_width - 2)
 
 
@@ -279,13 +277,14 @@ def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
 
 
 def _text(style: str, x: float, y: float, text: str) -> str:
+    """The SVG of a text at (x, y); `style` is its CSS class."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) -> list[str]:
     """The SVG of centred texts at height `y`, each given as (x, text).
 
-    A text that would come nearer than `gap` pixels to an earlier one is left out.
+    A text that would be nearer than `gap` pixels to an earlier one is left out.
     """
     placed_labels: list[tuple[float, float]] = []  # (centre, half the width) of each text drawn
     parts = []
@@ -312,10 +311,10 @@ def level_bar(
     """
     width, height, y_middle = 220, 22, 11
     axis_start, axis_end = axis
-    axis_span = max(axis_end - axis_start, 1e-9)  # not 0, to divide by it
+    axis_span = max(axis_end - axis_start, 1e-9)  # never 0: it is a divisor
 
     def x_of(number: float) -> float:
-        """Pixels from the left; the dot needs 6 pixels at each end."""
+        """Where `number` is drawn, in pixels from the left; the dot needs 6 pixels at each end."""
         return 6 + (number - axis_start) / axis_span * (width - 12)
 
     svg_parts = [
@@ -327,7 +326,7 @@ def level_bar(
 
 
 def signed(value: float, is_share: bool) -> str:
-    """A difference as text with its sign, such as "+3.1 points" for shares, "−0.2" for others."""
+    """A difference as text with its sign: "+3.1 points" for shares, "−0.2" for others."""
     if is_share:
         return f"{100 * value:+.1f} points".replace("-", "−")
     return f"{value:+.3g}".replace("-", "−")
@@ -336,7 +335,7 @@ def signed(value: float, is_share: bool) -> str:
 def axis_text(value: float, is_share: bool) -> str:
     """A value as text, short enough for an axis: "12 %" for shares, else "0.5", "12k", "3e−5".
 
-    Numbers that are no shares have a minus sign, not a hyphen.
+    Numbers that are no shares have a minus sign instead of a hyphen.
     """
     if is_share:
         return _percent_text(value)
@@ -363,24 +362,25 @@ def _percent_text(share: float) -> str:
 def nice_ticks(low: float, high: float, wanted_count: int = 4) -> list[float]:
     """Round, evenly spaced numbers that cover `low` to `high`, about `wanted_count` of them.
 
-    nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. Where `low` and `high` are equal, except for
+    nice_ticks(0, 0.9) gives [0, 0.25, 0.5, 0.75, 1]. If `low` and `high` are equal, except for
     rounding, the range is widened upwards.
     """
-    # A range below 1e-200 would have a step that rounds to 0, which has no logarithm.
+    # A range below 1e-200 could have a step that rounds to 0, which has no logarithm.
     if _are_equal(low, high) or high - low < 1e-200:
         high = low + (abs(low) if abs(low) > 1e-200 else 1.0)
     step = _round_step((high - low) / wanted_count)
-    # 1e-9, so that a rounding error does not add a tick.
+    # 1e-9 so that a rounding error does not add a tick.
     first = math.floor(low / step + 1e-9)
     last = math.ceil(high / step - 1e-9)
     return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def _round_step(exact_step: float) -> float:
-    """The smallest round number from `exact_step` on: 1, 2, 2.5 or 5 times a power of ten."""
+    """The smallest round number that is at least `exact_step`: 1, 2, 2.5 or 5 times a power of
+    ten."""
     power_of_ten = 10 ** math.floor(math.log10(exact_step))
     round_steps = (1, 2, 2.5, 5, 10)
-    # Times 0.999, so that a rounding error does not lead to the next one.
+    # Times 0.999 so that a rounding error does not lead to the next larger one.
     factor = next(factor for factor in round_steps if factor * power_of_ten >= exact_step * 0.999)
     return factor * power_of_ten
 
@@ -397,7 +397,7 @@ class Frame:
     Attributes:
         first_step, last_step: the ends of the step axis.
         ticks: the values with a line and a label; the first and the last end the value axis.
-        margin_left, margin_right: free beside the curve, for labels.
+        margin_left, margin_right: free space beside the curve, for labels.
     """
 
     first_step: float
@@ -412,7 +412,7 @@ class Frame:
     def around(curve: Curve, width: int, height: int) -> "Frame":
         """The frame of a drawing of `width` by `height` pixels, with room for the labels.
 
-        `curve` has at least one point or mark; its `last_step` may lengthen the axis beyond them.
+        `curve` must have a point or a mark; its `last_step` may lengthen the axis beyond them.
         """
         steps = [step for step, _ in curve.points] + [step for step, *_ in curve.marks]
         ticks = nice_ticks(*_value_range(curve))
@@ -429,7 +429,7 @@ class Frame:
 
     def x(self, step: float) -> float:
         """Where a step is drawn, in pixels from the left."""
-        span = (self.last_step - self.first_step) or 1.0  # with a single step there is no span
+        span = (self.last_step - self.first_step) or 1.0  # 1 if there is only one step
         curve_width = self.width - self.margin_left - self.margin_right
         return self.margin_left + (step - self.first_step) / span * curve_width
 
@@ -441,19 +441,20 @@ class Frame:
 
 
 def _right_margin(curve: Curve) -> float:
-    """Pixels to leave free right of a curve, where the value at its end is written."""
+    """The pixels to leave free to the right of a curve, where the value at its end is written."""
     end = _line_end(curve)
     if end is None:
         return _LEAST_RIGHT
     _, end_value = end
-    # One character more, for the dot that the line ends with.
+    # One character more, for the dot at the end of the line.
     label_length = len(axis_text(end_value, curve.is_share)) + 1
     # The label is bold, so its characters are wider.
     return max(_LEAST_RIGHT, _LABEL_GAP + 1.1 * _LETTER * label_length)
 
 
 def _drawn_values(curve: Curve) -> list[float]:
-    """Every value that a drawing of the curve shows: of its points, its band and its marks."""
+    """Every value that a drawing of the curve shows: those of its points, its band and its
+    marks."""
     values = [value for _, value in curve.points]
     values += [bound for _, low, high in curve.band for bound in (low, high)]
     for _, low, value, high in curve.marks:
@@ -462,7 +463,7 @@ def _drawn_values(curve: Curve) -> list[float]:
 
 
 def _value_range(curve: Curve) -> tuple[float, float]:
-    """The (lowest, highest) value that the axis must cover for a curve, never two equal numbers."""
+    """(lowest, highest) value that the axis of a curve must cover; never two equal numbers."""
     values = _drawn_values(curve)
     low, high = min(values), max(values)
     all_within_0_and_1 = low >= 0.0 and high <= 1.0
@@ -470,7 +471,7 @@ def _value_range(curve: Curve) -> tuple[float, float]:
     if curve.from_zero or (curve.is_share and low < 0.35 * high):
         low = min(low, 0.0)
     if _are_equal(low, high):
-        padding = abs(low) * 0.1 or 0.5  # 0.5 where both are 0
+        padding = abs(low) * 0.1 or 0.5  # 0.5 if both are 0
         high += padding
         if low:  # an axis of zeros starts at 0
             low -= padding
@@ -502,7 +503,7 @@ def step_labels(frame: Frame) -> str:
 
 
 def _vertical_line(frame: Frame, step: float, text: str) -> str:
-    """SVG of a vertical line at `step`, with `text` on the side that has more room."""
+    """The SVG of a vertical line at `step`, with `text` on the side that has more room."""
     line_x, bottom = frame.x(step), frame.height - _BOTTOM
     line = _line("best", (line_x, line_x), (_TOP, bottom))
     if line_x > frame.width * 0.6:  # a label to the right of it might leave the drawing
@@ -511,7 +512,7 @@ def _vertical_line(frame: Frame, step: float, text: str) -> str:
 
 
 def _band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
-    """The area between the low and the high values, given as (step, low, high).
+    """The area between the low and the high values, given as (step, low, high), as SVG.
 
     Its outline runs along the high values and back along the low ones.
     """
@@ -521,9 +522,10 @@ def _band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
 
 
 def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
-    """The SVG of the line: few points with dots, many as a faint line with their moving average.
+    """The SVG of the line: few points with dots, many points as a faint line with their moving
+    average.
 
-    [] without points.
+    Returns [] without points.
     """
     if not points:
         return []
@@ -538,7 +540,7 @@ def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
 
 
 def moving_average(points: Sequence[Point]) -> list[Point]:
-    """The points with each value replaced by the mean around it.
+    """The points, with each value replaced by the mean of the values around it.
 
     The window is about a twelfth of the curve, centred, and shorter at the ends.
     """
@@ -552,16 +554,14 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
 
 
 def _path(frame: Frame, points: Sequence[Point], style: str) -> str:
-    """A line through the points; `style` is its CSS class."""
+    """The SVG of a line through the points; `style` is its CSS class."""
     spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
     return f'<polyline class="{style}" points="{spots}"/>'
 
 
 def _mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
-    """A separately measured value, given as (step, low, value, high).
-
-    It is drawn as a diamond, its interval as a vertical line.
-    """
+    """The SVG of a separately measured value, given as (step, low, value, high): a diamond, and a
+    vertical line for its interval."""
     step, low, value, high = mark
     centre_x, centre_y = frame.x(step), frame.y(value)
     whisker = _line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
@@ -569,7 +569,7 @@ def _mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
 
 
 def _end_label(frame: Frame, curve: Curve) -> str:
-    """A dot at the end of the line with its value; "" without points."""
+    """The SVG of a dot at the end of the line with its value; "" without points."""
     end = _line_end(curve)
     if end is None:
         return ""
@@ -582,7 +582,7 @@ def _end_label(frame: Frame, curve: Curve) -> str:
 def _line_end(curve: Curve) -> Point | None:
     """The last point of the line as it is drawn; None without points.
 
-    Of many points it is the last of their moving average.
+    If there are many points, it is the last point of their moving average.
     """
     if not curve.points:
         return None

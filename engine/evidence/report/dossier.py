@@ -1,4 +1,4 @@
-"""Everything a report says about a run, gathered once from its row and its files.
+"""The dossier: everything that a report says about a run, gathered once from its row and its files.
 
 The HTML report, the Markdown report and the model card share their sections, and all sections are
 built from this dossier. Texts of models and environments in it are cleaned, and secrets are hidden.
@@ -42,18 +42,18 @@ from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.lines.event import read_events
 from engine.records.run_config import RunConfig, TrainConfig
 
-_EXAMPLES = 4  # tasks gained, and as many lost
-_EXAMPLE_CHARS = 900  # of an answer
+_EXAMPLES = 4  # most gained tasks that are shown, and most lost ones
+_EXAMPLE_CHARS = 900  # most characters of a prompt or an answer
 
 
 @dataclass(frozen=True)
 class Station:
-    """One step in the history of a model, or one link of its provenance.
+    """One step in the history of a model, or one link of its provenance (chain of hashes).
 
     Attributes:
         kind: base, model, train, evaluate or link.
-        verdict: of a training run, "" without one.
-        current: whether it is the run of this report.
+        verdict: the verdict of a training run; "" if there is none.
+        current: whether this is the run of the report.
         code: the hash of a link.
     """
 
@@ -69,7 +69,7 @@ class Station:
 class HeldOutResult:
     """The held-out result at an evaluated step, on the half of the tasks that chooses a checkpoint.
 
-    `interval` is the 95 % interval of `value`; None where the measure is not success.
+    `interval` is the 95 % interval of `value`; None if the measure is not success.
     """
 
     step: int
@@ -79,21 +79,21 @@ class HeldOutResult:
 
 @dataclass(frozen=True)
 class Dossier:
-    """What is known about a run, by source.
+    """Everything that is known about a run.
 
     Attributes:
-        config: None where it is missing or damaged; such a run has a report too.
-        manifest: the JSON of manifest.json, {} before it is written.
-        comparison, sides: before and after, None for an evaluation of one model.
+        config: None if it is missing or damaged; such a run has a report too.
+        manifest: the JSON of manifest.json; {} before it is written.
+        comparison, sides: before and after; None for an evaluation of one model.
         flips: examples of tasks gained and lost.
-        reported: the number to report of a training run's result, None where there is none.
+        reported: the number to report of a training run's result; None if there is none.
         held_out_results: the results of the evaluations during training.
-        audit: of the environment's scorer, None where it was not audited.
-        failure_evidence: what the run's failure left behind, "" without one.
-        device_hours: hours of device time, None where nothing ran.
-        lineage: from the base model to this run.
+        audit: the audit of the environment's scorer; None if it was not audited.
+        failure_evidence: what the run's failure left behind; "" if it did not fail.
+        device_hours: hours of device time; None if nothing ran.
+        lineage: the history from the base model to this run.
         alerts: the messages of the alerts raised during the run.
-        provenance: the sealed links, None where nothing was sealed.
+        provenance: the sealed links (chain of hashes); None if the run was not sealed.
         redact: hides secrets in texts.
         gathered_at: seconds since the epoch.
     """
@@ -121,24 +121,24 @@ class Dossier:
 
     @property
     def note(self) -> str:
-        """The note that was given when the run was submitted, "" without one."""
+        """The note that the user gave when the run was submitted; "" if there is none."""
         return self.redact.text(self.config.note) if isinstance(self.config, TrainConfig) else ""
 
     @property
     def estimate(self) -> Estimate | None:
-        """What was expected of a training run when it was submitted, None for other runs."""
+        """What was estimated for a training run when it was submitted; None for other runs."""
         return self.config.estimate if isinstance(self.config, TrainConfig) else None
 
     @property
     def started_from(self) -> str:
-        """The reference of the model that training started from."""
+        """The reference of the model that training started from, with secrets hidden."""
         config = self.config
         start_ref = config.model if isinstance(config, TrainConfig) else ""
         return self.redact.text(start_ref or self.row.model)
 
     @property
     def base(self) -> str:
-        """The reference of the base model below the start model."""
+        """The reference of the base model of the start model, with secrets hidden."""
         config = self.config
         base_ref = config.base.ref if isinstance(config, TrainConfig) else ""
         return self.redact.text(base_ref or self.row.model)
@@ -171,9 +171,9 @@ class Dossier:
 
     @property
     def settings(self) -> list[tuple[str, object, str]]:
-        """(name, value, source) of every setting, redacted; [] without a config.
+        """(name, value, source) of every setting, with secrets hidden. Returns [] without a config.
 
-        First the settings that a user chose, then the others, both sorted by name.
+        The settings that the user chose come first, then the others, both sorted by name.
         """
         if self.config is None:
             return []
@@ -183,7 +183,10 @@ class Dossier:
         other_settings: list[tuple[str, object, str]] = []
         for name, value in sorted(self.redact.value(config_json["settings"]).items()):
             source = str(sources.get(name, ""))
-            (chosen_settings if source == "user" else other_settings).append((name, value, source))
+            if source == "user":
+                chosen_settings.append((name, value, source))
+            else:
+                other_settings.append((name, value, source))
         return chosen_settings + other_settings
 
     @property
@@ -191,9 +194,9 @@ class Dossier:
         """(what, hash) for everything of which the run recorded a hash.
 
         In this order: environment version, task rows, weights of the model, starting adapter,
-        settings. What has no hash is left out.
+        settings. Anything without a hash is left out.
         """
-        env_id = self.config.env_id if self.config else ""  # as name@hash
+        env_id = self.config.env_id if self.config else ""  # such as "sums@3f2a9c01b4d7"
         _, _, env_hash = env_id.partition("@")
         env = self.manifest.get("env") or {}
         named_hashes = [
@@ -206,9 +209,9 @@ class Dossier:
 
 
 def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
-    """(file, hash) of the weights of the model, then of the files of the starting adapter.
+    """(file, hash) for the weights of the model, then for the files of the starting adapter.
 
-    `model` is what the manifest says of the model.
+    `model` is the entry "model" of the manifest.
     """
     named_hashes = []
     for name, digest in (model.get("files") or {}).items():
@@ -220,9 +223,10 @@ def _model_hashes(model: JsonObject) -> list[tuple[str, str]]:
 
 
 def gather(home: Home, run_id: str) -> Dossier:
-    """Everything that the report on a run shows, from its row in the database and its files.
+    """Gather everything that the report on a run shows, from its row in the database and its files.
 
-    The run may be in any state. Raises UserError RUN_NOT_FOUND or ENV_SEALED.
+    The run may be in any state. Raises UserError RUN_NOT_FOUND if there is no such run, and
+    ENV_SEALED if the tasks of its environment must not be shown.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -261,10 +265,10 @@ def gather(home: Home, run_id: str) -> Dossier:
 def _flip_examples(
     comparison: Comparison | None, sides: Sides | None, redact: Redactor
 ) -> FlipExamples:
-    """Examples of tasks won and lost, with the answers before and after training.
+    """Examples of tasks gained and lost, with the answers before and after.
 
     At most `_EXAMPLES` for each direction, texts cut to `_EXAMPLE_CHARS` characters and with
-    secrets taken out by `redact`. Empty without a comparison.
+    secrets removed by `redact`. Empty without a comparison.
     """
     if sides is None or comparison is None:
         return FlipExamples()
@@ -279,7 +283,7 @@ def _flip_examples(
 
 
 def _alerts(run: RunDir, redact: Redactor) -> list[str]:
-    """The messages of the alerts that a run raised while it was going on, without secrets."""
+    """The messages of the alerts that were raised during a run, with secrets hidden."""
     events = read_events(run.events)
     return [redact.text(event.message) for event in events if event.event == "alert"]
 
@@ -287,14 +291,14 @@ def _alerts(run: RunDir, redact: Redactor) -> list[str]:
 def lineage(home: Home, row: RunRow, config: RunConfig | None) -> list[Station]:
     """The history of a model, from the base model to this run.
 
-    For an evaluation: its models, then the evaluation itself. Where the home has no row of an
+    For an evaluation: its models, then the evaluation itself. If the database has no row of an
     ancestor, the history begins with the model that this ancestor trained.
     """
     if row.kind != "train":
         return _stations_of_evaluation(row, config)
     newest_first: list[Station] = []
-    # What the run of the last round started from: a base model, or a checkpoint of the run of the
-    # next round, such as "r-1@step20".
+    # The model that the run of the previous round (its child) started from: a base model, or a
+    # checkpoint of the run of this round, such as "r-1@step20".
     start_ref = ""
     for run in ancestry(home.run(row.run_id)):
         run_row = _find_row(home, run.id)
@@ -317,10 +321,10 @@ def _stations_of_evaluation(row: RunRow, config: RunConfig | None) -> list[Stati
 
 
 def _training_station(row: RunRow, checkpoint: str, *, current: bool) -> Station:
-    """A training run in the history of a model.
+    """A training run as a step in the history of a model.
 
-    `checkpoint` is the one that the next run continued from, "" for none; `current` says that this
-    is the run that the history leads to.
+    `checkpoint` is the one that the next run continued from ("" for none). `current` says that this
+    is the run of the report.
     """
     detail = f"{row.algorithm} on {row.env_id}"
     if checkpoint:
@@ -331,7 +335,7 @@ def _training_station(row: RunRow, checkpoint: str, *, current: bool) -> Station
 
 
 def _find_row(home: Home, run_id: str) -> RunRow | None:
-    """The row of a run; None where the home has only its folder, as after a copy by hand."""
+    """The row of a run. Returns None if the home has only its folder, as after a copy by hand."""
     try:
         with Store(home) as store:
             return store.get_run(run_id)
@@ -342,8 +346,8 @@ def _find_row(home: Home, run_id: str) -> RunRow | None:
 def _held_out_results(run: RunDir) -> list[HeldOutResult]:
     """The result of each evaluation, on the half of the held-out tasks that chooses a checkpoint.
 
-    All tasks count where they are not split into halves. Success has Wilson's interval over the
-    tasks; other measures have no interval. Evaluations in which nothing was scored are left out.
+    All tasks count if they are not split into halves. Success has Wilson's interval over the tasks;
+    other measures have no interval. Evaluations in which nothing was scored are left out.
     """
     results = []
     for step in run.eval_steps():
@@ -356,23 +360,21 @@ def _held_out_results(run: RunDir) -> list[HeldOutResult]:
 
 
 def _held_out_result(step: int, rows: Sequence[EvaluationRow], measure: Measure) -> HeldOutResult:
-    """The mean of the rows that have a value (at least one does), with an interval for success.
-
-    The interval is Wilson's over the tasks.
-    """
+    """The mean of the rows that have a value (at least one must), for success with Wilson's
+    interval over the tasks."""
     values_or_none = [value_of(row, measure) for row in rows]
     values = [value for value in values_or_none if value is not None]
     mean = sum(values) / len(values)
     if measure != "success":
         return HeldOutResult(step, mean, interval=None)
     task_count = len(side(rows, measure).values)
-    # Wilson's interval needs whole tasks; several attempts at a task can make a fraction.
+    # Wilson's interval counts whole tasks, but several attempts at a task can give a fraction.
     solved_count = round(mean * task_count)
     return HeldOutResult(step, mean, interval=wilson(solved_count, task_count))
 
 
 def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
-    """The redacted audit of the environment's scorer, None where there is none."""
+    """The audit of the environment's scorer, with secrets hidden. Returns None if there is none."""
     if config is None:
         return None
     try:
@@ -383,14 +385,14 @@ def _redacted_audit(config: RunConfig | None, redact: Redactor) -> Audit | None:
 
 
 def _failure_evidence(run: RunDir, redact: Redactor) -> str:
-    """What showed that a run failed, such as the last line of its log; "" where nothing did."""
+    """What showed that a run failed, such as the last line of its log; "" if it did not fail."""
     return redact.text(str(read_object(run.failure).get("evidence") or ""))
 
 
 def _device_hours(row: RunRow) -> float | None:
-    """The hours that a run held its device, None where they are not known.
+    """The hours that a run held its device. Returns None if they are not known.
 
-    Where the time was not recorded: those from its start to its end.
+    If the time was not recorded, the hours from its start to its end.
     """
     if row.spent_hours:
         return row.spent_hours
@@ -398,5 +400,5 @@ def _device_hours(row: RunRow) -> float | None:
 
 
 def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:
-    """The redacted comparison of training rows with held-out tasks."""
+    """The result of comparing training rows with held-out tasks, with secrets hidden."""
     return Contamination.model_validate(redact.value(read_contamination(run).to_json()))

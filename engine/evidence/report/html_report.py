@@ -1,4 +1,5 @@
-"""The report of a run: one HTML file that opens anywhere, the same as Markdown, and a model card.
+"""The report of a run: one HTML file that opens anywhere, the same report as Markdown, and a model
+card.
 
 The page has no script and no font and loads nothing; its content policy forbids all of that. Texts
 of models and environments are cleaned, and the template engine escapes them.
@@ -30,7 +31,8 @@ def write_report(home: Home, run_id: str) -> Path:
     """Write `report.html` into the run's folder and return its path.
 
     Works in any state of the run; parts that do not exist yet are left out. Raises UserError
-    RUN_NOT_FOUND, and DISK_FULL or HOME_UNUSABLE where it cannot be written.
+    RUN_NOT_FOUND if there is no such run, ENV_SEALED if its tasks must not be shown, and DISK_FULL
+    or HOME_UNUSABLE if the file cannot be written.
     """
     dossier = gather(home, run_id)
     write_text(dossier.run.report, html_of(dossier), fsync=False)
@@ -38,17 +40,25 @@ def write_report(home: Home, run_id: str) -> Path:
 
 
 def report_markdown(home: Home, run_id: str) -> str:
-    """The report as Markdown under 10,000 characters. Raises UserError RUN_NOT_FOUND."""
+    """The report as Markdown under 10,000 characters.
+
+    Raises UserError RUN_NOT_FOUND if there is no such run, and ENV_SEALED if its tasks must not be
+    shown.
+    """
     return markdown_of(gather(home, run_id))
 
 
 def model_card(home: Home, run_id: str) -> str:
-    """The run's model card as Markdown under 10,000 characters. Raises UserError RUN_NOT_FOUND."""
+    """The run's model card as Markdown under 10,000 characters.
+
+    Raises UserError RUN_NOT_FOUND if there is no such run, and ENV_SEALED if its tasks must not be
+    shown.
+    """
     return card_of(gather(home, run_id))
 
 
 def html_of(dossier: Dossier) -> str:
-    """The report as one HTML document; sections that have nothing to show are left out."""
+    """The report as one HTML document. Sections that have nothing to show are left out."""
     sections = [build_section(dossier) for build_section in _SECTIONS]
     _, colour = outcome.headline(dossier)
     environment = jinja2.Environment(

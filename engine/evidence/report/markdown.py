@@ -1,4 +1,4 @@
-"""The sections of a run as Markdown: a report an agent can afford to read, and the model card."""
+"""A run as Markdown: the report, short enough for an agent to read, and the model card."""
 
 import json
 import re
@@ -11,17 +11,17 @@ from engine.evidence.report.other_words import other_words
 from engine.evidence.report.values import value_text
 from engine.home.sanitize import clip, one_line
 
-MOST_CHARS = 9_800  # of a text, so that it stays under 10,000
+MOST_CHARS = 9_800  # of a report or card, so that it stays under 10,000
 _CELL_CHARS = 160
 _ANSWER_CHARS = 260
 _NOTE_CHARS = 300
 _NOTICE_CHARS = 160  # kept free for the sentence that names what was left out
-_WORTH_CUTTING = 400  # free characters from which on the beginning of a section is still shown
+_WORTH_CUTTING = 400  # with at least this many free characters, part of a section is still shown
 # Characters to escape. An underscore between letters is no markup in CommonMark, so names keep it.
 _MARKUP = re.compile(r"[\\`*\[\]<>|]|(?<![^\W_])_|_(?![^\W_])")
 
 BuildSection = Callable[[Dossier], Section | None]
-# The most important first: where the text grows too long, the last sections are left out.
+# The most important first: if the text becomes too long, the last sections are left out.
 _REPORT: Sequence[BuildSection] = (
     *(outcome.verdict, other_words, outcome.skills, outcome.tasks, outcome.answers),
     *(
@@ -44,7 +44,7 @@ _CARD: Sequence[BuildSection] = (
 def markdown_of(dossier: Dossier) -> str:
     """The report as Markdown under 10,000 characters.
 
-    Where it would be longer, the last sections are left out and named at the end.
+    If it would be longer, the last sections are left out and named at the end.
     """
     word, _ = outcome.headline(dossier)
     chips = "; ".join(f"{name} {value}".strip() for name, value in dossier.labels)
@@ -57,7 +57,7 @@ def markdown_of(dossier: Dossier) -> str:
 def card_of(dossier: Dossier) -> str:
     """The model card as Markdown, with the front matter that model hubs read.
 
-    Above 10,000 characters the last sections are left out and named at the end.
+    If it would exceed 10,000 characters, the last sections are left out and named at the end.
     """
     tags = json.dumps(["lora", "honesmith", dossier.row.algorithm])
     base = json.dumps(dossier.base)
@@ -69,7 +69,7 @@ def card_of(dossier: Dossier) -> str:
 def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[str]:
     """The sections as Markdown, one text for each section that has a heading.
 
-    A section without a heading is appended to the text before it. A builder that returns None has
+    A section without a heading is appended to the previous text. A builder returns None if it has
     nothing to show.
     """
     texts: list[str] = []
@@ -80,19 +80,19 @@ def _section_texts(dossier: Dossier, builders: Iterable[BuildSection]) -> list[s
         body = _blocks_text(section.blocks)
         if section.short:
             texts.append(f"## {section.short}\n\n{body}")
-        elif body:  # never the first section
+        elif body:  # no heading: never the first section, so there is a text before it
             texts[-1] += f"\n\n{body}"
     return texts
 
 
 def _blocks_text(section_blocks: Iterable[Block]) -> str:
-    """Blocks as Markdown, with a blank line between them; those without a text are left out."""
+    """Blocks as Markdown, with a blank line between them; empty ones are left out."""
     texts = [_block_text(block) for block in section_blocks]
     return "\n\n".join(text for text in texts if text)
 
 
 def _block_text(block: Block) -> str:
-    """A block as Markdown; "" for what only the page shows."""
+    """A block as Markdown; "" for a block that only the HTML page shows."""
     if block.shown_in == "page":
         return ""
     match block:
@@ -120,38 +120,46 @@ def _block_text(block: Block) -> str:
 
 
 def _bullet_list(items: Iterable[str]) -> str:
+    """A Markdown list, one "- item" per line."""
     return "\n".join(f"- {item}" for item in items)
 
 
 def _numbered_list(items: Iterable[str]) -> str:
+    """A Markdown list, one "1. item" per line."""
     return "\n".join(f"{number}. {item}" for number, item in enumerate(items, start=1))
 
 
 def _shares_text(block: blocks.Shares) -> str:
-    """A sentence on parts of the tasks, such as "Of 40 tasks: 5 gained, 33 unchanged, 2 lost."."""
+    """A sentence on shares of the tasks, such as "Of 40 tasks: 5 gained, 33 unchanged, 2 lost."."""
     parts = [f"{count} {what}" for what, count, _ in block.parts]
     return f"Of {block.total} tasks: {', '.join(parts)}."
 
 
 def _note_text(note: blocks.Note) -> str:
-    """A note as Markdown, after its label if it has one."""
+    """A note as Markdown, after its label if it has one, such as "timeout: the run was ended"."""
     return _escaped(f"{note.label}: {note.text}" if note.label else note.text)
 
 
 def _fact_text(name: str, value: str, code: bool) -> str:
-    """A name with its value; with `code` the value is a hash."""
+    """A line "name: value". With `code` the value is a hash and is set in backticks."""
     return f"{_escaped(name)}: " + (f"`{value}`" if code else _escaped(value))
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | blocks.Cell]]) -> str:
     """A table as Markdown.
 
-    Columns that have neither a heading nor any text are left out: they hold drawings.
+    Columns that have neither a heading nor any text are left out: they hold drawings of the HTML
+    page.
     """
     cells = [[_cell_text(cell) for cell in row] for row in rows]
-    columns = [i for i, head in enumerate(heads) if head or any(row[i] for row in cells)]
+    columns: list[int] = []  # the indices of those that are shown
+    for index, head in enumerate(heads):
+        has_text = any(row[index] for row in cells)
+        if head or has_text:
+            columns.append(index)
 
     def line_of(row: Sequence[str]) -> str:
+        """A row of the table as "| a | b |"."""
         return f"| {' | '.join(row[i] for i in columns)} |"
 
     rule = f"|{'---|' * len(columns)}"
@@ -159,7 +167,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str | blocks.Tag | bloc
 
 
 def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
-    """A cell as escaped text: its own text, else its small print."""
+    """A cell as escaped text: its own text, or else its small print."""
     if isinstance(cell, blocks.Tag):
         return _escaped(cell.word)
     text = cell if isinstance(cell, str) else cell.text or cell.note
@@ -167,15 +175,15 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
 
 
 def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
-    """A table as Markdown, with one row per battery of questions, and below it one for each of its
-    skills of which something right was lost."""
+    """A Markdown table with one row per battery (set of questions), and below it one row for each
+    of its skills in which something right was lost."""
     heads = ("asked", "before", "after", "tasks", "lost", "")
     rows = []
     for battery in batteries:
         numbers = (battery.before, battery.after, battery.n, battery.lost)
         rows.append((battery.battery, *map(value_text, numbers), battery.verdict))
         for skill in battery.skills:
-            lost = skill.lost_of_right  # of the tasks that were right before
+            lost = skill.lost_of_right  # tasks that were right before training and are wrong now
             if lost is not None and lost.lost:
                 name = f"{battery.battery}: {skill.skill}"
                 numbers = (skill.before, skill.after, lost.right, lost.lost)
@@ -184,9 +192,9 @@ def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
 
 
 def _answers_text(block: blocks.Answers) -> str:
-    """The prompt of a task and both answers to it, in a code fence.
+    """The prompt of a task and both answers to it, in a Markdown code fence.
 
-    The fence is longer than any in the texts, because a model wrote them and could end the fence.
+    The fence is longer than any fence in the texts: a model wrote them and could end a shorter one.
     """
     texts = (block.example.prompt, block.example.before, block.example.after)
     prompt, before, after = (clip(text, _ANSWER_CHARS) for text in texts)
@@ -198,7 +206,7 @@ def _answers_text(block: blocks.Answers) -> str:
 
 
 def _step_text(step: Station) -> str:
-    """A step of a history, or a link of the provenance, as one line.
+    """A step of a model's history, or a link of its provenance, as one line.
 
     Such as "r-1 (grpo on sums@3f2a): better", or "data: 1 file, `91bc03d2f7aa`".
     """
@@ -213,9 +221,9 @@ def _step_text(step: Station) -> str:
 
 
 def _line_text(line: blocks.Line) -> str:
-    """Text, code and tags as one line of Markdown, such as "passed: No such answer is paid."
+    """A line of text, code and tags as Markdown, such as "passed: No such answer is paid."
 
-    Code stands in backticks, and a tag is followed by a colon.
+    Code is set in backticks, and a tag is followed by a colon.
     """
     text = ""
     for part in line:
@@ -229,22 +237,21 @@ def _line_text(line: blocks.Line) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Untrusted text for one line of Markdown.
-
-    Its markup has no effect, line breaks become blanks, and it is safe in a table cell.
-    """
+    """Untrusted text for one line of Markdown: its markup has no effect, line breaks become blanks,
+    and it is safe in a table cell."""
     return " ".join(_with_markup_escaped(text).split())
 
 
 def _with_markup_escaped(text: str) -> str:
+    """The text with a backslash before each Markdown character; line breaks stay."""
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
 def _joined_under_limit(texts: Sequence[str]) -> str:
-    """The texts joined, under the limit of length.
+    """The texts joined by blank lines, at most `MOST_CHARS` characters.
 
-    The first text that does not fit and all after it are named in a closing sentence. The beginning
-    of the text that does not fit is still shown if it is the first of all, or if there is room for
+    The first text that does not fit, and all after it, are named in a closing sentence. The
+    beginning of that first text is still shown if it is the first of all, or if there is room for
     more than `_WORTH_CUTTING` characters.
     """
     joined = ""
@@ -261,17 +268,17 @@ def _joined_under_limit(texts: Sequence[str]) -> str:
 
 
 def _left_out_sentence(texts: Sequence[str]) -> str:
-    """The sentence that names texts that are not shown; each begins with its heading."""
+    """The sentence that names the texts that are not shown. Each text begins with its heading."""
     headings = [text.partition("\n")[0].lstrip("# ") for text in texts]
     return f"Left out for length: {', '.join(headings)[:100]}."
 
 
 def _first_lines(text: str, room: int) -> str:
-    """A blank line, and the first lines of a text, as many as `room` characters hold.
+    """A blank line and the first lines of a text, as many as fit into `room` characters.
 
     They end before a code fence, which might not be closed within the room.
     """
-    lines = ["", ""]  # joined, a blank line
+    lines = ["", ""]  # these become a blank line when joined
     for line in text.split("\n"):
         room -= len(line) + 1
         if room < 0 or line.startswith("```"):

@@ -1,4 +1,5 @@
-"""Sections on what a run is based on: its reward, its rows, its settings, its history."""
+"""The report's sections on what a run is based on: its reward, its rows, its settings, its
+history."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -21,16 +22,16 @@ from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig
 from envs.audit.rescore import differing
 
-_SOURCES, _MATCHES = 6, 5  # versions trained on, and held-out tasks in rows, shown at most
-_PROBLEMS = 6  # of an audit, shown at most
-_LINK_HASH = 12  # digits of a link's hash shown; `honesmith verify` checks all of them
+_SOURCES, _MATCHES = 6, 5  # most versions trained on, and most examples of shared rows, shown
+_PROBLEMS = 6  # most problems of an audit that are shown
+_LINK_HASH = 12  # digits of a link's hash that are shown; `honesmith verify` checks all of them
 _HASH = 64  # digits of a sha256; longer values are cut
 
 
 def audit(dossier: Dossier) -> Section | None:
     """The section on the reward audit: what the environment pays for answers that solve nothing.
 
-    None where the environment was not audited.
+    Returns None if the environment was not audited.
     """
     audit_result = dossier.audit
     if audit_result is None:
@@ -53,7 +54,7 @@ def audit(dossier: Dossier) -> Section | None:
 
 
 def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, str]:
-    """The verdict of the audit as a tag, and its headline, which make a line together.
+    """The verdict of the audit as a tag, and its headline as text; together they make one line.
 
     `risk_accepted` says that the run was trained although the audit failed.
     """
@@ -66,19 +67,20 @@ def _audit_conclusion(audit_result: Audit, risk_accepted: bool) -> tuple[Tag, st
 
 
 def _probes_table(probes: Sequence[ProbeLine]) -> blocks.Table:
-    """The table of the kinds of answers that the audit tried, with what each earns."""
+    """The table of the kinds of wrong answers (probes) that the audit tried, with what each
+    earns."""
     heads = ("answer", "mean reward", "", "paid on", "gold above on", "")
     styles = ("", "num", "rest", "num", "num rest", "")
     return blocks.Table(heads, [_probe_row(probe) for probe in probes], styles)
 
 
 def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
-    """Make the row of the table for one kind of answer that solves nothing, and what it earns.
+    """The table row of one kind of wrong answer (probe).
 
-    Its cells: the kind, the mean reward as a number and as a bar, the share of rows that pay it,
-    the share of rows whose reference answer earns more ("" if not measured), and the verdict.
+    Its cells: the kind, the mean reward as a number and as a bar, the share of rows that pay for
+    it, the share of rows whose reference answer earns more ("" if not measured), and the verdict.
     """
-    # The share of rows whose reference answer (gold) earns more; "" where that was not measured.
+    # "Gold" is the reference answer.
     gold_above = percent(probe.separated, digits=0) if probe.separated is not None else ""
     return (
         Cell(probe.probe, note=probe.what),
@@ -91,11 +93,10 @@ def _probe_row(probe: ProbeLine) -> tuple[str | Tag | Cell, ...]:
 
 
 def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
-    """What the table of probes does not show, as (name, value).
+    """Facts of the audit that the table of probes does not show, as (name, value).
 
-    All are facts from the audit but the last, which tells what came of scoring the run's answers to
-    the held-out tasks (the exam) again. What the audit did not look at is left out: older audits
-    looked at less.
+    The last one is not from the audit: it is the result of scoring the run's answers to the
+    held-out tasks (the exam) again. Checks that an older audit did not make are left out.
     """
     facts = [
         ("scored", _scored_text(audit_result)),
@@ -109,7 +110,7 @@ def audit_facts(dossier: Dossier, audit_result: Audit) -> list[tuple[str, str]]:
 
 
 def _scored_text(audit_result: Audit) -> str:
-    """How many rows the audit scored; "" if it did not write that."""
+    """How many rows the audit scored; "" if an older audit did not record that."""
     # Only fields that the audit wrote are in `model_fields_set`; others have a default.
     if "share" not in audit_result.model_fields_set:
         return ""
@@ -118,14 +119,14 @@ def _scored_text(audit_result: Audit) -> str:
 
 
 def _score_time_text(seconds: float | None) -> str:
-    """The time that 95 % of the scores stay under; "" where none was measured."""
+    """The time below which 95 % of the scores stay; "" if none was measured."""
     return f"{1000 * seconds:.2g} ms (95 %)" if seconds else ""
 
 
 def _top_reward_text(audit_result: Audit) -> str:
     """How many answers earn the highest reward, and how many different rewards there are.
 
-    "" if that was not measured.
+    Returns "" if that was not measured.
     """
     saturation = audit_result.saturation
     if saturation.gold_at_top is None or saturation.others_at_top is None:
@@ -137,7 +138,8 @@ def _top_reward_text(audit_result: Audit) -> str:
 
 
 def _repeat_text(audit_result: Audit) -> str:
-    """Whether answers got the same reward when the audit scored them again; "" if it did not."""
+    """Whether answers got the same reward when the audit scored them again; "" if it did not do
+    so."""
     if "order_dependent" not in audit_result.model_fields_set:
         return ""
     if audit_result.order_dependent:
@@ -148,10 +150,10 @@ def _repeat_text(audit_result: Audit) -> str:
 
 
 def _rescoring_text(scores: Mapping[str, object]) -> str:
-    """How many answers got a different reward when a fresh process scored them again.
+    """How many answers got a different reward when a fresh process scored them again, and whether
+    their reward differs each time.
 
-    It also says if the reward differs from one scoring to the next. `scores` is a stored rescoring;
-    "" where no answers were scored again.
+    `scores` is a stored rescoring. Returns "" if no answers were scored again.
     """
     if not scores.get("scored"):
         return ""
@@ -160,7 +162,8 @@ def _rescoring_text(scores: Mapping[str, object]) -> str:
 
 
 def contamination(dossier: Dossier) -> Section | None:
-    """The section on training rows that contain held-out tasks; None where nothing was compared."""
+    """The section on training rows that contain held-out tasks. Returns None if nothing was
+    compared."""
     overlap = dossier.contamination
     if not overlap.headline:
         return None
@@ -178,9 +181,9 @@ def contamination(dossier: Dossier) -> Section | None:
 
 
 def _contamination_text(overlap: Contamination) -> str:
-    """The result in a sentence, and how many tasks the verdict leaves out for it.
+    """The result in a sentence, and how many tasks the verdict leaves out because of it.
 
-    It begins with a blank, because it stands behind a tag.
+    The text begins with a blank, because it follows a tag.
     """
     text = f" {sentence_case(overlap.headline)}."
     leaked_count = len(overlap.leaked)
@@ -193,10 +196,10 @@ def _contamination_text(overlap: Contamination) -> str:
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
     """The table of what was trained on, with one row per source of training rows.
 
-    It counts the held-out tasks that the source has a match with, by the kind of match.
+    A row counts the held-out tasks that match rows of the source, by kind of match.
     """
     matches = ("same text", "same words", "long sequence")  # in the order of `KINDS`
-    heads = ("trained on", "by", "rows", "tasks held out", *matches)  # by: which run
+    heads = ("trained on", "by", "rows", "tasks held out", *matches)  # "by" is the run
     styles = ("name", "", "num rest", "num", "num", "num", "num")
     return blocks.Table(heads, [_source_row(source) for source in sources], styles)
 
@@ -218,14 +221,16 @@ def _match_text(match: SharedPair) -> str:
 
 
 def _source_row(source: SharedRows) -> list[str]:
-    """A row of the table: what was trained on, and how many held-out tasks each match is of."""
+    """The table row of one source: what was trained on, and the number of held-out tasks by kind of
+    match."""
     row_count, task_count = value_text(source.train), value_text(source.heldout)
     match_counts = [str(source.count(kind)) for kind in KINDS]
     return [source.env_id, source.run_id or "this run", row_count, task_count, *match_counts]
 
 
 def cost(dossier: Dossier) -> Section | None:
-    """The section on device time and money, estimated and used; None where neither is known."""
+    """The section on device time and money, estimated and used. Returns None if neither is
+    known."""
     hours, estimate = dossier.device_hours, dossier.estimate
     panel_blocks: list[Block] = []
     facts = []
@@ -248,7 +253,8 @@ def cost(dossier: Dossier) -> Section | None:
 
 
 def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Figure:
-    """Draw the estimated device hours as a bar, with `hours_used` as a mark; None draws no mark."""
+    """The drawing of the estimated device hours as a bar; `hours_used`, if known, is a mark on
+    it."""
     expected_hours = estimate.gpu_hours
     used_text = f"used {duration(hours_used)}" if hours_used is not None else ""
     estimated_range = charts.Range(
@@ -271,7 +277,7 @@ def _estimate_figure(estimate: Estimate, hours_used: float | None) -> blocks.Fig
 def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[str, str]]:
     """The facts of an estimate, as (name, value).
 
-    The money spent is one of them only if a price per hour and the hours used are known.
+    The money spent is included only if the price per hour and the hours used are known.
     """
     expected_hours = estimate.gpu_hours
     bounds = f"{duration(expected_hours.low)} to {duration(expected_hours.high)}"
@@ -287,7 +293,8 @@ def _estimate_facts(estimate: Estimate, hours_used: float | None) -> list[tuple[
 
 
 def settings(dossier: Dossier) -> Section | None:
-    """The section with every setting, its value and where that came from; None without settings."""
+    """The section with every setting, its value and its source. Returns None if there are no
+    settings."""
     rows = [(name, value_text(value), source) for name, value, source in dossier.settings]
     if not rows:
         return None
@@ -300,7 +307,7 @@ def settings(dossier: Dossier) -> Section | None:
 
 
 def lineage(dossier: Dossier) -> Section:
-    """The section on the runs this one descends from, or on the models that were evaluated."""
+    """The section on the runs that this run descends from, or on the models that were evaluated."""
     if dossier.row.kind == "train":
         steps = blocks.Steps(dossier.lineage, style="way")
         lead = "From the base model to this run."
@@ -311,10 +318,10 @@ def lineage(dossier: Dossier) -> Section:
 
 
 def provenance(dossier: Dossier) -> Section | None:
-    """The section on the run's chain, which has one link for each stage of the run.
+    """The section on the run's chain of hashes, which has one link for each stage of the run.
 
-    A link records the hashes of the stage's files and of the link before. None where no link was
-    written.
+    A link holds the hashes of the stage's files and of the previous link. Returns None if there is
+    no link.
     """
     chain = dossier.provenance
     if chain is None or not chain.links:
@@ -336,15 +343,16 @@ def provenance(dossier: Dossier) -> Section | None:
 
 
 def _link_station(link: SealedLink) -> Station:
-    """A link of the chain as a step: its name, how many files it holds, and its hash."""
+    """A link of the chain of hashes as a step: its name, how many files it holds, and its hash."""
     files = counted(len(link.files), "file") if link.files else "nothing to seal"
     return Station("link", link.name, detail=files, code=link.hash[:_LINK_HASH])
 
 
 def hashes(dossier: Dossier) -> Section | None:
-    """The section with the hashes of what the run used, and the versions of what ran it.
+    """The section with the hashes of what the run used, and the versions of the software that ran
+    it.
 
-    None where neither is known.
+    Returns None if neither is known.
     """
     section_blocks: list[Block] = []
     if dossier.hashes:
@@ -360,8 +368,8 @@ def hashes(dossier: Dossier) -> Section | None:
 
 
 def _versions(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, version) of the software that ran the run, then ("machine", what it has) and, for each
-    fast path that does not work on its device, ("switched off", its name and the reason)."""
+    """(name, version) of the software that ran the run; then ("machine", its hardware); then
+    ("switched off", name and reason) for each fast path that does not work on the device."""
     versions = [(str(name), str(value)) for name, value in (manifest.get("versions") or {}).items()]
     hardware = manifest.get("hardware")
     if hardware:
@@ -389,11 +397,11 @@ def card_head(dossier: Dossier) -> str:
 
 
 def training(dossier: Dossier) -> Section | None:
-    """The section of a model card on how the model was trained; None for an evaluation."""
+    """The section of a model card on how the model was trained. Returns None for an evaluation."""
     row, config, manifest = dossier.row, dossier.config, dossier.manifest
     if row.kind != "train":
         return None
-    # The manifest says what the trainer used, which counts more than what was asked for.
+    # The manifest says which seed the trainer used; the config only which one was asked for.
     seed_asked = config.settings.seed if isinstance(config, TrainConfig) else None
     facts = [
         ("algorithm", row.algorithm),
@@ -410,7 +418,8 @@ def training(dossier: Dossier) -> Section | None:
 
 
 def _reward_facts(dossier: Dossier) -> list[tuple[str, str]]:
-    """(name, value) facts on how far the reward can be trusted; [] where there was no audit."""
+    """Facts on how far the reward can be trusted, as (name, value). Returns [] if there was no
+    audit."""
     facts = []
     if dossier.audit is not None and dossier.audit.headline:
         facts.append(("reward audit", dossier.audit.headline))
@@ -422,7 +431,7 @@ def _reward_facts(dossier: Dossier) -> list[tuple[str, str]]:
 def use(dossier: Dossier) -> Section | None:
     """The section of a model card on serving and exporting the model.
 
-    None for an evaluation, and where there is no checkpoint.
+    Returns None for an evaluation, and if there is no checkpoint.
     """
     if dossier.row.kind != "train" or dossier.run.latest_checkpoint() is None:
         return None

@@ -1,4 +1,4 @@
-"""The section on what becomes of models when their tasks are asked in other words."""
+"""The report's section on how models do if their tasks are asked in other words (reworded)."""
 
 from collections.abc import Sequence
 
@@ -22,10 +22,10 @@ _STYLES = ("name", "num", "num", "num", "num", "", "num rest", "rest")
 
 
 def other_words(dossier: Dossier) -> Section | None:
-    """The section of the report on tasks in other words; None where no task was reworded.
+    """The section on reworded tasks. Returns None if no task was reworded.
 
     It has a table with a row for each model and kind of rewording, then an example for each kind in
-    which a model is fragile.
+    which a model is fragile (significantly worse).
     """
     results = dossier.verdict.robustness
     if not results:
@@ -47,16 +47,16 @@ def other_words(dossier: Dossier) -> Section | None:
 
 
 def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]:
-    """A row of the table for each kind of other words that a model was asked in."""
+    """The table rows of one model, one for each kind of rewording."""
     name = dossier.redact.text(probed.model)
     return [(name, *_cells(kind)) for kind in probed.kinds]
 
 
 def _cells(kind: KindResult) -> tuple[str | Tag, ...]:
-    """The table cells of one kind of rewording, without that of the model's name, the first.
+    """The table cells of one kind of rewording, after the cell with the model's name.
 
     They are: level before, level after, change, its interval, the verdict, the number of tasks, and
-    the kind with what was left out. The numbers are "" where nothing was compared.
+    the kind with what was left out. The numbers are "" if nothing was compared.
     """
     outcome, measure = kind.outcome, kind.measure
     if outcome is None or measure is None:

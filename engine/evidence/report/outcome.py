@@ -1,4 +1,4 @@
-"""Sections on the result of a run: its verdict, and the tasks and skills behind it."""
+"""The report's sections on the result of a run: its verdict, and the tasks and skills behind it."""
 
 from collections.abc import Sequence
 
@@ -13,21 +13,21 @@ from engine.home.rows import TERMINAL
 from engine.home.sanitize import Redactor, clip, one_line
 from engine.records.lines.evaluation_row import EvaluationRow
 
-_ModelRow = tuple[str | blocks.Cell | Tag, ...]  # of the table of models
+_ModelRow = tuple[str | blocks.Cell | Tag, ...]  # a row of the table of models
 
-_ALERTS = 6  # shown at most
-_ALERT_CHARS = 300  # of each alert that are shown at most
-_NOTE_CHARS = 600  # of the user's note that are shown at most
-_REASON_CHARS = 2000  # of the reason why a run ended, and of the hint, that are shown at most
-_MARKDOWN_EXAMPLES = 2  # tasks gained, and as many lost, that Markdown shows too
+_ALERTS = 6  # most alerts that are shown
+_ALERT_CHARS = 300  # most characters of each alert
+_NOTE_CHARS = 600  # most characters of the user's note
+_REASON_CHARS = 2000  # most characters of the reason why a run ended, and of the hint
+_MARKDOWN_EXAMPLES = 2  # most gained tasks that Markdown shows too, and most lost ones
 
 
 def headline(dossier: Dossier) -> tuple[str, str]:
-    """(the word over the report, the name of the page's colour).
+    """(the word above the report, the name of the page's colour).
 
-    The word is the verdict, such as "No difference"; the state of a run that failed, was cancelled
-    or goes on; "Evaluated" for an evaluation of one model. The colour is "failed", "running" (also
-    for "Evaluated") or named after the verdict.
+    The word is the verdict, such as "No difference"; for a run that failed, was cancelled or is
+    under way its state; for an evaluation of one model "Evaluated". The colour is "failed",
+    "running" (also for "Evaluated") or named after the verdict.
     """
     row = dossier.row
     if row.state in ("failed", "cancelled"):
@@ -41,7 +41,7 @@ def headline(dossier: Dossier) -> tuple[str, str]:
 
 
 def verdict(dossier: Dossier) -> Section:
-    """The section with the verdict's sentence, the change with its interval, and remarks."""
+    """The section with the verdict's sentence, the change with its interval, and notes."""
     word, _ = headline(dossier)
     comparison = dossier.comparison
     section_blocks: list[Block] = [
@@ -62,25 +62,25 @@ def verdict(dossier: Dossier) -> Section:
 
 
 def _change_blocks(dossier: Dossier, comparison: Comparison, measure: Measure) -> list[Block]:
-    """The measured change as a drawing, and its numbers as a table."""
+    """The measured change: a drawing, and a table of its numbers."""
     heads = ("", "value", "95 % interval, or why")
     rows = _figures(dossier, comparison, measure)
     return [_effect_figure(comparison, measure), blocks.Table(heads, rows, style="figures")]
 
 
 def _summary(dossier: Dossier, word: str) -> str:
-    """The verdict's sentence for the page, without `word`, which is the headline there.
+    """The verdict's sentence for the page, without `word`, because the headline shows that.
 
-    A run that goes on has no verdict yet; the sentence then says why.
+    A run under way has no verdict yet; the sentence then says why.
     """
     summary = dossier.verdict.summary
     if dossier.row.state not in TERMINAL:
         text = f"No verdict yet: {dossier.verdict.comparison.reason or 'the run goes on'}."
     elif summary.startswith(f"{word}: "):
         text = sentence_case(summary.removeprefix(f"{word}: "))
-    else:  # the word may stand behind the run's id
+    else:  # the word may follow the run's id, as in "r-1: Better: ..."
         text = summary.replace(f": {word}: ", ": ", 1)
-    return text.replace(" %", "\u00a0%")  # so that no line breaks before the sign
+    return text.replace(" %", "\u00a0%")  # a blank at which lines do not break
 
 
 def sentence_case(text: str) -> str:
@@ -89,9 +89,10 @@ def sentence_case(text: str) -> str:
 
 
 def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
-    """Draw a change with its interval; the caption says what counts as no difference.
+    """The drawing of a change with its interval; the caption says which changes count as no
+    difference.
 
-    `measure` is the one that `comparison` is by; it decides how numbers are written.
+    `measure` is what `comparison` compares; it decides how numbers are written.
     """
     effect = _effect(comparison, measure)
     label = f"Change {charts.signed(effect.value, effect.is_share)}, 95 % interval"
@@ -107,7 +108,7 @@ def _effect_figure(comparison: Comparison, measure: Measure) -> blocks.Figure:
 
 
 def _effect(comparison: Comparison, measure: Measure) -> charts.Effect:
-    """The change with its interval, to be drawn; what was not measured is 0."""
+    """The change with its interval, to be drawn. Numbers that were not measured are 0."""
     outcome = comparison.outcome
     return charts.Effect(
         low=outcome.low or 0.0,
@@ -130,10 +131,10 @@ def _figures(
 ) -> list[tuple[str, str, str]]:
     """The numbers of the comparison, as rows of (name, value, remark).
 
-    First the mean results (levels) before and after, as far as they were measured. Then the number
-    of tasks, the p value, and the smallest change that the comparison would find. Training
-    runs report on half of the held-out tasks (TEST), because the other half chose the checkpoint,
-    or on all of them where dev tasks chose it.
+    First the mean results (levels) before and after, if they were measured. Then the number of
+    tasks, the p value, and the smallest change that the comparison would detect. Training runs
+    report on half of the held-out tasks (TEST), because the other half chose the checkpoint, or on
+    all of them if dev tasks chose it.
     """
     outcome, sides = comparison.outcome, dossier.sides
     reports_on_half = sides is not None and sides.half == TEST
@@ -142,7 +143,7 @@ def _figures(
     )
     if sides is not None and sides.dev:
         tasks_remark = "all held-out tasks: dev tasks chose the checkpoint"
-    test_name, _, _ = outcome.method.partition(",")  # without the kind of interval
+    test_name, _, _ = outcome.method.partition(",")  # the rest names the kind of interval
     smallest_change = _without_sign(outcome.detectable, measure)
     return [
         *_level_figures(dossier, comparison, measure),
@@ -153,7 +154,7 @@ def _figures(
 
 
 def _p_text(p: float | None) -> str:
-    """A p value as text. Without a test (None) nothing speaks for a change, as with 1."""
+    """A p value as text. Without a test (None) it is shown as 1: nothing speaks for a change."""
     p = 1.0 if p is None else p
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
@@ -161,7 +162,7 @@ def _p_text(p: float | None) -> str:
 def _level_figures(
     dossier: Dossier, comparison: Comparison, measure: Measure
 ) -> list[tuple[str, str, str]]:
-    """The mean results (levels) of the model before and after, as rows of (name, value, interval).
+    """The mean results (levels) of both sides, as rows of (name, value, interval).
 
     A result that was not measured has no row.
     """
@@ -178,16 +179,13 @@ def _level_figures(
 
 
 def _interval_text(low: float | None, high: float | None, measure: Measure) -> str:
-    """An interval as "low to high", in the unit of the measure."""
+    """An interval as text, "low to high", in the unit of the measure."""
     return f"{show(low, measure)} to {show(high, measure)}"
 
 
 def _notes(dossier: Dossier) -> list[Note]:
-    """Remarks on a run, where they apply.
-
-    In this order: why it ended, what to do next, what was expected beforehand, warnings about the
-    verdict, alerts.
-    """
+    """Notes on a run, in this order: why it ended, what to do next, what was expected beforehand,
+    warnings about the verdict, alerts."""
     warnings = dossier.verdict.warnings
     return [
         *_end_notes(dossier),
@@ -200,12 +198,12 @@ def _notes(dossier: Dossier) -> list[Note]:
 
 
 def _end_notes(dossier: Dossier) -> list[Note]:
-    """Why the run ended; [] for one that ended well and gave no reason."""
+    """A note on why the run ended. Returns [] for a run that ended well and gave no reason."""
     row = dossier.row
     ended_badly = row.state in ("failed", "cancelled")
     if not row.reason and not ended_badly:
         return []
-    reason = dossier.redact.text(row.reason)  # "" leaves the label alone to tell how it ended
+    reason = dossier.redact.text(row.reason)  # may be "": the label still says how it ended
     if dossier.failure_evidence:
         reason += f" ({dossier.failure_evidence})"
     mood = "fail" if ended_badly else "plain"
@@ -213,8 +211,8 @@ def _end_notes(dossier: Dossier) -> list[Note]:
 
 
 def _hint_notes(dossier: Dossier) -> list[Note]:
-    """What to do next, and from which checkpoint; [] where there is no hint."""
-    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" where there is no hint
+    """A note on what to do next, and from which checkpoint. Returns [] if there is no hint."""
+    hint_text = dossier.redact.text(str(dossier.row.hint))  # "" if there is no hint
     if not hint_text:
         return []
     latest = dossier.run.latest_checkpoint()
@@ -223,7 +221,8 @@ def _hint_notes(dossier: Dossier) -> list[Note]:
 
 
 def _expectation_notes(dossier: Dossier) -> list[Note]:
-    """Which verdict was expected beforehand, and whether it came; [] if none was."""
+    """A note on which verdict was expected beforehand, and whether it came true. Returns [] if none
+    was."""
     training = dossier.verdict.training
     if training is None or not training.expected:
         return []
@@ -236,8 +235,8 @@ def _expectation_notes(dossier: Dossier) -> list[Note]:
 def models(dossier: Dossier) -> Section | None:
     """The section with the models of an evaluation.
 
-    Each is shown with its mean result (its level) and the verdict against the first model. None for
-    a training run, for models compared by their loss, and where nothing was scored.
+    Each is shown with its mean result (its level) and the verdict against the first model. Returns
+    None for a training run, for models compared by their loss, and if nothing was scored.
     """
     evaluation, measure = dossier.verdict.evaluation, dossier.verdict.comparison.measure
     if evaluation is None or measure is None or measure == "loss":
@@ -260,7 +259,7 @@ def _model_rows(
 ) -> list[_ModelRow] | None:
     """A table row for each model whose mean result (its level) has an interval.
 
-    None where no level has one. `redact` takes secrets out of the names of models.
+    Returns None if no level has one. `redact` removes secrets from the names of models.
     """
     levels = [(facts.model, facts.level) for facts in evaluation.models if facts.level is not None]
     axis = _axis_of_levels([level for _, level in levels], measure)
@@ -277,7 +276,8 @@ def _model_rows(
 
 
 def _axis_of_levels(levels: Sequence[Level], measure: Measure) -> tuple[float, float] | None:
-    """(lowest, highest) value of the axis that all levels are drawn on; None without intervals."""
+    """(lowest, highest) value of the axis on which all levels are drawn. None if no level has an
+    interval."""
     ends = [end for level in levels for end in level.interval if end is not None]
     if not ends:
         return None
@@ -291,10 +291,10 @@ def _model_row(
     axis: tuple[float, float],
     measure: Measure,
 ) -> _ModelRow | None:
-    """The row of one model in the table of models; None where its level has no interval.
+    """The row of one model in the table of models. Returns None if its level has no interval.
 
-    `level` is the model's mean result; `comparison` is that with the first model, None for the
-    first itself; `axis` is the lowest and the highest value of the drawing.
+    `level` is the model's mean result; `comparison` compares it with the first model and is None
+    for the first model itself; `axis` is the lowest and the highest value of the drawing.
     """
     interval = _interval_cell(level, axis, measure)
     if interval is None:
@@ -308,9 +308,10 @@ def _model_row(
 
 
 def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) -> blocks.Cell | None:
-    """A model's mean result (its level) with the interval, as a drawing.
+    """A cell with a drawing of a model's mean result (its level) and the interval.
 
-    None where either was not measured. `axis` is the lowest and the highest value of the drawing.
+    Returns None if either was not measured. `axis` is the lowest and the highest value of the
+    drawing.
     """
     value = level.rounded_value
     low, high = level.interval
@@ -323,8 +324,8 @@ def _interval_cell(level: Level, axis: tuple[float, float], measure: Measure) ->
 def tasks(dossier: Dossier) -> Section | None:
     """The section on how many tasks were gained, lost and unchanged.
 
-    None where nothing was compared, and for a comparison by loss, where no task counts as gained or
-    lost.
+    Returns None if nothing was compared, and for a comparison by loss, in which no task counts as
+    gained or lost.
     """
     comparison = dossier.comparison
     if comparison is None or comparison.outcome.diff is None or comparison.measure == "loss":
@@ -346,10 +347,10 @@ def tasks(dossier: Dossier) -> Section | None:
 def _unchanged_parts(
     unchanged_count: int, solved_twice_count: int | None
 ) -> list[tuple[str, int, str]]:
-    """The tasks whose result did not change, divided by what happened to them.
+    """The tasks whose result did not change, as parts (what happened, how many tasks, CSS class).
 
-    A part is (what happened, how many tasks, CSS class of their colour). `solved_twice_count` tasks
-    were solved before and after; None where that is not known.
+    `solved_twice_count` tasks were solved before and after: the rest are wrong both times. If it is
+    None (not known), all are one part.
     """
     if solved_twice_count is None:
         return [("unchanged", unchanged_count, "same")]
@@ -362,7 +363,7 @@ def _unchanged_parts(
 def _solved_twice(dossier: Dossier) -> int | None:
     """How many tasks were solved both before and after.
 
-    None where a task has several attempts, some of which may be right and others wrong.
+    Returns None if a task has several attempts, of which some may be right and others wrong.
     """
     sides = dossier.sides
     # As many rows as tasks means one attempt at each.
@@ -372,18 +373,19 @@ def _solved_twice(dossier: Dossier) -> int | None:
 
 
 def _solved_tasks(rows: Sequence[EvaluationRow]) -> set[str]:
-    """The ids of the tasks that were scored as solved."""
+    """The ids of the tasks that were solved."""
     return {row.task for row in rows if not row.error and row.success}
 
 
 def answers(dossier: Dossier) -> Section | None:
-    """The section with some tasks whose result changed, and both answers to them.
+    """The section with some tasks whose result changed, and both answers to each.
 
-    None without such tasks, for an evaluation of one model, and where models were compared by their
-    loss, which involves no answers.
+    Returns None if there are no such tasks, for an evaluation of one model, and if models were
+    compared by their loss, which involves no answers.
     """
     sides, flips = dossier.sides, dossier.flips
-    if sides is None or (dossier.comparison and dossier.comparison.measure == "loss"):
+    measure = dossier.comparison.measure if dossier.comparison else None
+    if sides is None or measure == "loss":
         return None
     names = (sides.before_name, sides.after_name)
     answer_blocks = [
@@ -404,7 +406,7 @@ def _answer_blocks(
 ) -> list[Block]:
     """A block for each task that was gained or lost (`direction`), with both answers to it.
 
-    `names` are those of the models before and after.
+    `names` are the names of the models before and after.
     """
     answer_blocks: list[Block] = []
     for index, example in enumerate(examples):
@@ -415,9 +417,10 @@ def _answer_blocks(
 
 
 def skills(dossier: Dossier) -> Section | None:
-    """The section on skills that the model had before training; None where they were not measured.
+    """The section on skills that the model had before training. Returns None if they were not
+    measured.
 
-    Each is measured with a set of questions (a battery).
+    Each skill is measured with a battery (a set of questions).
     """
     kept_skills = dossier.verdict.kept_skills
     if kept_skills is None or not kept_skills.every_battery:

@@ -1,4 +1,4 @@
-"""The section on the course of a run: held-out results and metrics over its steps."""
+"""The report's section on the course of a run: held-out results and metrics over its steps."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,16 @@ from engine.evidence.verdict.holdout_reuse import HoldoutUse
 from engine.home.halves import choosing
 from engine.records.lines.curves import main_columns, short, spark
 
-_SMALL_CHARTS = 9  # drawn at most
-_ROWS = 14  # metrics in the table of the Markdown report
+_SMALL_CHARTS = 9  # most small charts that are drawn
+_ROWS = 14  # most metrics in the table of the Markdown report
 
 
 def curves(dossier: Dossier) -> blocks.Section | None:
-    """The section with held-out results and metrics over the run; None with nothing to show.
+    """The section with held-out results and metrics over the run. Returns None if there is nothing
+    to show.
 
-    The page draws them. Markdown has a table with the first, last, lowest and highest value of each
-    metric, and a tiny curve of text characters.
+    The HTML page draws curves. The Markdown report has a table with the first, last, lowest and
+    highest value of each metric, and a tiny curve of text characters.
     """
     section_blocks: list[blocks.Block] = []
     lead: list[str] = []
@@ -41,7 +42,8 @@ def curves(dossier: Dossier) -> blocks.Section | None:
 
 
 def _held_out_line(dossier: Dossier) -> str:
-    """What the held-out tasks decide in this run, and how often they were used to choose so far.
+    """The sentences on what the held-out tasks decide in this run, and how often they were used to
+    choose.
 
     The second part is left out if they were never used, or if there is no training verdict.
     """
@@ -69,10 +71,7 @@ def _held_out_line(dossier: Dossier) -> str:
 
 
 def _uses_text(holdout_use: HoldoutUse) -> str:
-    """What held-out tasks were used for, such as "2 runs judged, 8 checkpoints compared".
-
-    Only the count of runs has a singular.
-    """
+    """What held-out tasks were used for, such as "2 runs judged, 8 checkpoints compared"."""
     runs = "1 run" if holdout_use.judged == 1 else f"{holdout_use.judged} runs"
     text = f"{runs} judged, {holdout_use.checkpoints} checkpoints compared"
     if holdout_use.evaluations:
@@ -81,9 +80,9 @@ def _uses_text(holdout_use: HoldoutUse) -> str:
 
 
 def _main_chart(dossier: Dossier) -> blocks.Panel | None:
-    """The chart of the held-out results.
+    """The large chart of the held-out results.
 
-    None with fewer than two evaluations, or without a held-out metric.
+    Returns None if there are fewer than two evaluations, or no held-out metric.
     """
     name = _held_out_name(dossier)
     if len(dossier.held_out_results) < 2 or not name:
@@ -98,7 +97,7 @@ def _main_chart(dossier: Dossier) -> blocks.Panel | None:
 def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
     """The held-out results over the steps, with their intervals and a line at the best step.
 
-    Marks show the results at the start and at the best step on that half of the tasks which did not
+    Marks show the results at step 0 and at the best step on the half of the tasks that did not
     choose the best step.
     """
     results = dossier.held_out_results
@@ -120,7 +119,7 @@ def _held_out_curve(dossier: Dossier, is_share: bool) -> charts.Curve:
 
 
 def _best_step(dossier: Dossier) -> int | None:
-    """The step of the run's best checkpoint; None without one."""
+    """The step of the run's best checkpoint; None if there is none."""
     checkpoint = dossier.run.resolve_checkpoint("best")
     if checkpoint is None:
         return None
@@ -130,7 +129,7 @@ def _best_step(dossier: Dossier) -> int | None:
 
 
 def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
-    """(CSS class, meaning) of what is drawn in the chart of the held-out results."""
+    """The legend of the held-out chart: (CSS class, meaning) of each thing that is drawn."""
     legend = [("choosing", "tasks that choose")]
     if curve.band:
         legend.append(("interval", "95 % interval"))
@@ -142,8 +141,8 @@ def _legend(curve: charts.Curve) -> list[tuple[str, str]]:
 def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]:
     """The results at step 0 and at the best step, as (step, low, value, high).
 
-    They are measured on one half of the held-out tasks (TEST); the other half chose the best step.
-    [] where the tasks were not split into halves, and before a checkpoint was evaluated.
+    They are measured on the test half of the held-out tasks; the other half chose the best step.
+    Returns [] if the tasks were not split into halves, and before a checkpoint was evaluated.
     """
     comparison, sides = dossier.comparison, dossier.sides
     if comparison is None or sides is None or sides.half != TEST or sides.step is None:
@@ -151,15 +150,15 @@ def _reported_marks(dossier: Dossier) -> list[tuple[float, float, float, float]]
     marks: list[tuple[float, float, float, float]] = []
     for step, level in ((0, comparison.before), (sides.step, comparison.after)):
         if level is not None and level.value is not None:
-            # A level with a value has an interval; `or 0.0` is for the type alone.
+            # A level with a value has an interval; `or 0.0` only satisfies the type checker.
             marks.append((step, level.low or 0.0, level.value, level.high or 0.0))
     return marks
 
 
 def _group_panel(dossier: Dossier) -> list[blocks.Panel]:
-    """The panel with a chart of how many groups of each step taught something, were too easy or too
-    hard; [] for a run without groups, such as one of SFT. The page shows it, the Markdown report
-    does not."""
+    """The panel with a chart of the kinds of groups at each step (they teach, are too easy or too
+    hard), as a list of one. Only the HTML page shows it. Returns [] for a run without groups, such
+    as SFT."""
     wide = stacked.group_chart(dossier.metrics.lines, charts.WIDE, height=220)
     if not wide:
         return []
@@ -171,7 +170,7 @@ def _group_panel(dossier: Dossier) -> list[blocks.Panel]:
 def _held_out_name(dossier: Dossier) -> str:
     """The name of the held-out metric that the verdict is about, such as "heldout_success".
 
-    Without a verdict the first metric that was measured; "" without any.
+    Without a verdict it is the first of success, reward and loss that was measured; "" if none was.
     """
     measure = dossier.comparison.measure if dossier.comparison else None
     if measure:
@@ -183,22 +182,23 @@ def _held_out_name(dossier: Dossier) -> str:
 
 
 def _small_charts(dossier: Dossier) -> list[blocks.Panel]:
-    """A small chart, with its meaning, for each main metric that is not drawn large already.
+    """A small chart with an explanation for each main metric that is not in the large chart.
 
     At most `_SMALL_CHARTS` of them. A metric with fewer than two values gets none.
     """
     # The main chart shows the held-out results already.
     left_out = {_held_out_name(dossier), "heldout_reward"}
     names = [name for name in dossier.metrics.columns if name not in left_out]
-    main_names = main_columns(names, limit=len(names))  # no limit yet: some may have no curve
+    main_names = main_columns(names, limit=len(names))  # all: some may have no curve to draw
     curves_by_name = {name: dossier.metrics.curve(name) for name in main_names}
-    # One point makes no line.
+    # A line needs two points.
     names_to_draw = [name for name, points in curves_by_name.items() if len(points) > 1]
     return [_small_chart(name, curves_by_name[name]) for name in names_to_draw[:_SMALL_CHARTS]]
 
 
 def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
-    """A small chart of one metric, given as (step, value), under what the metric means."""
+    """A small chart of one metric, given as (step, value), below a sentence on what the metric
+    means."""
     metric = METRICS.get(name)
     is_share = metric is not None and metric.unit == "share"
     curve = charts.Curve(points, is_share=is_share, from_zero=is_share)
@@ -208,15 +208,16 @@ def _small_chart(name: str, points: Sequence[charts.Point]) -> blocks.Panel:
 
 
 def _meaning_of_other(name: str) -> str:
-    """The meaning of a metric that the engine does not define: an environment reports it, and with
-    the prefix "heldout_" it is of the held-out tasks by which checkpoints are chosen."""
+    """The meaning of a metric that the engine does not define, as it comes from the environment.
+    With the prefix "heldout_" it is measured on the held-out tasks that choose the checkpoint."""
     if name.startswith("heldout_"):
         return f"{name.removeprefix('heldout_')}, on the held-out tasks that choose."
     return "A metric of the environment."
 
 
 def _curve_rows(dossier: Dossier) -> list[Sequence[str]]:
-    """A row per main metric: its name, first, last, lowest and highest value, and curve as text.
+    """A table row per main metric: name, first, last, lowest and highest value, and the curve as
+    text.
 
     A metric with fewer than two values has no row.
     """

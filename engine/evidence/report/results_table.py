@@ -1,4 +1,4 @@
-"""The answers of a run as a table for other programs: CSV or parquet, a row per answer."""
+"""The answers of a run as a table for other programs: CSV or parquet, one row per answer."""
 
 import contextlib
 import csv
@@ -25,7 +25,7 @@ from envs.json_types import TaskRow
 
 Format = Literal["csv", "parquet"]
 Cell = str | float | int | bool | None
-_HASH_CHARS = 16  # of the SHA-256 of a prompt
+_HASH_CHARS = 16  # hexadecimal digits of the SHA-256 of a prompt
 # The columns that every table has, in this order, with their types. `metrics.NAME` (numbers) and
 # `metadata.KEY` (text) follow.
 COLUMNS: Mapping[str, type] = {
@@ -53,7 +53,7 @@ COLUMNS: Mapping[str, type] = {
 
 @dataclass(frozen=True)
 class WrittenTable(ReplyBase):
-    """A table that was written to `path`, with so many rows and these columns."""
+    """A table that was written to the file `path`, with the number of its rows and its columns."""
 
     run_id: str
     path: str
@@ -63,13 +63,14 @@ class WrittenTable(ReplyBase):
 
 
 def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenTable:
-    """Write every held-out answer of a run, and every answer of an evaluation, into a file.
+    """Write every held-out answer of a training run, or every answer of an evaluation, into a file.
 
-    A row is one answer of one model to one task; of a training run the answers at each evaluated
-    step. Secrets of the environment are hidden. An existing file is replaced.
+    A row is one answer of one model to one task; a training run has answers at each evaluated step.
+    Secrets of the environment are hidden. An existing file is replaced.
 
-    Raises UserError: ENV_SEALED; NO_EVALUATION, the run has no answers; BAD_ARGUMENT, the file
-    cannot be written, or parquet is asked for and pyarrow is not installed.
+    Raises UserError: ENV_SEALED if the environment's tasks must not be shown; NO_EVALUATION if the
+    run has no answers; BAD_ARGUMENT if the file cannot be written, or if parquet is wanted and
+    pyarrow is not installed.
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
@@ -94,8 +95,8 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
 
 
 def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
-    """The rows of the table: by model (of an evaluation) or step (of a training run), and then in
-    the order of the answers."""
+    """The rows of the table: by model (of an evaluation) or by step (of a training run), and within
+    those in the order of the answers."""
     config = run.find_config()
     redact = redactor_for(run.home, config.env_dir if config else None)
     tasks = _tasks(run, config)
@@ -114,8 +115,8 @@ def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
 def _answers(
     run: RunDir, config: RunConfig | None
 ) -> Iterator[tuple[str, int | None, Sequence[EvaluationRow]]]:
-    """(model, step, answers): of each model of an evaluation (step None), or of a training run at
-    each step that was evaluated."""
+    """(model, step, answers) for each model of an evaluation (its step is None), or for each
+    evaluated step of a training run."""
     if isinstance(config, AskingConfig):
         for index, ref in enumerate(config.model_refs):
             yield ref, None, read_evaluation(run.model_evals(index))
@@ -125,7 +126,7 @@ def _answers(
 
 
 def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
-    """The tasks of the run's environment version by id; {} where it is gone."""
+    """The tasks of the run's environment version, by id. Returns {} if the version is gone."""
     name, _, hash12 = (config.env_id if config else "").partition("@")
     if not hash12:
         return {}
@@ -135,7 +136,7 @@ def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
 def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Cell]:
     """One answer as a row: column -> cell, without the columns run, env_id, model and step.
 
-    `task` is the task that was answered; {} where the environment is gone.
+    `task` is the task that was answered; {} if the environment is gone.
     """
     prompt = answer.prompt or task.get("prompt") or []
     row: dict[str, Cell] = {
@@ -163,19 +164,19 @@ def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Ce
 
 
 def _prompt_hash(prompt: Sequence[Mapping[str, Any]]) -> str:
-    """A hash of a prompt's text (hexadecimal, `_HASH_CHARS` characters). Equal prompts have the
-    same in every run and environment."""
+    """A hash of a prompt's text: `_HASH_CHARS` hexadecimal digits. Equal prompts have the same hash
+    in every run and environment."""
     return hashlib.sha256(prompt_key(prompt).encode()).hexdigest()[:_HASH_CHARS]
 
 
 def _as_text(value: object) -> str:
-    """A value of metadata: text as it is, anything else as JSON."""
+    """A value of metadata as text: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _columns(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
-    """The columns of the table with their types: `COLUMNS`, then metrics, then metadata, each by
-    name."""
+    """The columns of the table with their types: `COLUMNS`, then the metrics, then the metadata;
+    the latter two sorted by name."""
     all_names = {name for row in rows for name in row}
     optional_names = sorted(all_names - set(COLUMNS))
     metrics = {name: float for name in optional_names if name.startswith("metrics.")}
@@ -184,7 +185,8 @@ def _columns(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
 
 
 def _as_csv(rows: Iterable[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
-    """The table as CSV in UTF-8: a header, true and false, an empty cell for what is absent."""
+    """The table as CSV in UTF-8: a header, "true" and "false", and an empty cell for a missing
+    value."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(columns)
@@ -194,15 +196,18 @@ def _as_csv(rows: Iterable[Mapping[str, Cell]], columns: Mapping[str, type]) -> 
 
 
 def _csv_cell(value: Cell) -> Cell:
-    """A value as CSV holds it: lower-case truth values, "" for None, else as it is."""
+    """A value for a CSV cell: "true" or "false" for a bool, "" for None, else the value."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else value
 
 
 def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type]) -> bytes:
-    """The table as a parquet file; cells that a row lacks are null. `columns` maps each column to
-    the type of its cells: str, float, int or bool. Raises UserError if pyarrow is missing."""
+    """The table as a parquet file; cells that a row lacks are null.
+
+    `columns` maps each column to the type of its cells: str, float, int or bool. Raises UserError
+    BAD_ARGUMENT if pyarrow is not installed.
+    """
     try:
         import pyarrow  # noqa: PLC0415 # pyright: ignore[reportMissingImports] - optional
         import pyarrow.parquet  # noqa: PLC0415 # pyright: ignore[reportMissingImports]
@@ -228,13 +233,16 @@ def _as_parquet(rows: Sequence[Mapping[str, Cell]], columns: Mapping[str, type])
 
 
 def _storable(value: Cell) -> Cell:
-    """A value without lone surrogates, which parquet's UTF-8 cannot hold."""
+    """A value with lone surrogates replaced by "?", because the UTF-8 of parquet cannot hold
+    them."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write the file, or replace it as a whole: readers see the old content or the new one. Raises
-    UserError BAD_ARGUMENT if it cannot be written."""
+    """Write the file, or replace it as a whole: readers see the old content or the new one.
+
+    Raises UserError BAD_ARGUMENT if it cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""The groups of a GRPO run by kind, over its steps: areas that add up to all groups."""
+"""A chart of the groups of a GRPO run by kind, over its steps: stacked areas that add up to all
+groups."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +10,7 @@ from engine.evidence.signal.kinds import KINDS, Kind
 from engine.records.lines.curves import number
 from engine.records.lines.line_record import Line
 
-# From the ground up: kind -> what the legend says.
+# Kind -> its text in the legend. The areas are stacked in this order, the first at the bottom.
 _MEANINGS: Mapping[Kind, str] = {
     "effective": "rewards differ: these teach",
     "flat_partial": "all alike at a partial reward",
@@ -22,19 +23,25 @@ _Shares = tuple[float, Mapping[Kind, float]]  # a step, and the share of its gro
 
 
 def shares_by_step(lines: Sequence[Line]) -> list[_Shares]:
-    """(step, the share of groups of each kind) of every step whose groups were counted. A kind that
-    a step lacks is 0: earlier versions counted flat_partial as too_hard."""
-    return [
-        (line["step"], {kind: number(line.get(f"groups_{kind}")) or 0.0 for kind in _MEANINGS})
-        for line in lines
-        if number(line.get("groups_effective")) is not None
-    ]
+    """(step, share of groups of each kind) for every step whose groups were counted.
+
+    A kind that a step lacks is 0: earlier versions counted flat_partial as too_hard.
+    """
+    shares_of_steps: list[_Shares] = []
+    for line in lines:
+        if number(line.get("groups_effective")) is not None:
+            shares: dict[Kind, float] = {
+                kind: number(line.get(f"groups_{kind}")) or 0.0 for kind in _MEANINGS
+            }
+            shares_of_steps.append((line["step"], shares))
+    return shares_of_steps
 
 
 def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
-    """The kinds of groups over the steps as SVG; empty with fewer than two steps.
+    """The chart of the kinds of groups over the steps, as SVG; empty if there are fewer than two
+    steps.
 
-    Of many steps each share is a moving average. `width` and `height` are in pixels.
+    If there are many steps, each share is a moving average. `width` and `height` are in pixels.
     """
     steps = shares_by_step(lines)
     if len(steps) < 2:
@@ -52,8 +59,8 @@ def group_chart(lines: Sequence[Line], width: int, height: int) -> Markup:
 
 
 def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
-    """SVG polygons, one for each kind of group, stacked: the lower edge of each is the upper edge
-    of the one before. Edges are lists of (step, height), heights from 0 to 1.
+    """One SVG polygon for each kind of group, stacked: the lower edge of each is the upper edge of
+    the previous one. An edge is a list of (step, height), heights from 0 to 1.
 
     `steps` holds (step, share of each kind of group at that step); the shares are smoothed.
     """
@@ -71,7 +78,8 @@ def _areas(frame: charts.Frame, steps: Sequence[_Shares]) -> list[str]:
 
 
 def _points(frame: charts.Frame, outline: Sequence[tuple[float, float]]) -> str:
-    """An outline of (step, height) as the SVG attribute `points`."""
-    return " ".join(  # rounding may lift the sum of the shares above 1
+    """An outline of (step, height) as text for the SVG attribute `points`, such as "40.0,180.0
+    52.5,91.0"."""
+    return " ".join(  # at most 1, because rounding may lift the sum of the shares above it
         f"{frame.x(step):.1f},{frame.y(min(height, 1.0)):.1f}" for step, height in outline
     )

@@ -44,11 +44,11 @@ _EXAMPLES, _CHARS = 2, 240  # flips that are shown of each kind, and characters 
 
 @dataclass(frozen=True)
 class Flip:
-    """A task that the model did worse in other words; the texts are shortened and have no secrets.
+    """A task that the model did worse in other words. The texts are shortened, without secrets.
 
     Attributes:
         task: its id.
-        asked: the prompt in other words, with the tools where those were reworded.
+        asked: the prompt in other words, with the tools if those were reworded.
         before: the answer to the task as it is.
         after: the answer to the task in other words.
     """
@@ -150,14 +150,17 @@ class Robustness:
 
 
 def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
-    """For each model that is significantly worse on reworded tasks, a warning with the remedy."""
-    return [
-        f"{result.model} depends on the words it was trained with "
-        f"({', '.join(kind.label for kind in result.fragile)}): train with vary_wording = 0.5, or "
-        "give the rows texts of their own (tools of a task, a system message)."
-        for result in probed
-        if result.fragile
-    ]
+    """A warning with the remedy for each model that is significantly worse on reworded tasks."""
+    warnings = []
+    for result in probed:
+        if result.fragile:
+            kinds = ", ".join(kind.label for kind in result.fragile)
+            warnings.append(
+                f"{result.model} depends on the words it was trained with ({kinds}): train with "
+                "vary_wording = 0.5, or give the rows texts of their own (tools of a task, a "
+                "system message)."
+            )
+    return warnings
 
 
 def robustness_of(
@@ -188,7 +191,7 @@ def robustness_of(
 def _kind_result(
     run: RunDir, model_index: int, reworded: RewordedKind, redact: Redactor, left_out: set[str]
 ) -> KindResult:
-    """The result of one model in one kind of rewording, its p value not yet corrected.
+    """The result of one model in one kind of rewording; its p value is not yet corrected.
 
     The answers to the reworded tasks are compared with the model's answers to the same tasks as
     they are.
@@ -253,13 +256,15 @@ def _corrected(results: Sequence[Robustness]) -> list[Robustness]:
         for kind in model.kinds:
             if kind.outcome is not None and kind.outcome.p is not None:
                 outcome = replace(kind.outcome, p=next(corrected_p_values))
-                kind = replace(kind, word=_word_at(kind.word, outcome), outcome=outcome)
+                kind = replace(
+                    kind, word=_word_after_correction(kind.word, outcome), outcome=outcome
+                )
             kinds.append(kind)
         corrected_results.append(replace(model, kinds=kinds))
     return corrected_results
 
 
-def _word_at(word: Word, outcome: PairedVerdict) -> Word:
+def _word_after_correction(word: Word, outcome: PairedVerdict) -> Word:
     """The word for a corrected outcome: `word`, or "inconclusive" if `word` claims a change
     ("fragile", "improved") that the corrected p value no longer supports."""
     is_significant = outcome.p is not None and outcome.p < ALPHA

@@ -52,8 +52,7 @@ def floor_of(rewards: Iterable[float]) -> float:
 
 
 def shares_of(kinds: Sequence[Kind]) -> dict[Kind, float]:
-    """For each kind of group, the share of `kinds` that is of this kind; the four shares add up to
-    1.
+    """The share of each kind of group among `kinds`; the four shares add up to 1.
 
     `kinds` holds the kind of each group and must not be empty.
     """

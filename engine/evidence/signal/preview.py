@@ -19,7 +19,7 @@ from engine.records.lines.evaluation_row import EvaluationRow
 
 @dataclass(frozen=True)
 class GroupLevels:
-    """The groups under one reward.
+    """What the groups (the answers to one task each) are like under one reward.
 
     Attributes:
         effective, too_easy, too_hard, flat_partial: the share of groups of each kind.
@@ -106,8 +106,7 @@ class _Group:
         return [(row.reward if new else row.reward_before) or 0.0 for row in self.rows]
 
     def solved(self, *, new: bool) -> list[bool]:
-        """For each answer, whether it is right by the new score, or with `new=False` by the old
-        one."""
+        """Whether each answer is right by the new score, or with `new=False` by the old one."""
         successes = [row.success if new else row.success_before for row in self.rows]
         pairs = zip(self.rewards(new=new), successes, strict=True)
         return [is_solved(reward, success) for reward, success in pairs]

@@ -43,9 +43,9 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     it is below 2.
     """
     pass_rates = []
-    for k in _ks(_fewest_attempts(results)):
-        chances = {task: _chance(values, k) for task, values in results.values.items()}
-        pass_rates.append(_mean_over_tasks(k, chances, results.groups, _of_chances))
+    for k in _ks_to_report(_fewest_attempts(results)):
+        chances = {task: _pass_at_k_of_task(values, k) for task, values in results.values.items()}
+        pass_rates.append(_mean_over_tasks(k, chances, results.groups, _interval_of_chances))
     return pass_rates
 
 
@@ -63,10 +63,10 @@ def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
     if k < 2:
         return None
     changes = {
-        task: _chance(after.values[task], k) - _chance(before.values[task], k)
+        task: _pass_at_k_of_task(after.values[task], k) - _pass_at_k_of_task(before.values[task], k)
         for task in shared_tasks
     }
-    return _mean_over_tasks(k, changes, {**after.groups, **before.groups}, _of_changes)
+    return _mean_over_tasks(k, changes, {**after.groups, **before.groups}, _interval_of_changes)
 
 
 def _fewest_attempts(results: Side) -> int:
@@ -74,7 +74,7 @@ def _fewest_attempts(results: Side) -> int:
     return min((len(values) for values in results.values.values()), default=0)
 
 
-def _ks(attempts: int) -> list[int]:
+def _ks_to_report(attempts: int) -> list[int]:
     """The values of k to report: the powers of two 2, 4, 8, ... up to `attempts`, and `attempts`
     itself. Returns [] if there are fewer than 2 attempts."""
     if attempts < 2:
@@ -83,7 +83,7 @@ def _ks(attempts: int) -> list[int]:
     return sorted(powers_of_two | {attempts})
 
 
-def _chance(successes: Sequence[float], k: int) -> float:
+def _pass_at_k_of_task(successes: Sequence[float], k: int) -> float:
     """pass@k of one task, from the success (0 or 1) of each of its attempts."""
     return pass_at_k(len(successes), round(math.fsum(successes)), k)
 
@@ -119,7 +119,7 @@ def _mean_over_tasks(
     return AnyOfK(k, mean, interval.low, interval.high)
 
 
-def _of_chances(chances: Sequence[float], effect: float) -> Interval:
+def _interval_of_chances(chances: Sequence[float], effect: float) -> Interval:
     """Wilson's interval of the mean pass@k; the sum of the chances, rounded, counts as solved
     tasks.
 
@@ -129,7 +129,7 @@ def _of_chances(chances: Sequence[float], effect: float) -> Interval:
     return wilson(round(math.fsum(chances)) / effect, len(chances) / effect)
 
 
-def _of_changes(changes: Sequence[float], effect: float) -> Interval:
+def _interval_of_changes(changes: Sequence[float], effect: float) -> Interval:
     """Tango's interval of the mean change of pass@k; the summed gains and losses, rounded, count as
     tasks.
 

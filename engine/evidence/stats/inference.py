@@ -364,7 +364,7 @@ def _with_means(
 
 @dataclass(frozen=True)
 class _Counts:
-    """How much of two sides can be compared."""
+    """How many tasks of two sides can be compared, and how many scorings failed."""
 
     n: int  # tasks with values on both sides
     unpaired: int  # tasks with values on one side only

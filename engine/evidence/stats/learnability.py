@@ -119,8 +119,7 @@ def _shares_by_difficulty(groups: Sequence[Samples]) -> dict[str, _TaskShare]:
 
 
 def _teaching_share_by_size(scored_groups: Sequence[Samples]) -> dict[str, float]:
-    """For each group size (as text), the expected share of groups whose members earn different
-    rewards.
+    """The expected share of groups whose members earn different rewards, by group size (as text).
 
     `scored_groups` holds for each task the samples whose scoring did not fail.
     """
@@ -143,16 +142,22 @@ def _mean_pass_at_k(solve_counts: Sequence[tuple[int, int]], group_size: int) ->
     `solve_counts` holds (samples, solved samples) of each task. The result maps k as text to a
     share, such as {"4": 0.31}; a k above `group_size` is left out.
     """
-    return {
-        str(k): _mean([pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k])
-        for k in _PASS_AT
-        if k <= group_size
-    }
+    means = {}
+    for k in _PASS_AT:
+        if k <= group_size:
+            chances = [pass_at_k(n, solved, k) for n, solved in solve_counts if n >= k]
+            means[str(k)] = _mean(chances)
+    return means
 
 
 def _mean_distinct_share(groups: Sequence[Samples]) -> float:
     """The number of different texts in a group divided by its size, averaged over the groups."""
-    return _mean([len({sample.text for sample in group}) / len(group) for group in groups if group])
+    shares = []
+    for group in groups:
+        if group:
+            different_texts = {sample.text for sample in group}
+            shares.append(len(different_texts) / len(group))
+    return _mean(shares)
 
 
 def _answer_lengths(samples: Samples, max_tokens: int) -> AnswerLengths:

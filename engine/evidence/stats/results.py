@@ -41,7 +41,7 @@ def load_rows(path: Path) -> list[Line]:
     rows: list[Line] = []
     cursor = 0
     while True:
-        # In parts, to bound the memory. At the end of the file the cursor stays where it is.
+        # In parts, to bound the memory. At the end of the file the cursor does not move any more.
         new_rows, next_cursor = read_lines(path, cursor, max_bytes=4_000_000)
         rows += new_rows
         if next_cursor <= cursor:
@@ -126,7 +126,7 @@ def with_one_id_per_prompt(*row_sets: Iterable[EvaluationRow]) -> list[list[Eval
 
 
 def _common_ids(rows: Sequence[EvaluationRow]) -> dict[str, str]:
-    """For each task id, the smallest id of all tasks with the same prompt.
+    """The smallest id of all tasks with the same prompt, for each task id.
 
     Returns {} if every task has its own prompt. Tasks whose rows record no prompt are left out.
     """
@@ -226,7 +226,7 @@ class Level:
             body["groups"] = self.groups
         # Computed only when it is shown, because each k takes a bootstrap.
         any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
-        if any_of_k:  # empty where tasks were asked once
+        if any_of_k:  # empty if each task was tried once
             body["pass_at_k"] = [pass_rate.to_json() for pass_rate in any_of_k]
         return body
 

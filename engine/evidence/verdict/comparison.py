@@ -39,8 +39,8 @@ _LOSS_MARGIN = 0.01  # a loss that changed by less than one percent counts as un
 
 @dataclass(frozen=True)
 class LostOfRight:
-    """Of the tasks that were right before, how many are wrong now. A mean hides these if other
-    tasks became right.
+    """How many of the tasks that were right before are wrong now. A mean hides these if other tasks
+    became right.
 
     Attributes:
         right, lost: how many tasks were right before (at least 1), and how many of those are wrong
@@ -291,7 +291,7 @@ def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[Eval
 
 
 def _margin(before: Level) -> float | None:
-    """The difference from the level before that counts as none if it is smaller.
+    """The largest difference from the level before that still counts as none.
 
     Returns None for a reward: `paired_verdict` then takes a share of the span of the rewards.
     """
@@ -335,8 +335,9 @@ def inconclusive_if_errors_decide(
 def _reason_by_errors(
     without_failures: PairedVerdict, with_failures: PairedVerdict, measure: Measure
 ) -> str:
-    """The sentence part that a verdict depends on how failed scorings are counted: it names the
-    verdict with failed scorings left out, and with failed scorings counted as not solved."""
+    """The reason that a verdict depends on how failed scorings are counted, as part of a sentence:
+    it names the verdict with failed scorings left out, and with failed scorings counted as not
+    solved."""
     level_before = show(with_failures.before, measure)
     level_after = show(with_failures.after, measure)
     failed_count = sum(without_failures.errors)

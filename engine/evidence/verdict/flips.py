@@ -142,7 +142,7 @@ def _flip_example(
 
 
 def _first_by_task(rows: Iterable[EvaluationRow]) -> dict[str, EvaluationRow]:
-    """For each task, by id, its first row whose scoring did not fail."""
+    """The first row of each task whose scoring did not fail, by task id."""
     first_rows: dict[str, EvaluationRow] = {}
     for row in rows:
         if not row.error:

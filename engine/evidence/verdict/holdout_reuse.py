@@ -40,7 +40,7 @@ class HoldoutUse:
 
     @property
     def total(self) -> int:
-        """All uses together."""
+        """The number of all uses."""
         return self.judged + self.checkpoints + self.evaluations
 
     def to_json(self) -> dict[str, object]:
@@ -202,7 +202,8 @@ def _evaluation_key(config: EvaluateConfig) -> _EvaluationKey:
 
 
 def correction_factor(evaluations: int) -> int:
-    """The factor for p at the last of `evaluations` evaluations of the same two models.
+    """The factor by which p is multiplied at the last of `evaluations` evaluations of the same two
+    models.
 
     The factor is the square of their number. The number alone would be too small, because the first
     evaluation was already tested at the full level ALPHA.
@@ -226,8 +227,8 @@ def pair_warnings(evaluations: int) -> list[str]:
 
 
 def _split_of(evaluation: RunDir) -> str:
-    """The split of tasks that an evaluation asked, such as "heldout" (also if its config is
-    damaged)."""
+    """The split of tasks that an evaluation asked; "heldout" if the evaluation's config is
+    damaged."""
     config = evaluation.find_config()
     return config.split if isinstance(config, EvaluateConfig | RegradeConfig) else "heldout"
 

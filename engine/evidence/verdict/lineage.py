@@ -34,7 +34,7 @@ def trained_by(home: Home, ref: str) -> str:
     name, _, _ = ref.partition("@")
     if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run
         return ""
-    config = home.run(name).find_config()  # None where there is no run of this name
+    config = home.run(name).find_config()  # None if there is no run of this name
     return name if isinstance(config, TrainConfig) else ""
 
 

@@ -201,8 +201,8 @@ def _replayed(run_dir: RunDir) -> ReplayUsed | None:
 
 
 def _tasks_to_ask(home: Home, rows: Sequence[EvaluationRow]) -> dict[str, int]:
-    """For each battery (set of tasks) of `rows` that is an environment, how many tasks it is a
-    sample of: the environment's held-out tasks, or all its tasks if none is held out.
+    """How many tasks each battery (set of tasks) of `rows` is a sample of, for batteries that are
+    environments: the environment's held-out tasks, or all its tasks if none is held out.
 
     The key is the battery's name, such as "sums@3f2a". Environments that are gone are left out.
     """
@@ -342,7 +342,7 @@ def _forgot_something(run_dir: RunDir) -> bool:
 
 
 def _rows_of_battery(rows: Sequence[EvaluationRow], battery: str) -> list[EvaluationRow]:
-    """The rows of one battery (a set of tasks)."""
+    """The rows that belong to one battery (a set of tasks)."""
     return [row for row in rows if str(row.battery) == battery]
 
 
@@ -526,7 +526,7 @@ def _most_lost_skills(battery: Battery) -> str:
     lost_skills = [skill for skill in battery.skills if skill.lost][:_NAMED]
     if not lost_skills:
         return ""
-    # `after` is None where nothing was scored, which counts as 0.
+    # `after` is None if nothing was scored, which counts as 0.
     changes = [
         f"{skill.skill} {skill.before:.2f} to {skill.after or 0.0:.2f}" for skill in lost_skills
     ]

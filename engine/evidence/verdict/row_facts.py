@@ -70,7 +70,10 @@ def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowF
         different=len({_key(row) for row in train}),
         contradicted=_contradicted(train),
         pairs=len(pairs),
-        alike_pairs=sum(_signs(better) == _signs(worse) for better, worse in pairs),
+        alike_pairs=sum(
+            _without_end_punctuation(better) == _without_end_punctuation(worse)
+            for better, worse in pairs
+        ),
         exam_words=_words_of_the_exam(train, heldout),
     )
 
@@ -106,7 +109,7 @@ def _last_text(answer: Sequence[ChatMessage] | str) -> str:
     return answer if isinstance(answer, str) else _text(answer[-1:])
 
 
-def _signs(answer: str) -> str:
+def _without_end_punctuation(answer: str) -> str:
     """The answer without case and blanks, and without punctuation at its ends, to tell whether two
     answers differ in more than that."""
     text = without_case_and_blanks(answer)
@@ -131,7 +134,7 @@ def _words_of_the_exam(train: Sequence[TaskRow], heldout: Sequence[TaskRow]) -> 
 
 
 def _word_shares(rows: Sequence[TaskRow]) -> Mapping[str, float]:
-    """For each word, the share of the rows whose prompt has it."""
+    """The share of the rows whose prompt has a word, for each word."""
     counts: Counter[str] = Counter()
     for row in rows:
         counts.update(set(_WORD.findall(_text(row["prompt"]).lower())))

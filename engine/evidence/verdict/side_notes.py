@@ -34,8 +34,8 @@ _GRPO_FROM = 0.05
 
 
 def tie_sentences(sides: Sides, comparison: Comparison) -> list[str]:
-    """If success is the same on every task: sentences on the change of the reward and of the cut
-    answers.
+    """Sentences on the change of the reward and of the cut answers, if success is the same on every
+    task.
 
     Returns [] if success changed on any task, or if something other than success was compared.
     """
@@ -69,7 +69,7 @@ def _by_reward(rows: Sequence[EvaluationRow]) -> list[EvaluationRow]:
 
 
 def _cut_sentence(sides: Sides) -> list[str]:
-    """That far more or far fewer answers are cut than before, as a list of one sentence; else
+    """A sentence that far more or far fewer answers are cut than before, as a list of one; else
     []."""
     before, after = _cut_share(sides.before), _cut_share(sides.after)
     if abs(after - before) < _CUT_MOVED:
@@ -85,8 +85,8 @@ def _cut_share(rows: Sequence[EvaluationRow]) -> float:
 def constant_answer_sentences(
     sides: Sides, comparison: Comparison, config: RunConfig | None
 ) -> list[str]:
-    """That giving one and the same answer to every task would do as well as the trained model, as a
-    list of one sentence.
+    """A sentence that one and the same answer to every task would do as well as the trained model,
+    as a list of one.
 
     A model that learns only the form of an answer beats one that lacks the form; on tasks with few
     different answers that looks like success. Returns [] if success was not compared, if the most
@@ -126,8 +126,8 @@ def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
 
 
 def audit_sentences(config: RunConfig | None) -> list[str]:
-    """That the reward audit of the run's environment failed, as a list of one sentence. Returns []
-    if it did not."""
+    """A sentence that the reward audit of the run's environment failed, as a list of one. Returns
+    [] if the audit did not fail."""
     if not audit_risk(config) or config is None:
         return []
     audit = read_object(Path(config.env_dir) / "audit.json")

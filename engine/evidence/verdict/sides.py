@@ -121,19 +121,19 @@ def tasks_that_chose(home: Home, refs: Sequence[str], env_id: str) -> frozenset[
     run_ids = dict.fromkeys(trained_by(home, ref) for ref in refs)
     task_ids: set[str] = set()
     for run_id in run_ids:
-        if run_id and _had_choice(home.run(run_id), env_id):  # "" for a base model
-            task_ids |= _chosen_by(home.run(run_id))
+        if run_id and _had_several_checkpoints(home.run(run_id), env_id):  # "" for a base model
+            task_ids |= _tasks_that_chose_in(home.run(run_id))
     return frozenset(task_ids)
 
 
-def _had_choice(run: RunDir, env_id: str) -> bool:
+def _had_several_checkpoints(run: RunDir, env_id: str) -> bool:
     """Whether a run on this environment version had several checkpoints to choose from."""
     config = run.find_config()
     # With step 0 and one later evaluation there was nothing to choose from.
     return config is not None and config.env_id == env_id and len(run.eval_steps()) > 2
 
 
-def _chosen_by(run: RunDir) -> frozenset[str]:
+def _tasks_that_chose_in(run: RunDir) -> frozenset[str]:
     """Ids of the tasks that chose the checkpoint: the validation half of the run's first
     evaluation."""
     first = read_evaluation(run.evals(run.eval_steps()[0]))

@@ -148,6 +148,7 @@ class ModelComparison:
     comparison: Comparison
 
     def to_json(self) -> dict[str, object]:
+        """The comparison as a JSON object."""
         return {"model": self.model, "against": self.against, **self.comparison.to_json()}
 
 
@@ -268,7 +269,7 @@ def run_verdict(run_dir: RunDir) -> Verdict:
     each with the first. The verdict is "unknown", with the reason, until both sides were evaluated.
     Raises DamagedRecord if a file cannot be read; the error names it.
     """
-    config = run_dir.find_config()  # None where it is gone: the rest of the run is still judged
+    config = run_dir.find_config()  # None if it is missing: the run is judged without it
     redact = redactor_for(run_dir.home, config.env_dir if config else None)
     if isinstance(config, AskingConfig):
         verdict = _with_robustness(
@@ -319,7 +320,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
     sides = training_sides(run_dir)
     comparison = _compare_sides(sides)
     facts = _training_facts(run_dir, config, sides, comparison, redact)
-    # The model that the run started from, where the run is not better; else None.
+    # The model that the run started from, if the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
     constant = constant_answer_sentences(sides, comparison, config)
     summary_sentences = [
@@ -518,8 +519,8 @@ def _verdict_on_levels(
 def _counts_of_evaluations(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
-    """For each model but the first of `refs`, by reference: how many evaluations tested it against
-    the first one."""
+    """How many evaluations tested each further model against the first of `refs`, by the further
+    model's reference."""
     home, run_ids = run_dir.home, (run_dir.id,)
     return {
         ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)

@@ -201,7 +201,8 @@ class ReplaySource:
         return rows, self._used(record.env_id, rows)
 
     def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
-        """Yield the rows of a task's conversation, rendered as SFT renders its own rows."""
+        """Yield the rows of a task's reference conversation (`gold`), rendered as SFT renders its
+        own rows."""
         settings, conversation = self.settings, task["gold"]
         tools = tools_of(task, record.tools)
         if isinstance(settings, GRPOSettings):  # GRPO lacks these settings, so SFT's defaults hold

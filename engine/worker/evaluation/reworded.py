@@ -47,7 +47,8 @@ def reworded_exams(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> list[RewordedExam]:
-    """Make one exam for each kind of rewording. An exam has no tasks if none can be reworded.
+    """Make one exam (the tasks of an evaluation) for each kind of rewording. An exam has no tasks
+    if none can be reworded.
 
     Args:
         seed: decides how the tasks are reworded.

@@ -75,8 +75,8 @@ def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> Jso
             they ask for: how tokens are drawn, what is stored.
 
     Raises:
-        Refused: 400 for a body that is no object, or for any other field: if it were ignored, the
-            program would take what is missing in the answer for an answer.
+        Refused: 400 for a body that is no object, or for any other field: a program whose field was
+            silently ignored would misread the answer.
     """
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")

@@ -1,8 +1,8 @@
 """Reads a chat completion request as OpenAI defines it, strictly, and makes the objects that answer
 it.
 
-A field that would have no effect is refused: a caller who asks for log-probabilities should not
-take their absence for an answer.
+A field that would have no effect is refused. Otherwise a caller who asks, for example, for
+log-probabilities would get an answer without them and not know why.
 """
 
 import json

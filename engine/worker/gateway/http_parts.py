@@ -91,7 +91,8 @@ def refusal_of_place(request: Request) -> JSONResponse | None:
 def _is_local_origin(origin: str) -> bool:
     """Tell whether an Origin header, such as `http://localhost:3000`, names a page on loopback."""
     scheme, _, host = origin.partition("://")
-    return scheme in ("http", "https") and host.rsplit(":", 1)[0] in _LOCAL
+    host_without_port = host.rsplit(":", 1)[0]
+    return scheme in ("http", "https") and host_without_port in _LOCAL
 
 
 def problem(status: int, message: str) -> JSONResponse:

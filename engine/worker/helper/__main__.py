@@ -166,8 +166,8 @@ class Helper:
         self._tell(messages.Done())
 
     def _load(self, order: messages.Load) -> None:
-        """Load the weights into the sampler that the order names: the policy's, those handed on by
-        rank 0, or none (the base alone)."""
+        """Load into the sampler the weights that the order names: the policy's, those that rank 0
+        hands on now, or none (the base alone)."""
         adapter: Adapter | None = None
         if order.what == "policy":
             adapter = self.policy.adapter

@@ -64,6 +64,7 @@ class Rewording:
         this to the rules, or if it fails; the problem is then reported once."""
         if self.process is None:
             return None
+        # Doubled, so that the last bit tells training (0) from the probe (1).
         env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
         try:
             return self.process.perturb(task, kind, env_seed + (self.stock == "probe"))

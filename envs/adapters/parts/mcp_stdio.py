@@ -80,7 +80,8 @@ class McpServer:
                     stream.close()
         self.process.wait()
 
-    def __del__(self) -> None:  # a rollout that failed is dropped without a score
+    def __del__(self) -> None:
+        """End the server of a rollout that failed and so was never scored."""
         with contextlib.suppress(Exception):  # it may not have started
             self.close()
 

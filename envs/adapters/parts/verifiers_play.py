@@ -72,7 +72,8 @@ class Play:
             self._run.cancel()
             self.loop.run_until_complete(asyncio.wait({self._run}))
 
-    def __del__(self) -> None:  # a rollout that was not finished ends when the loop runs again
+    def __del__(self) -> None:
+        """Cancel a rollout that was not finished; it ends when the event loop runs again."""
         if not self.loop.is_closed():
             self._run.cancel()
 
@@ -108,6 +109,7 @@ class Agents:
     """The agents of an `Env`, as attributes named by their roles."""
 
     def __init__(self, seats: Mapping[str, "Seat"]) -> None:
+        """Make each agent an attribute named by its role."""
         vars(self).update(seats)
 
 
@@ -115,6 +117,7 @@ class Seat:
     """An agent as an `Env` sees it; its model is the one that the play asks."""
 
     def __init__(self, play: Play, name: str, config: Any) -> None:
+        """Make the agent with the role `name`; `config` is its `AgentConfig`."""
         self.play = play
         self.name = name
         self.config = config
@@ -154,6 +157,7 @@ class Talk:
     """A conversation that the `Env` leads, `turn` by `turn`, in the role of the user."""
 
     def __init__(self, play: Play, exchange: Exchange, most_turns: int | None) -> None:
+        """Begin a conversation; the model gets at most `most_turns` turns, None for no limit."""
         self.play = play
         self.exchange = exchange
         self.most_turns = most_turns

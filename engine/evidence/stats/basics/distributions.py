@@ -81,7 +81,7 @@ def t_cdf(t: float, df: float) -> float:
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     square = t * t
-    # Both forms give the same number; each is used where the other one loses digits by rounding.
+    # Both forms give the same number; each is used for values at which the other loses precision.
     if square < df:
         tail = 0.5 - 0.5 * _incomplete_beta(0.5, df / 2.0, square / (df + square))
     else:

@@ -92,6 +92,43 @@ def test_a_sum_behind_another_frame_is_a_paraphrase():
     ]
 
 
+def products(*answers: int) -> list[Text]:
+    """A held-out task of two numbers for each answer."""
+    return [
+        Text(f"h{n}", f"Find the LCM of {answer}, 2", str(answer))
+        for n, answer in enumerate(answers)
+    ]
+
+
+def test_two_numbers_in_order_and_the_answer_are_a_paraphrase():
+    heldout = products(*range(10, 90, 2))
+    rows = [Text(f"t{n}", f"Find the LCM of {n}, 3", str(3 * n)) for n in range(10, 90) if n % 3]
+    assert find_twins(rows, heldout) == []
+    twin = Text("w", "Which number is the least that 40 and 2 divide?", "40")
+    assert [(t.kind, t.heldout) for t in find_twins([*rows, twin], heldout)] == [
+        ("paraphrase", "h15")
+    ]
+    other = Text("w", "What is 40 to the power of 2?", "1600")
+    assert find_twins([*rows, other], heldout) == []
+
+
+def test_another_letter_asked_of_the_same_text_is_no_paraphrase():
+    rng = random.Random(3)
+    words = "harbour lantern quarry meadow timber copper saddle velvet anchor pillar".split()
+    texts_of_rows = [" ".join(rng.sample(words, 6)) for _ in range(60)]
+    passage = "seven zealous otters jumped beyond quiet kingdoms"
+    form = 'How often does the letter "{}" stand in "{}"?'
+    heldout = [Text("h0", form.format("n", passage), "3")]
+    heldout += [
+        Text(f"h{n}", form.format("e", text), "2") for n, text in enumerate(texts_of_rows[:20], 1)
+    ]
+    rows = [Text(f"t{n}", form.format("r", text), "2") for n, text in enumerate(texts_of_rows[20:])]
+    again = Text("w", f"Look at: {passage} all day. Count each {{}} there.", "3")
+    assert find_twins([*rows, Text("w", again.question.format("m"), "3")], heldout) == []
+    twins = find_twins([*rows, Text("w", again.question.format("n"), "3")], heldout)
+    assert [(twin.kind, twin.heldout) for twin in twins] == [("paraphrase", "h0")]
+
+
 def test_copies_are_left_to_the_search_for_copies():
     exam, rows = exam_and_rows(FORMS[1])
     assert named([*rows, exam[0].upper()], exam[:1]) == []
