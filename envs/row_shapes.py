@@ -327,7 +327,7 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     Assistant messages at the end of this common part belong to the answers and are left out. Raises
     ValueError if nothing remains, because then the prompt is missing.
     """
-    count = 0  # of messages in common
+    count = 0  # how many messages both chats have in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
         count += 1
     while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
@@ -364,7 +364,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     prompt_key, _, answer_key = shape.partition("/")
     prompt, prompt_keys = _prompt_of(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
-    # For a prompt alone `answer_key` is "", which is no key of a row and so harms nothing.
+    # Without an answer `answer_key` is "", which is harmless here because no row has that key.
     return prompt, answer, prompt_keys | {answer_key}
 
 
