@@ -141,7 +141,9 @@ def _group(row: JsonObject) -> str:
     A `group` that is neither text nor a whole number is only metadata.
     """
     group = row.get("group")
-    return str(group) if isinstance(group, str | int) and not isinstance(group, bool) else ""
+    # A bool is an int in Python, so it has to be excluded separately.
+    is_name = isinstance(group, str | int) and not isinstance(group, bool)
+    return str(group) if is_name else ""
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
