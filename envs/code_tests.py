@@ -173,7 +173,7 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
             "RLIMIT_FSIZE": OUTPUT_BYTES,
             "RLIMIT_CORE": 0,
         },
-        "seconds": timeout_s + KEEPER_SECONDS,  # until the keeper ends the code
+        "seconds": timeout_s + KEEPER_SECONDS,  # then the keeper ends the code
         "readable": readable,
         "writable": writable,
         "envs": str(Path(__file__).resolve().parent),

@@ -25,7 +25,7 @@ SHOWN = 20  # bad lines named in a refusal
 SHOWN_CHARS = 1700  # for all bad lines together: a push cuts error messages at 2,000
 FAULT_CHARS = 200  # for one bad line
 TOO_LONG = f"longer than {MAX_ROW_BYTES >> 20} MB"  # the fault of such a line
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # of UTF-8
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors write it at the beginning of UTF-8 files
 LINE_FORMATS = (".jsonl", ".ndjson")  # one row per line; these may be of any size
 FORMATS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 HELDOUT_NAMES = ("heldout", "test", "eval", "validation", "valid", "val")
@@ -110,7 +110,7 @@ def read_tasks(*files: str | Path, require_answer: bool = False) -> list[Task]:
     tasks: list[Task] = []
     place_of_id: dict[str, str] = {}  # such as "train.jsonl:12", to name an id that occurs twice
     data_of_files: list[DataFile] = []
-    file_problems: list[EnvProblem] = []  # of files that cannot be read at all
+    file_problems: list[EnvProblem] = []  # the errors of files that cannot be read at all
     for name, split in zip(files, splits, strict=True):
         data, problem = _read_rows_or_problem(Path(name))
         if problem is not None:

@@ -86,7 +86,8 @@ class Judge:
     completion_price: float = 0.0
     calls: int = 0
     tokens: int = 0
-    _verdicts: dict[str, dict[str, float]] = field(default_factory=dict)  # by hash of the question
+    # Hash of a question -> its verdict.
+    _verdicts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the url begins with http:// or https://."""

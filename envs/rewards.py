@@ -144,7 +144,7 @@ def parse_number(text: str) -> Fraction | None:
     Currency and percent signs are ignored: 12% is 12. Returns None if the text is longer than
     LONGEST_NUMBER, divides by 0 or is not a number.
     """
-    without_stop = text.strip().rstrip(".").strip()  # the full stop of a sentence
+    without_stop = text.strip().rstrip(".").strip()  # without the full stop of a sentence
     without_unit = without_stop.strip("$€£% ").strip()
     if len(without_unit) > LONGEST_NUMBER:
         return None
@@ -179,7 +179,7 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     """
     answer = final_answer(completion).strip()
     letters = re.escape("".join(options))
-    # One of the letters alone, perhaps in brackets or with a mark behind it.
+    # A letter alone, possibly in brackets or followed by a punctuation mark.
     lone_letter = re.fullmatch(rf"[(\[]?([{letters}])[)\].:]?", answer, re.IGNORECASE)
     if lone_letter:
         return float(lone_letter.group(1).casefold() == expected.casefold())

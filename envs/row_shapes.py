@@ -141,7 +141,9 @@ def _group(row: JsonObject) -> str:
     A `group` that is neither text nor a whole number is only metadata.
     """
     group = row.get("group")
-    return str(group) if isinstance(group, str | int) and not isinstance(group, bool) else ""
+    # A bool is an int in Python, so it has to be excluded separately.
+    is_name = isinstance(group, str | int) and not isinstance(group, bool)
+    return str(group) if is_name else ""
 
 
 def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObject:
@@ -327,7 +329,7 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     Assistant messages at the end of this common part belong to the answers and are left out. Raises
     ValueError if nothing remains, because then the prompt is missing.
     """
-    count = 0  # of messages in common
+    count = 0  # how many messages both chats have in common
     while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
         count += 1
     while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
@@ -364,7 +366,7 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     prompt_key, _, answer_key = shape.partition("/")
     prompt, prompt_keys = _prompt_of(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
-    # For a prompt alone `answer_key` is "", which is no key of a row and so harms nothing.
+    # Without an answer `answer_key` is "", which is harmless here because no row has that key.
     return prompt, answer, prompt_keys | {answer_key}
 
 

@@ -67,7 +67,7 @@ def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
 def _seconds_for(row: RunRow, hours: float) -> float:
     """Return the seconds in which a run spends `hours` device hours: fewer the more devices it has,
     infinite if it has none."""
-    hours_of_second = row.device_hours(1.0)
+    hours_of_second = row.device_hours(1.0)  # the device hours that the run spends per second
     return hours / hours_of_second if hours_of_second else math.inf
 
 

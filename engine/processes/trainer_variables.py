@@ -40,7 +40,8 @@ def visible_devices(device: str) -> str:
     # Imported late: a trainer on the CPU starts sooner without it.
     from engine.core import hardware  # noqa: PLC0415
 
-    name_of_id = {gpu.id: gpu.visible for gpu in hardware.detect().devices}  # as CUDA takes it
+    # Device id -> its name for CUDA_VISIBLE_DEVICES.
+    name_of_id = {gpu.id: gpu.visible for gpu in hardware.detect().devices}
     names = []
     for device_id in device.split(","):
         if device_id not in name_of_id:

@@ -120,6 +120,7 @@ def pebble_tasks() -> list[TaskRow]:
     (empty if the skill needs none). `answer` is what a right reply says; for "tool_call" it is the
     right call as JSON: {"name": ..., "arguments": {...}}.
     """
+    # "kept" is a part of the seed; every drawn task is allowed.
     return _draw_tasks("kept", "{skill}-{number}", TASKS_PER_SKILL, lambda task: True)
 
 

@@ -18,8 +18,8 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
         params: the [params] of environment.toml, for formats whose environments are made by a
             function.
 
-    Raises EnvProblem ENV_INVALID for an option that is unknown or has the wrong type, whatever the
-    foreign code raises, and ModuleNotFoundError if its package is not installed.
+    Raises EnvProblem ENV_INVALID for an option that is unknown or has the wrong type,
+    ModuleNotFoundError if the foreign package is not installed, and any error of the foreign code.
     """
     add_source(folder)
     module = importlib.import_module(f"envs.adapters.{adapter.of.module}")

@@ -63,7 +63,7 @@ TRIGGERS = (
     "nan",
     "-inf",
     "1/0",
-    "\u0660\u0661\u00b2\u2460",  # digits to str.isdigit, not all of them to int
+    "\u0660\u0661\u00b2\u2460",  # all digits for str.isdigit, but not all of them for int
     "{" * 2000,
     '{"answer": null}',
     "[1, 2",
@@ -154,7 +154,7 @@ def _last_line_apart(gold: str) -> Core:
     right, else the whole line.
     """
     stripped = gold.rstrip()
-    line_start = stripped.rfind("\n") + 1  # of the last line
+    line_start = stripped.rfind("\n") + 1  # where the last line begins
     numbers = list(NUMBER.finditer(stripped, line_start))
     if numbers and len(stripped[line_start:].split()) <= LONG_WORDS:
         last_number = numbers[-1]

@@ -6,4 +6,4 @@ START_SECONDS = 15.0  # least time for the import, however long the packages too
 TASKS_SECONDS = 10.0  # least time for tasks(), however long the import took
 INSTALL_SECONDS = 40.0
 AUDIT_SECONDS = 5.0
-CALL_SECONDS = 10.0  # for one reply of the environment
+CALL_SECONDS = 10.0  # time for one reply of the environment

@@ -26,8 +26,8 @@ from envs.json_types import JsonObject, ScoreReply, TaskRow
 
 SUCCEEDED, FAILED = 0, 1  # exit statuses; any other means that the program did not work
 KEPT_BYTES = 1 << 20  # how much of the end of the program's output is kept
-END_SECONDS = 10.0  # for the parent to kill everything once the time is up
-START_SECONDS = 30.0  # for the sandbox to be ready; a busy machine takes long
+END_SECONDS = 10.0  # the parent's time to kill everything once the program's time is up
+START_SECONDS = 30.0  # time to prepare the sandbox; a busy machine takes long
 SHOWN_CHARS = 300  # how much of the last output a message shows
 
 

@@ -113,10 +113,10 @@ class Pipe:
         _remove_stale_folders(tempfile.gettempdir())
         self.private_folder = tempfile.mkdtemp(prefix=BOX)
         self.secrets = SecretFilter(secrets.items())
-        self.child_pid: int | None = None  # of user code, once the env process has sent it
-        self.judge_use = JudgeUse()  # of all calls so far
-        self.buffer = bytearray()  # received, but not parsed yet
-        self.received = 0  # bytes of replies, over the whole life of the process
+        self.child_pid: int | None = None  # pid of user code, once the env process has sent it
+        self.judge_use = JudgeUse()  # the judge calls of all requests so far
+        self.buffer = bytearray()  # bytes that were received but not parsed yet
+        self.received = 0  # how many bytes of replies were received since the start
         # One end of each pipe stays in this process, the other goes to the env process.
         child_requests, self.requests = os.pipe()
         self.replies, child_replies = os.pipe()

@@ -82,7 +82,7 @@ class EnvProcess:
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
         self.log = log
-        self.generation = 0  # starts so far; an episode of an earlier start has to be replayed
+        self.generation = 0  # number of starts; episodes of an earlier start have to be replayed
         self._limits = limits  # None until they are read
         self._lock = threading.RLock()
         self._pipe: Pipe | None = None  # None while the process does not run

@@ -395,7 +395,7 @@ def _separate(work: Path, output: int) -> None:
     `output` is the descriptor for standard output and error.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # only the parent needs the inherited handler
-    os.setpgid(0, 0)  # a group of its own, which `_kill_descendants` kills
+    os.setpgid(0, 0)  # `_kill_descendants` kills this group
     os.chdir(work)
     os.environ.update(HOME=str(work), TMPDIR=str(work))
     null = os.open(os.devnull, os.O_RDONLY)

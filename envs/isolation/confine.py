@@ -58,7 +58,7 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     real_paths = {Path(path).resolve() for path in needed}
     folders = {path for path in real_paths if path.is_dir()}
     if not _is_exposed(folders, box):
-        is_exposed_now = _expose(folders, box)  # by a mount namespace of this process
+        is_exposed_now = _expose(folders, box)  # puts this process into a mount namespace
         if not is_exposed_now:
             return None
     used_uids = _uids_in_use()
@@ -83,7 +83,7 @@ def apply(limits: Limits, uid: int | None, counted_apart: bool = False) -> list[
     if uid is not None:
         # This comes before the change of uid, which takes root's rights away.
         _set_limit(resource.RLIMIT_NPROC, limits.processes)
-        os.setgroups([])  # none of root's groups
+        os.setgroups([])  # leave all of root's groups
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
         measures += [f"processes {limits.processes}", "own uid"]

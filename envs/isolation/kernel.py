@@ -151,7 +151,7 @@ def set_read_only(path: str, is_read_only: bool, recursive: bool) -> None:
     attributes = (ctypes.c_uint64 * 4)(to_set, to_clear, 0, 0)
     mount_point = ctypes.c_char_p(os.fsencode(path))
     flags = _AT_RECURSIVE if recursive else 0
-    # 32: the size of the struct in bytes.
+    # The last argument is the size of the struct in bytes.
     call(_MOUNT_SETATTR, _AT_FDCWD, mount_point, flags, ctypes.byref(attributes), 32)
 
 

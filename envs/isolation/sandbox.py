@@ -197,7 +197,11 @@ def close(
 def _ports_in_words(reach: Reach) -> str:
     """Return the measure on the network of a process that can reach only its gateway and its own
     server, e.g. "no network but the gateway"."""
-    allowed = ["the gateway"] * bool(reach.gateway) + ["its own server"] * bool(reach.server)
+    allowed = []
+    if reach.gateway:
+        allowed.append("the gateway")
+    if reach.server:
+        allowed.append("its own server")
     return f"no network but {' and '.join(allowed)}"
 
 

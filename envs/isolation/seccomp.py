@@ -21,7 +21,7 @@ _ALL_BITS = 0xFFFFFFFF
 _Lines = list[tuple[int, int, int, int]]
 _PERMIT = (_RETURN, 0, 0, _ALLOW)
 _REFUSE = (_RETURN, 0, 0, _ERRNO | _EPERM)
-_SAY_MISSING = (_RETURN, 0, 0, _ERRNO | _ENOSYS)  # as if the kernel did not have the call
+_SAY_MISSING = (_RETURN, 0, 0, _ERRNO | _ENOSYS)  # pretends that the kernel does not have the call
 _X32 = 0x40000000  # from here on x86_64 has a second set of call numbers (the x32 ABI)
 _NEW_NAMESPACES = 0x7E020080  # all CLONE_NEW... flags of clone
 _THREAD = 0x00010000  # the flag CLONE_THREAD
@@ -42,7 +42,7 @@ _SELF_ONLY = {
     "sched_setattr": ((0, 0),),
     "migrate_pages": ((0, 0),),
     "move_pages": ((0, 0),),
-    "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS, 0: itself; of a user, 0 would mean everyone
+    "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS, 0; with PRIO_USER, 0 means all its processes
     "ioprio_set": ((0, 1), (1, 0)),  # IOPRIO_WHO_PROCESS, 0
 }
 _OPEN_FLAGS = {"open": 1, "openat": 2}  # the position of the argument with the flags
@@ -127,7 +127,7 @@ def program(
     lines += [(_JEQ, 0, 1, numbers["clone3"]), _SAY_MISSING]
     lines += _tcp_rules(numbers) if tcp_alone else _socket_rule(numbers["socket"], network)
     lines += _clone_rule(numbers["clone"], processes)
-    # Stream sockets only: one of a pair of datagram sockets could send to any other by its path.
+    # Only stream sockets: a datagram socket of a pair could send to any other socket by its path.
     # A condition is (position of the argument, mask of its bits, value).
     lines += _allow_only(numbers["socketpair"], (0, _ALL_BITS, _UNIX), (1, _TYPE, _STREAM))
     lines += _rules_of_own_process(numbers)

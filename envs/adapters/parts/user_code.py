@@ -13,8 +13,7 @@ from envs.config.settings import FILE
 def load_file(folder: Path, file: str) -> ModuleType:
     """Import `file`, a path in `folder` such as "my_env.py" or "tests/evaluate.py", as a module.
 
-    Raises EnvProblem ENV_INVALID if the folder has no such file, and whatever the file's code
-    raises.
+    Raises EnvProblem ENV_INVALID if the folder has no such file, and any error of the file's code.
     """
     path = (folder / file).resolve()
     if not path.is_file() or not path.is_relative_to(folder.resolve()):
