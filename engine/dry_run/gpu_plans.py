@@ -95,7 +95,7 @@ class Task:
 
     @property
     def env(self) -> EnvFacts:
-        """An environment with 2,000 such rows, 400 of them held out."""
+        """Facts of an environment with 2,000 such rows for training and 400 held out."""
         total = self.prompt + self.answer
         row = RowLengths(self.prompt, total, ((self.prompt, total),))
         return EnvFacts("rows@0123456789ab", "single", True, 2000, 400, 2000, (row,))
@@ -235,6 +235,7 @@ def _sharded_lines(task: Task) -> Iterator[str]:
     for model_name, model in MODELS.items():
         for gpu_name, memory_gib in GPUS.items():
             hardware = machine(memory_gib)
+            # The first two changes keep the whole model in bfloat16 on one GPU.
             if any(planned(task, model, hardware, each).is_admitted for each in CHANGES[:2]):
                 continue
             cell = fewest_shards(task, model, hardware)

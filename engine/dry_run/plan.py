@@ -144,11 +144,11 @@ class _CheckedPlan:
         return [entry for entry in self.entries() if entry["status"] == "fail"]
 
     def _figures(self) -> list[Estimate]:
-        """The estimates of the training runs that have one."""
+        """Return the estimates of those training runs that have an estimate."""
         return [run.figures for run in self.runs if run.figures is not None]
 
     def _price(self) -> float:
-        """The price of a device hour; 0 if the home sets none."""
+        """Return the price of a device hour; 0 if the home sets none."""
         return self.home.user_config().gpu_hour_price
 
     def entries(self) -> list[dict[str, object]]:

@@ -37,7 +37,7 @@ def try_model(
         def smoke() -> Outcome:
             """Do the two steps. Raises UserError QUOTA if the caller has no hours left."""
             if cap_function is not None:
-                cap_function(_SMOKE_HOURS)
+                cap_function(_SMOKE_HOURS)  # called for its error; the returned cap is not needed
             return check_smoke(run, request.smoke_s or seconds_left(began))
 
         check_list.run_check("smoke", needs, smoke)

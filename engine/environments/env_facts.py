@@ -1,6 +1,5 @@
 """Token counts of an environment's rows for a given model; default settings are computed from them.
-If there are more than `SAMPLE` rows, a seeded sample of them is counted.
-"""
+If there are more than `SAMPLE` rows, a seeded sample of them is counted."""
 
 import contextlib
 import hashlib
@@ -188,10 +187,12 @@ class EnvFacts:
 
     @cached_property
     def longest_total(self) -> int:
+        """Tokens of the longest training row of SFT; 0 if none was counted."""
         return max((row.longest for row in self.lengths), default=0)
 
     @cached_property
     def longest_in_pairs(self) -> int:
+        """Tokens of the longest conversation in a pair; 0 if no pair was counted."""
         return max((max(row.pair) for row in self.lengths if row.pair), default=0)
 
     def longest_row(self, algorithm: str) -> int:
@@ -510,8 +511,7 @@ def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
     counted_rows = len(tokens_of.totals)
     return {
         "rows": facts.train_rows,  # all train rows; perhaps only a sample of them is counted
-        # The number of rows behind the figures on tokens: in SFT the training rows of the counted
-        # answers, in DPO the rows with a pair.
+        # Number of rows behind the figures on tokens: in SFT training rows, in DPO pairs.
         "counted": counted_rows,
         "split": facts.split_rows,  # answers that the chat template splits into several rows
         "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out

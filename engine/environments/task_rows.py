@@ -95,8 +95,9 @@ def _copied_questions(rows: Sequence[TaskRow], named: Sequence[str | None]) -> s
 
 
 def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
-    """Search for training rows that teach a held-out or dev task; return each with one such task.
-    The search ends when the time of the push is up, so it may miss some."""
+    """Search for training rows that teach a held-out or dev task, e.g. because they ask the same
+    question; return each with one such task. The search ends when the time of the push is up, so it
+    may miss some."""
     train = [row for row in rows if row["split"] == "train"]
     exam = [row for row in rows if row["split"] != "train"]
     seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))

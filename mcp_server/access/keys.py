@@ -183,9 +183,10 @@ def list_keys(home: Home) -> list[Key]:
 
 
 def _key_from_row(row: Mapping[str, Any]) -> Key:
-    """Make a `Key` of one entry of the file.
+    """Make a `Key` from one entry of the key file.
 
-    Fields and scopes that this version does not know (a later one wrote them) are ignored.
+    Fields and scopes that this version of the program does not know are ignored: a later version
+    may have written them.
     """
     known_fields = {field.name for field in fields(Key)}
     key = Key(**{name: value for name, value in row.items() if name in known_fields})
@@ -311,7 +312,8 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
 
 
 def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) -> UserError:
-    """Make the FORBIDDEN error for what an environment asks for without the owner's agreement.
+    """Make the FORBIDDEN error for an environment that asks for something without the agreement of
+    the owner.
 
     Args:
         key: the caller.

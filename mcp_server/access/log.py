@@ -11,7 +11,8 @@ log = logging.getLogger("honesmith")
 
 
 def log_file(home: Home) -> Path:
-    """The path of the log file of `home`, which holds the tracebacks of internal errors."""
+    """Return the path of the server's log file in `home`, which holds tracebacks of internal
+    errors."""
     return home.cache / "mcp_server.log"
 
 

@@ -35,10 +35,10 @@ class Rates:
         self._buckets: dict[str, _Bucket] = {}
 
     def wait_s(self, key: Key) -> float:
-        """Count one call of `key`, and return 0.0 if it may be made now.
+        """Return 0.0 if `key` may make a call now, and count that call. Otherwise return the
+        seconds until `key` may make a call; the refused call is not counted.
 
-        If the call comes too early, it is not counted, and the seconds until a call may be made are
-        returned. A key without a limit may always call.
+        A key without a limit may always call.
         """
         if not key.calls_per_minute:
             return 0.0

@@ -119,7 +119,7 @@ class Sessions:
 
 
 def _opens_session(scope: Scope) -> bool:
-    """Whether the SDK would open a session for this request, which it decides by the headers.
+    """Whether the SDK would open a session for the request with this ASGI `scope`.
 
     The SDK opens no session for `/health`, for a request with a session id, or for a newer protocol
     version, which has no sessions. A request without a version counts as one of an older version.

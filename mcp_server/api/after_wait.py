@@ -1,4 +1,4 @@
-"""The calls to suggest after a wait, by what it has shown of the run."""
+"""Shortens the reply of a wait, and suggests the calls that follow it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,8 @@ def suggest(tool: str, **arguments: Any) -> Reply:
 
 # Fields of a run's status that do not change while the run goes on.
 _STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "heldout"})
-_EXPECTED = ("summary", "next", "warnings", "until_met", "state", "run_id")  # even where empty
+# Fields that callers expect in every status, even if they are empty.
+_EXPECTED = ("summary", "next", "warnings", "until_met", "state", "run_id")
 _EMPTY = (None, "", [], {})
 # Metrics that tell about the machine (speed, memory) and not about the model.
 _OF_THE_MACHINE = frozenset(
@@ -36,7 +37,7 @@ _OF_THE_MACHINE = frozenset(
         "matrix_flops",
     }
 )
-# Metrics that read_logs shows and that change no decision while a run goes on.
+# Details that do not change what to do while a run goes on; read_logs shows them.
 _IN_DETAIL = frozenset(
     {
         "reward_std",
@@ -54,7 +55,7 @@ _IN_DETAIL = frozenset(
         "export_s",
     }
 )
-# Counts and shares of trouble: 0 is no news.
+# Counts and shares of what went wrong: they are left out if they are 0.
 _TROUBLES = frozenset(
     {
         "clip_share",
@@ -88,10 +89,10 @@ def only_changes(status: Reply) -> Reply:
 def essential(status: Reply) -> Reply:
     """Return the status of a run or a plan without what read_logs and the report show better.
 
-    The metrics are those that tell how the model does, with four digits. Of several alerts with the
-    same id of one run only the newest is shown. The result lacks measurements of the machine. Each
-    level (a mean score with its interval) lacks the counts of attempts and errors if no score
-    failed.
+    The metrics are those that tell how the model does, with four significant digits. If a run has
+    several alerts with the same id, only the newest is kept. Measurements of the machine are left
+    out. Each level (a mean score with its interval) lacks the counts of attempts and errors if no
+    score failed.
     """
     short = dict(status)
     if isinstance(status.get("metrics"), dict):
@@ -119,9 +120,11 @@ def _essential_metrics(metrics: Reply) -> Reply:
 
 
 def _newest_of_each(alerts: Sequence[Reply]) -> list[Reply]:
-    """Return the newest alert of each id and run, with `times`, how often it came, if above 1.
+    """Return the newest alert of each run and id. The field `times` says how often the alert was
+    raised, if more than once.
 
-    `alerts` are in the order of time. The alerts come without their time, which their step tells.
+    `alerts` must be in the order of time. Their times are left out, because their steps tell when
+    they were raised.
     """
     newest: dict[tuple[object, object], Reply] = {}
     for alert in alerts:

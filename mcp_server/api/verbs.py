@@ -247,7 +247,7 @@ def read_rollouts(
     max_chars: int = 1200,
     cursor: str = "",
 ) -> Reply:
-    """Return a page of what the model of a run wrote and which rewards it earned.
+    """Return a page of rollouts of a run: what the model wrote, and its rewards.
 
     Args:
         home: the home that holds the run.
@@ -274,10 +274,10 @@ def read_rollouts(
 
 
 def evaluate(home: Home, request: EvaluationRequest, key: Key = LOCAL) -> Reply:
-    """Queue an evaluation as a run of its own and return at once with its id.
+    """Queue an evaluation, which is a separate run, and return at once with its id.
 
-    Its hours count against the quota of `key`. Raises UserError QUOTA if they exceed it, or another
-    code if the request cannot be run.
+    The hours of the evaluation count against the quota of `key`. Raises UserError QUOTA if they
+    exceed it, or another code if the request cannot be run.
     """
     from engine.runs import lifecycle
 
@@ -384,7 +384,7 @@ def deploy(
     asker = Asker(key.name, key.max_deployments)
     reply = service.deploy(home, run_id, action, format, path, asker, patience)
     summary = f"{action} {run_id}: done."
-    if action != "start":
+    if action != "start":  # only after a start is there a model to chat with
         return with_head(reply, summary)
     model = reply.get("model", run_id)
     return with_head(reply, summary, Call("chat", {"model": model}, needs=("message",)).to_json())

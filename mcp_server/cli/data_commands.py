@@ -41,7 +41,8 @@ def inspect(
     return FAILED if reply["bad"] else OK  # bad: how many lines are not rows
 
 
-# Without a callback typer would turn a group of one command into that command.
 @app.callback()
 def _group() -> None:
+    # Does nothing. Without a callback typer would turn a group of one command into that command.
+    # A docstring would become the help of the group.
     pass

@@ -46,7 +46,8 @@ def calibrate_judge(
     return OK if reply.get("trusted", True) else FAILED
 
 
-# Without a callback typer would turn a group of one command into that command.
 @app.callback()
 def _group() -> None:
+    # Does nothing. Without a callback typer would turn a group of one command into that command.
+    # A docstring would become the help of the group.
     pass

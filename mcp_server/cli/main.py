@@ -126,6 +126,7 @@ def setup(
     from engine.install import setup_env, vllm_env
 
     def print_progress(line: str) -> None:
+        """Print a line about the installation on stderr."""
         typer.echo(line, err=True)
 
     if vllm:
@@ -181,6 +182,7 @@ def doctor(
         return FAILED if reply["failed"] else OK
 
     def show_check(check: Mapping[str, Any]) -> None:
+        """Print one check for a person."""
         show(check, as_json=False, paint="check")
 
     reply = examine(located_home, report_check=show_check)

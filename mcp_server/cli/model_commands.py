@@ -111,6 +111,7 @@ def add_model(
     from engine.models import library
 
     def print_progress(line: str) -> None:
+        """Print a line about the download or the import on stderr."""
         typer.echo(line, err=True)
 
     add = partial(library.add, say=print_progress)

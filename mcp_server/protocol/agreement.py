@@ -68,8 +68,8 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
 
 
 def _question_as_result(question: str) -> InputRequiredResult:
-    """The result of a call that asks the client to show `question` with a form to answer it, and to
-    call again with the answer."""
+    """Make the result of a call that asks the client to show `question` with a form, and to call
+    again with the person's answer."""
     form = ElicitRequestFormParams(message=question, requested_schema=FORM)
     request = ElicitRequest(params=form)
     return InputRequiredResult(input_requests={SPEND: request}, request_state=SPEND)
@@ -97,7 +97,8 @@ async def _submit_with_answer(submit: Callable[[bool], Reply], answer: Any) -> R
 
 
 def _is_consent(answer: Any) -> bool:
-    """Whether the person accepted the form with its box ticked; False if `answer` is None."""
+    """Whether the person accepted the form and ticked its box "agree"; False if `answer` is None
+    (no answer came)."""
     accepted = isinstance(answer, ElicitResult) and answer.action == "accept"
     return accepted and (answer.content or {}).get("agree") is True
 

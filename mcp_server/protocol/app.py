@@ -212,7 +212,7 @@ def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any]
 
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
-        """Start the tasks, and cancel them when the server ends."""
+        """Start the background tasks of the server, and cancel them when the server ends."""
         # The first reply waits for what comes before `yield`, so this only starts tasks.
         async with anyio.create_task_group() as group:
             group.start_soon(publish_metrics, home, bus)

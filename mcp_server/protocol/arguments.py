@@ -85,11 +85,10 @@ def _check_json_type(name: str, value: Any, schema: Mapping[str, Any]) -> None:
 
 
 def _has_json_type(json_type: str, value: Any) -> bool:
-    """For the type "boolean": whether `value` is a boolean. For "integer" and "number": whether it
-    is a number.
+    """Whether `value` has the type `json_type`: "boolean", "integer" or "number".
 
-    These three types are checked here because pydantic alone would take true for 1 and "5" for 5.
-    That an integer is whole is left to pydantic.
+    Pydantic alone would take true for 1 and "5" for 5. For "integer" this only checks that `value`
+    is a number; pydantic checks that the number is whole.
     """
     if isinstance(value, bool):  # tested first, because in Python a boolean is also an int
         return json_type == "boolean"
@@ -118,8 +117,8 @@ def _bad_argument(tool: str, schemas: Mapping[str, Any], error: ValidationError)
 
 
 def _nearest_value(name: str, wrong_value: Any, schema: Mapping[str, Any]) -> Change | None:
-    """The change of the argument `name` from `wrong_value` to the most similar value in the list of
-    its `schema`; None if no value is similar, or the schema has no list."""
+    """Return the change of the argument `name` from `wrong_value` to the most similar value in the
+    enum of its `schema`; None if no value is similar, or the schema has no enum."""
     near_values = difflib.get_close_matches(str(wrong_value).lower(), schema.get("enum", []), n=1)
     return Change(arguments={name: near_values[0]}) if near_values else None
 

@@ -161,10 +161,10 @@ class GuardedServer(MCPServer[Any]):
     async def _missing_cap(
         self, cap: "Cap | None", arguments: Mapping[str, Any]
     ) -> Mapping[str, float]:
-        """The argument `max_gpu_hours` to add to a call that does not name it; {} to add nothing.
+        """Return {"max_gpu_hours": hours} to add to the arguments of a call; {} to add nothing.
 
-        `cap` is the cap that follows from the caller's quota: None if the quota sets none, and for
-        a call that names its own.
+        `cap` is the cap that follows from the caller's quota. It is None if the quota sets none, or
+        if the call names a cap itself.
         """
         if cap is not None:
             return {"max_gpu_hours": cap.hours}
@@ -355,7 +355,8 @@ def _refusal_of(error: Exception, name: str, arguments: Mapping[str, Any]) -> Ca
 
 
 def _transport(caller: Key) -> str:
-    """The transport of a call, as the audit log names it: only stdio has the caller `LOCAL`."""
+    """Return the name of the call's transport for the audit log. Only over stdio the caller is
+    `LOCAL`."""
     return STDIO if caller is LOCAL else "http"
 
 

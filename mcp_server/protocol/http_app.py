@@ -186,7 +186,7 @@ def _noting_end(receive: Receive, has_left: threading.Event) -> Receive:
 
 
 def _user_of(key: Key) -> AuthenticatedUser:
-    """The user as whom the SDK knows the caller with this key.
+    """Return the user object by which the SDK identifies the caller with this key.
 
     The SDK lets only the user who opened a session use it. It compares `client_id` and `subject`,
     so the token itself is left out.
@@ -196,7 +196,7 @@ def _user_of(key: Key) -> AuthenticatedUser:
 
 
 def _token_refusal() -> Response:
-    """The refusal of a request without a valid token."""
+    """Make the response that refuses a request without a valid token."""
     return PlainTextResponse(
         "Send the token from the home folder: Authorization: Bearer TOKEN",
         status_code=401,
@@ -258,7 +258,8 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
 
 
 def _closing_refusal(message: str, status: int) -> Response:
-    """A refusal that also closes the connection, so that the rest of the body is not awaited."""
+    """Make a response that refuses a request and closes the connection, so that the server need not
+    read the rest of the body."""
     return PlainTextResponse(message, status, headers={"Connection": "close"})
 
 

@@ -68,9 +68,11 @@ def _add_playbook(add: Add) -> None:
     """Register the MCP resources of the playbook: its table of contents and its sections."""
 
     def playbook() -> str:
+        """Return the table of contents."""
         return _resource_text(verbs.read_playbook)
 
     def playbook_section(section: str) -> str:
+        """Return one section."""
         return _resource_text(lambda: verbs.read_playbook(section))
 
     add(
@@ -93,15 +95,19 @@ def _add_runs(add: Add, home: Home) -> None:
     """Register the MCP resources of a run: its metrics, settings, model card and report."""
 
     def run_metrics(run_id: str) -> str:
+        """Return the curves of a run as JSON."""
         return _resource_text(lambda: addresses.run_metrics(home, run_id))
 
     def run_config(run_id: str) -> str:
+        """Return the settings of a run as JSON."""
         return _resource_text(lambda: addresses.run_config(home, run_id))
 
     def run_card(run_id: str) -> str:
+        """Return the model card of a run, or of a base model, as Markdown."""
         return _resource_text(lambda: addresses.run_card(home, run_id))
 
     def run_report(run_id: str) -> str:
+        """Return the report of a run as Markdown."""
         return _resource_text(lambda: addresses.run_report(home, run_id))
 
     add(
@@ -122,18 +128,23 @@ def _add_machine(add: Add, home: Home) -> None:
     """Register the MCP resources for sources of environments, the hardware and the settings."""
 
     def env_source(env_id: str) -> str:
+        """Return the files of an environment version as Markdown."""
         return _resource_text(lambda: addresses.read_source(home, env_id))
 
     def hardware() -> str:
+        """Return the devices and their free memory as JSON."""
         return _resource_text(lambda: addresses.hardware(home))
 
     def settings() -> str:
+        """Return the names of all settings as Markdown."""
         return _resource_text(addresses.settings)
 
     def settings_of(kind: str) -> str:
+        """Return what each setting of one algorithm does, as Markdown."""
         return _resource_text(lambda: addresses.settings(kind))
 
     def skills() -> str:
+        """Return the questions that runs ask before and after training, as Markdown."""
         return _resource_text(addresses.skills)
 
     add("env://{env_id}/source", "Source of an env", "Its files as pushed.", MARKDOWN, env_source)
@@ -174,11 +185,11 @@ def completer(
 
 
 def _possible_values(home: Home, argument: str) -> list[str]:
-    """The values that the argument named `argument` can have:
+    """Return the values that the argument named `argument` can have:
 
     - section: the sections of the playbook, in their order.
     - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
-    - any other argument: none are known, so [].
+    - any other argument: [], because its values are not known.
     """
     if argument == "section":
         import playbook  # late: few clients ask for it

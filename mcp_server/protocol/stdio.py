@@ -73,7 +73,8 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
 
 
 async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
-    """Repair a line that is no message and pass it on to `send`, or answer it with an error.
+    """Handle a line that is no message: repair the line and pass the message on to `send`; if that
+    is not possible, send an error to `writer`.
 
     A blank line is ignored. `error` is what the reader gave for the line.
     """
@@ -87,7 +88,7 @@ async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
 
 
 def _source_of(error: Exception) -> tuple[str | None, Any]:
-    """Read from the reader's error which line, or which JSON object, it could not take.
+    """Extract from the reader's error the line, or the JSON object, that could not be read.
 
     Returns:
         (line, None): the line is not JSON, or JSON that pydantic refuses.
@@ -105,9 +106,9 @@ def _source_of(error: Exception) -> tuple[str | None, Any]:
 
 
 def _repaired_message(line: str | None) -> SessionMessage | None:
-    """The message in a line whose only fault is lone surrogates, with these replaced.
+    """Replace the lone surrogates (halves of characters) in a line, and return its message.
 
-    None if the line has another fault, or if `line` is None.
+    Returns None if the line has another fault, or if `line` is None.
     """
     value = _json_or_none(line)
     if value is None:
@@ -138,7 +139,7 @@ def _refusal(line: str | None, json_object: Any) -> types.JSONRPCError:
 
 
 def _request_id(value: Any) -> str | int | None:
-    """The id of the request that a JSON value holds; None if it has no valid one."""
+    """Return the request id in a JSON value; None if the value has no valid id."""
     request_id = value.get("id") if isinstance(value, dict) else None
     if isinstance(request_id, str):
         return _SURROGATES.sub("\ufffd", request_id)
@@ -149,9 +150,9 @@ def _request_id(value: Any) -> str | int | None:
 
 
 def _json_or_none(line: str | None) -> Any:
-    """The value in a line of JSON; None if the line is None or not JSON.
+    """Parse a line of JSON and return its value; None if the line is None or not JSON.
 
-    Read by the standard library, because pydantic refuses lone surrogates.
+    The standard library parses it, because pydantic refuses lone surrogates.
     """
     if line is None:
         return None

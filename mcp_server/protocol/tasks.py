@@ -55,7 +55,8 @@ class Wait:
 
     @property
     def task_id(self) -> str:
-        """The id of the task: all fields, joined by colons, of which a run id holds none."""
+        """The id of the task: all fields joined by colons, e.g. "r-1:end:1785240000:CURSOR". A run
+        id holds no colon, so the id can be split again."""
         return f"{self.run_id}:{self.until}:{self.created}:{self.since}"
 
     @staticmethod
@@ -97,7 +98,7 @@ class WaitTasks(Extension):
         self._server = server
 
     def methods(self) -> Sequence[MethodBinding]:
-        """The methods of the protocol that this extension adds, each with its handler."""
+        """List the methods that this extension adds to the protocol, each with its handler."""
         return [
             MethodBinding("tasks/get", TaskParams, self._get, VERSIONS),
             MethodBinding("tasks/cancel", TaskParams, self._cancel, VERSIONS),

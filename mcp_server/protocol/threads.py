@@ -58,7 +58,8 @@ async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     reported = -_LEAST_PROGRESS  # the last progress that was reported
 
     def on_progress(status: Reply) -> None:
-        """Report the step to the client, or end the wait if the call was cancelled."""
+        """Report the step of the run to the client. Raises _ClientCancelled, which ends the wait,
+        if the client has cancelled the call or closed its connection."""
         nonlocal reported
         if cancelled.is_set() or has_left.is_set():
             raise _ClientCancelled
@@ -150,7 +151,7 @@ def _held_calls_limiter() -> anyio.CapacityLimiter:
 
 
 def _progress_line(status: Reply) -> str:
-    """The status of a run as one line, such as "running, step 3/60, about 40 s left"."""
+    """Return the status of a run as one line: "running, step 3/60, about 40 s left"."""
     parts = []
     if status.get("state"):
         parts.append(str(status["state"]))

@@ -85,7 +85,8 @@ def _decide_portion(
         chooser: chooses the prompts that models are judged on.
     """
     candidates = _candidates(rows, prompts, named_sides)
-    row_counts = Counter(prompts[row] for row in rows if prompts[row] in candidates)  # by prompt
+    # Hash of a candidate prompt -> number of its rows.
+    row_counts = Counter(prompts[row] for row in rows if prompts[row] in candidates)
     evaluated_prompts = chooser.choose(row_counts)
     # If rows name held-out prompts, all of these are kept out of the training, even those that
     # models are not judged on because there are too many.

@@ -439,6 +439,7 @@ class _ToolCaller:
         step = self._stage.begin("models add", name)
 
         def show_line(line: str) -> None:
+            """Show a line about the download as the progress of the step."""
             self._stage.show_progress(step, line)
 
         add = partial(library.add, say=show_line)
