@@ -7,7 +7,7 @@ from engine.records.record import Record
 
 
 class ProbeExample(Record):
-    """An answer of a probe that was paid."""
+    """An answer of a probe (a degenerate answer that should earn nothing) that earned a reward."""
 
     task: str
     completion: str
@@ -18,12 +18,16 @@ class ProbeLine(Record):
     """What the answers of one probe earned (envs/audit/probes.py describes the probes).
 
     Attributes:
+        probe: the name of the probe.
         what: the probe in words.
-        rows: on how many rows it was scored.
-        mean, success, paid: mean reward, and shares of rows counted a success and paid.
-        errors: rows on which scoring failed; `error` is the first.
+        rows: on how many rows the probe was scored.
+        mean: mean reward.
+        success, paid: shares of the rows on which the answer counted as a success, and on which it
+            earned a reward.
+        errors: number of rows on which scoring failed; `error` is the first error.
         verdict: ok, warn, risk or info.
-        separated: share of rows on which the reference answer earns more.
+        separated: share of the rows on which the reference answer earns more; None if there is no
+            reference answer to compare with.
     """
 
     probe: str
@@ -40,8 +44,14 @@ class ProbeLine(Record):
 
 
 class Saturation(Record):
-    """Whether the reward is saturated: how many different values it takes (`levels`), and which
-    shares of the reference answers and of all others earn its highest value (`top`)."""
+    """Whether many different answers earn the highest reward.
+
+    Attributes:
+        top: the highest reward.
+        levels: how many different values the reward has.
+        gold_at_top, others_at_top: shares of the reference answers, and of all other answers, that
+            earn `top`.
+    """
 
     top: float = 0.0
     levels: int = 0
@@ -50,7 +60,7 @@ class Saturation(Record):
 
 
 class RewardChange(Record):
-    """An answer that earned two rewards."""
+    """An answer that earned two different rewards: `first`, then `second`."""
 
     task: str
     first: float
@@ -58,7 +68,7 @@ class RewardChange(Record):
 
 
 class FreshExample(RewardChange):
-    """An answer that a new env process rewarded differently."""
+    """An answer that earned another reward in a new process of the environment."""
 
     probe: str = ""
     completion: str = ""
@@ -66,7 +76,18 @@ class FreshExample(RewardChange):
 
 
 class FreshProcess(Record):
-    """Answers scored again by a process that had scored nothing (envs/audit/rescore.py)."""
+    """Answers that were scored again by a process that had scored nothing (envs/audit/rescore.py).
+
+    Attributes:
+        asked, scored: how many answers there were, and how many of them were scored again.
+        differing: how many answers got another reward.
+        failed: how many answers failed to score this time.
+        confirmed, wavering: of the differing answers, how many a third process rewarded as the
+            second did, and how many it rewarded in another way.
+        skipped: reason -> how many answers could not be scored again.
+        examples: answers that differ or failed.
+        why: why the remaining answers were left out; "" if none were.
+    """
 
     asked: int = 0
     scored: int = 0
@@ -80,7 +101,14 @@ class FreshProcess(Record):
 
 
 class Groups(Record):
-    """What `score_group` paid (envs/audit/groups.py): ids of tasks with a fault, of so many."""
+    """Faults of the environment's `score_group`, which scores all answers to a task together.
+
+    Attributes (see envs/audit/groups.py):
+        groups: how many groups of answers were scored.
+        not_ahead: ids of tasks on which a degenerate answer earned as much as the reference answer.
+        moved: ids of tasks on which another order of the answers changed a reward.
+        failed: ids of tasks on which scoring failed.
+    """
 
     groups: int = 0
     not_ahead: tuple[str, ...] = ()
@@ -89,19 +117,23 @@ class Groups(Record):
 
 
 class Audit(Record):
-    """The reward audit (envs/audit/reward_audit.py). Defaults stand for what older releases did
-    not write.
+    """The reward audit of an environment version (envs/audit/reward_audit.py).
+
+    A field with a default is missing in files of older releases.
 
     Attributes:
-        verdict: ok, warn or risk, "" where no audit was made; `headline` says it with its numbers.
-        risks, weaknesses: names of probes and other faults.
-        separability: near miss -> share of rows on which the reference answer earns more.
-        share: of the rows that were scored, `rows_scored` of `rows`.
+        verdict: ok, warn or risk; "" if no audit was made.
+        headline: the verdict in a sentence with its numbers.
+        risks, weaknesses: names of probes, and other faults.
+        separability: kind of nearly right answer -> share of rows on which the reference answer
+            earns more.
+        rows_scored, rows, share: how many rows were scored, of how many, and that share.
         gold_failing: ids of tasks whose reference answer fails.
-        score_seconds_p95: seconds that one score takes.
-        judge: what judges took for one score (envs/metering/judge_calls.py), mean; empty where
-            none was asked.
-        secrets_unset: secrets that were not set when it was made; None where it does not say.
+        score_seconds_p95: the 95th percentile of the seconds that a score takes.
+        judge: mean use of judges (models that score) for one score (envs/metering/judge_calls.py);
+            empty if no judge was asked.
+        secrets_unset: names of secrets that were not set when the audit was made; None if the file
+            does not say.
     """
 
     verdict: str = ""
@@ -128,6 +160,6 @@ class Audit(Record):
     secrets_unset: list[str] | None = None
 
     def as_written(self) -> JsonObject:
-        """The JSON object as audit.json holds it: only the keys that the file has, without
-        defaults for the others."""
+        """Return the JSON object of audit.json: only the keys that the file has, without defaults
+        for the others."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -6,14 +6,14 @@ from engine.records.record import Record
 
 
 class IndexedFile(Record):
-    """A data file that stays where it is.
+    """A data file that is read in its place and not copied.
 
     Attributes:
-        path: where it lies.
+        path: the path of the file.
         name: its path in the folder that was pushed.
-        size, mtime_ns: of the file when it was read, to see quickly whether it is the same.
-        sha256: of its content.
-        train: how many training rows of the version lie in it.
+        size, mtime_ns: bytes and modification time when it was read, to notice a change quickly.
+        sha256: the hash of its content.
+        train: how many training rows of the version it holds.
     """
 
     path: str
@@ -25,7 +25,7 @@ class IndexedFile(Record):
 
 
 class FaultyLine(Record):
-    """A line that is no row, and why."""
+    """A line of a data file that is no valid row, and why."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class FaultyLine(Record):
 
 
 class Spread(Record):
-    """Smallest, middle, 95th percentile and largest of some numbers."""
+    """The smallest, the median, the 95th percentile and the largest of some numbers."""
 
     min: int = 0
     p50: int = 0
@@ -54,13 +54,19 @@ class DataIndex(Record):
     """A dataset that was read once, row by row (engine/environments/indexed).
 
     Attributes:
-        files: in their order.
-        rows, bad: lines that are rows, and lines that are not; `faults` are the first of those.
-        unanswered: rows without an answer, and `unanswered_lines` the first of them.
-        preferences: rows with a chosen and a rejected answer and no other.
-        sides: rows per side ("train", "heldout"); rows of a side that is too large to be asked
-            about are in neither.
+        files: the data files, in their order.
+        rows, bad: number of lines that are valid rows, and of lines that are not.
+        faults: the first of the lines that are no valid rows.
+        unanswered, unanswered_lines: number of rows without an answer, and the first of them.
+        preferences: number of rows with only a chosen and a rejected answer.
+        with_tools: number of rows with tools.
+        shapes: format of a row -> number of rows.
+        turns, prompt_chars, answer_chars: assistant turns of a row, characters of its prompt and
+            of its answer.
+        sides: side ("train", "heldout") -> number of rows. Rows of a side that is too large to be
+            asked about are in neither.
         distinct_prompts: how many different prompts the training rows have.
+        sample: the first rows, with long texts cut.
     """
 
     files: tuple[IndexedFile, ...]

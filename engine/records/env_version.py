@@ -17,30 +17,31 @@ class PushProblem(Record):
 
 
 class EnvVersion(Record):
-    """One version of an environment. Defaults stand for what older releases did not write.
+    """One version of an environment. A field with a default is missing in files of older releases.
 
     Attributes:
-        env_id: `name@hash`; `hash` is the beginning of `digest`, the SHA-256 of its files.
-        kind: single, multi, command (a program plays the tasks), sft (answers to imitate) or
-            preference (chosen and rejected ones).
-        scored: whether it can score a completion.
-        scorer: how rows of data files are scored by their answers (envs/scored_rows.py); "" where
-            they are not, or where the environment's own code scores.
-        tools: what its model may call.
+        env_id: `name@hash`.
+        hash: the beginning of `digest`, which is the SHA-256 of the version's files.
+        kind: single (one turn), multi (several turns), command (a program plays the tasks), sft
+            (answers to imitate) or preference (chosen and rejected answers).
+        scored: whether the environment can score a completion.
+        scorer: how answers to the rows of data files are scored (envs/scored_rows.py); "" if they
+            are not scored, or if the environment's own code scores them.
+        tools: the tools that the model may call.
         params: the arguments of `load_environment`, from environment.toml.
-        rows: split (train, dev where there is one, heldout) -> number of task rows.
-        split: where the split came from, in words.
-        contamination: what training rows share with held-out tasks
-            (engine/evidence/overlap/overlap.py); empty where they were not compared.
-        data: files that are part of the version and stay where they are, with the number of
-            training rows in each; empty where all rows are stored.
-        distinct_prompts: of the training rows in `data`.
+        rows: split (train, heldout, and perhaps dev) -> number of task rows.
+        split: how the split was decided, in words.
+        contamination: which training rows and held-out tasks overlap
+            (engine/evidence/overlap/overlap.py); empty if they were not compared.
+        data: large data files that are part of the version but are not copied, with the number of
+            training rows in each; empty if all rows are stored.
+        distinct_prompts: number of different prompts of the training rows in `data`.
         files, size: number of stored files, and their bytes.
         left_out: files of the pushed folder that are not part of the version.
-        limits: what its process may use.
-        secrets: names of the secrets it reads.
-        python: the interpreter that has its packages, "" for any.
-        isolation: what confined its code at push, in words.
+        limits: what the environment's process may use.
+        secrets: names of the secrets that the environment reads.
+        python: the interpreter that has the environment's packages; "" for any.
+        isolation: how the environment's code was confined at the push, in words.
     """
 
     env_id: str = ""
@@ -68,15 +69,15 @@ class EnvVersion(Record):
     problems: tuple[PushProblem, ...] = ()
 
 
-SEAL = "seal.json"  # in the version's folder
+SEAL = "seal.json"  # the name of the file of a seal in the version's folder
 
 
 class Seal(Record):
-    """The seal of an exam, of which nobody is shown a task.
+    """The seal of an environment version that is an exam: nobody may see its tasks.
 
     Attributes:
-        looks: how many models may be asked its tasks, each evaluation of a model counted.
-        sealed: when it was sealed, seconds since the epoch.
+        looks: how many models may be asked the tasks; a model counts once for each evaluation.
+        sealed: when the version was sealed, in seconds since the epoch.
     """
 
     looks: int = Field(ge=1)

@@ -6,7 +6,7 @@ from engine.records.record import Record
 
 
 class Range(Record):
-    """A figure as low, likely and high."""
+    """An estimate as three numbers: low, likely and high."""
 
     low: float
     likely: float
@@ -14,8 +14,11 @@ class Range(Record):
 
 
 class PeakMemory(Record):
-    """Bytes on the device when most are held, by item; `total` counts training or sampling, and
-    `server` those of a vLLM server that samples, without its cache."""
+    """The peak of a run's memory on the device, in bytes by item.
+
+    `total` is the larger of the peaks of training and sampling. `server` is a vLLM server that
+    samples, without its key-value cache.
+    """
 
     weights: int
     adapter_and_optimizer: int
@@ -28,20 +31,22 @@ class PeakMemory(Record):
 
 
 class TokenCounts(Record):
-    """Likely tokens: trained on, and generated for training and evaluation."""
+    """The likely numbers of tokens: `trained` on, and `generated` for training and evaluation."""
 
     trained: int
     generated: int
 
 
 class Workload(Record):
-    """What a run computes, for the calibration of later estimates.
+    """The predicted work of a run, with which later estimates compare what was measured.
 
     Attributes:
-        works: figures of each part of its course (engine.cost.flops.Work, in order).
-        score_s: seconds of one score.
-        first: whether the home had no run of its base model before.
-        memory: predicted peak bytes, before correction.
+        works: "training", "evaluation", "saving" -> the values of the fields of
+            engine.cost.flops.Work, in their order.
+        score_s: seconds in which one answer is scored.
+        layers, weight_bytes: of the model.
+        first: whether the home had no finished run of the same base model before.
+        memory: predicted peak bytes, before they are corrected by finished runs.
     """
 
     works: dict[str, list[int | float]]
@@ -53,7 +58,7 @@ class Workload(Record):
 
 
 class EarlierWorkload(Record):
-    """What versions up to 0.1.0 stored instead of a Workload. It is not used for calibration."""
+    """What versions up to 0.1.0 stored instead of a `Workload`. It does not correct estimates."""
 
     seconds: dict[str, float]
     memory: int
@@ -63,18 +68,20 @@ class Estimate(Record):
     """Time, money, memory and disk of a run.
 
     Attributes:
-        hours: of the whole run.
-        gpu_hours: of all its devices together, of which there are `gpus`.
-        money: gpu_hours at `gpu_hour_price`.
-        seconds: the likely time by phase.
+        steps: number of optimizer steps.
+        hours: hours of the whole run.
+        gpu_hours: hours of all of its devices together; their number is `gpus`.
+        money: the price of `gpu_hours` at `gpu_hour_price`.
+        seconds: phase -> likely seconds.
         least_memory: bytes of the device that the run needs with the fewest rows and the smallest
             microbatches; 0 in older files.
-        memory_available, memory_free: bytes of the device.
-        fit: of the peak memory into the device.
-        lower_this: the setting whose lowering helps most, in words; "" where none does.
-        judge_calls, judge_cost: likely requests to judges, and the money for them.
-        basis: "measured" or "model" (a table of machines).
-        calibrated_on_runs: finished runs that corrected it.
+        memory_available, memory_free: all bytes of the device, and those that are free.
+        fits, fit: whether and how well the memory of the run fits into the device.
+        lower_this: the setting whose lowering helps most, in words; "" if none helps.
+        judge_calls, judge_cost: likely requests to judges (models that score), and their price.
+        basis: what the time rests on: "measured", or "model" for a table of machines.
+        calibrated_on_runs: how many finished runs corrected the estimate.
+        uncalibrated: the predictions before that correction.
     """
 
     steps: int

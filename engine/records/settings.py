@@ -13,19 +13,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from pydantic.fields import Field, FieldInfo
 
 ALGORITHMS = ("sft", "dpo", "grpo", "distill")
-ROW_ALGORITHMS = ("sft", "dpo")  # they learn from rows that exist
+ROW_ALGORITHMS = ("sft", "dpo")  # they learn from existing rows
 REPLAYING_ALGORITHMS = ("sft", "grpo")  # they have the setting `keep`
-SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from what they sample
-# With stop_early=heldout so many evaluations in a row without progress end a run.
+SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from answers that they sample
+# With stop_early=heldout this many evaluations in a row without progress end a run.
 STOP_EARLY_PATIENCE = 3
-# Settings as a client gives them, by name: all may be left out, and nobody has checked them yet.
+# Setting -> value, as a client gave them: any may be left out, and none has been checked yet.
 GivenSettings = Mapping[str, Any]
-# The projections of a layer that can carry an adapter, by the names most families give them.
+# The projections of a layer that can have an adapter, by the names of most model families.
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 PROJECTIONS = ATTENTION + MLP
-# These, and what stands in their place in other families: several projections in one, mixers
-# without softmax, latent attention, MLPs without a gate.
+# These, and their counterparts in other families: several projections in one, mixers without
+# softmax, latent attention, MLPs without a gate.
 ProjectionName = Literal[
     "q_proj",
     "k_proj",
@@ -56,7 +56,7 @@ ProjectionName = Literal[
     "dense_4h_to_h",
 ]
 KNOWN_PROJECTIONS: tuple[str, ...] = get_args(ProjectionName)
-# Those of an MLP; all others belong to attention or what takes its place.
+# The projections of an MLP; all others belong to attention or to what replaces it.
 ANY_MLP = (*MLP, "gate_up_proj", "w1", "w2", "w3", "fc1", "fc2", "dense_h_to_4h", "dense_4h_to_h")
 
 _TARGET_GROUPS = {
@@ -67,18 +67,18 @@ _TARGET_GROUPS = {
 }
 
 
-MAX_RANK = 512  # of an adapter, trained or served
+MAX_RANK = 512  # the highest rank of an adapter that is trained or served
 MAX_TOP_K = 1_000_000  # more than any vocabulary has
 
 
 def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: Any) -> Any:
-    """The pydantic field of one setting.
+    """Make the pydantic field of one setting.
 
     Args:
         about: what the setting does, for the reference page.
-        rule: how its value is chosen when a user leaves it out, for the reference page.
-        given_from: the lowest value that a user may give, where that is above the lower limit of
-            the field: values that are filled in may be lower. None where the limit holds for both.
+        rule: how the value is chosen if a user leaves the setting out, for the reference page.
+        given_from: the lowest value that a user may give, if it is above the field's lower limit:
+            a value that is filled in may be lower. None if the limit holds for users too.
         limits: limits of the value, as pydantic's Field names them, such as `ge`.
     """
     extra: dict[str, JsonValue] = {"rule": rule}
@@ -88,10 +88,10 @@ def _setting(about: str, rule: str, *, given_from: int | None = None, **limits: 
 
 
 def _expand_target_group(value: Any) -> Any:
-    """The list of projections that a group such as "attention" stands for in most model families.
+    """Return the projections that a group such as "attention" means in most model families.
 
-    Where a model names them otherwise, engine/settings/lora_targets.py later puts its own in their
-    place. Any value that is no group is returned as it is, for validation to judge.
+    If a model has other names for them, engine/settings/lora_targets.py replaces them later. Any
+    value that is no group is returned unchanged, and validation checks it.
     """
     if not isinstance(value, str):
         return value
@@ -99,7 +99,8 @@ def _expand_target_group(value: Any) -> Any:
 
 
 def _refuse_repeats(value: list[str]) -> list[str]:
-    """Return the list of projections unchanged. Raises ValueError where it names one twice."""
+    """Return the list of projections unchanged. Raises ValueError if a projection is named
+    twice."""
     if len(set(value)) < len(value):
         raise ValueError("a projection is named twice")
     return value
@@ -111,23 +112,26 @@ Targets = Annotated[
     AfterValidator(_refuse_repeats),
 ]
 Reasoning = Literal["keep", "drop", "require"]
-# The share of replayed rows where nobody chose one, and the most steps of a run that forgets so
-# little that it replays none; measured in benchmarks/RESULTS.md.
+# The default share of replayed rows in SFT and in GRPO, and the most steps of a run that forgets
+# so little that it replays none; measured in benchmarks/RESULTS.md.
 USUAL_KEEP, USUAL_GRPO_KEEP, HARMLESS_STEPS = 0.35, 0.1, 10
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
 EnvName = Annotated[str, Field(max_length=200)]
-# "", or a variable set for this purpose: a caller can have no other secret sent to a URL.
+# "" or a variable whose name begins with TEACHER_, so that a caller cannot make the server send any
+# other secret to a URL.
 TeacherKeyName = Annotated[str, Field(pattern=r"^(TEACHER_[A-Z0-9_]{1,60})?$")]
 
 
 class Settings(BaseModel):
+    """The base class of all settings: unknown names and values of another type are refused."""
+
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
 
 def _top_k() -> Any:
-    """The setting top_k, the same for training and for evaluations."""
+    """Make the field of top_k, which is the same for training and for evaluations."""
     return _setting(
         "Only the so many likeliest tokens are sampled from; 0: all.",
         rule="0",
@@ -138,7 +142,7 @@ def _top_k() -> Any:
 
 
 def _min_p() -> Any:
-    """The setting min_p, the same for training and for evaluations."""
+    """Make the field of min_p, which is the same for training and for evaluations."""
     return _setting(
         "Only tokens of at least this share of the likeliest's probability are sampled; 0: all.",
         rule="0",
@@ -149,7 +153,7 @@ def _min_p() -> Any:
 
 
 def _score_workers() -> Any:
-    """The setting score_workers, the same for training and for evaluations."""
+    """Make the field of score_workers, which is the same for training and for evaluations."""
     return _setting(
         "Env processes that score at once.",
         "1 for scores under 0.02 s, else the cores (with network x 4), at most 32",
@@ -160,7 +164,7 @@ def _score_workers() -> Any:
 
 
 def _max_judge_calls() -> Any:
-    """The setting max_judge_calls, the same for training and for evaluations."""
+    """Make the field of max_judge_calls, which is the same for training and for evaluations."""
     return _setting(
         "Most requests to judges (envs.judge); more end the run.",
         "no limit",
@@ -170,7 +174,7 @@ def _max_judge_calls() -> Any:
 
 
 def _max_judge_cost() -> Any:
-    """The setting max_judge_cost, the same for training and for evaluations."""
+    """Make the field of max_judge_cost, which is the same for training and for evaluations."""
     return _setting(
         "Most money for them, by the judges' prices.",
         "no limit",
@@ -180,7 +184,10 @@ def _max_judge_cost() -> Any:
 
 
 def _keep(description: str, usual: float) -> Any:
-    """The setting `keep` of one algorithm; `usual` is its value in runs that are long enough."""
+    """Make the field of `keep` (the share of replayed rows) for one algorithm.
+
+    `usual` is the default in runs of more than `HARMLESS_STEPS` steps.
+    """
     return _setting(
         description,
         f"{usual:g} for more than {HARMLESS_STEPS} steps, else 0",
@@ -533,13 +540,15 @@ SCHEMAS: dict[str, type[Settings]] = {**TRAINERS, "evaluate": SamplingSettings}
 
 
 def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
-    """Derive the schema of what a user may give: the fields of `schema` with their limits, each of
-    them optional (None where it is left out)."""
+    """Derive the schema of the settings that a user may give.
+
+    It has the fields of `schema` with their limits, but each is optional (None if left out).
+    """
     fields: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         field_infos = [field]
         least = lowest_given(field)
-        if least is not None:  # values that are filled in may be lower, given ones may not
+        if least is not None:  # the lower limit for users is above that of the field
             field_infos.append(Field(ge=least))
         optional_field = FieldInfo.merge_field_infos(*field_infos, default=None)
         fields[name] = (Optional[field.annotation], optional_field)  # noqa: UP045
@@ -547,8 +556,10 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
 
 
 def lowest_given(field: FieldInfo) -> int | None:
-    """The `given_from` of a setting: the lowest value that a user may give. None where the field's
-    own lower limit holds for users too."""
+    """Return the lowest value of a setting that a user may give (`given_from` of `_setting`).
+
+    Returns None if the field's own lower limit holds for users too.
+    """
     extra = field.json_schema_extra
     value = extra.get("given_from") if isinstance(extra, dict) else None
     return value if isinstance(value, int) else None

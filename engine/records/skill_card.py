@@ -11,8 +11,13 @@ CARD = "card.json"
 
 
 class SkillExample(Record):
-    """A request as the model was taught it, and a right first reply; `note` says what else the
-    request needs."""
+    """An example of a skill.
+
+    Attributes:
+        prompt: a request in the form in which the model was taught it.
+        answer: a right first reply.
+        note: what else the request needs.
+    """
 
     prompt: str
     answer: str
@@ -23,10 +28,10 @@ class SkillCard(Record):
     """What a model can do.
 
     Attributes:
-        per_skill: on how many fresh prompts each skill was measured.
-        levels: of each skill: mastered, half known or absent.
-        scores: of each skill: share of right greedy first replies.
-        examples: of each skill: one for every wording that was taught.
+        per_skill: on how many new prompts each skill was measured.
+        levels: skill -> mastered, half known or absent.
+        scores: skill -> share of right first replies, sampled greedily.
+        examples: skill -> one example for every wording that was taught.
     """
 
     per_skill: int
@@ -36,9 +41,9 @@ class SkillCard(Record):
 
 
 def find_skill_card(model: Path) -> SkillCard | None:
-    """The card in the folder of a model; None where there is none, as with most models.
+    """Read the card in the folder of a model; None if there is none, as for most models.
 
-    Raises DamagedRecord.
+    Raises DamagedRecord if the file does not hold such a card.
     """
     path = model / CARD
     return SkillCard.read(path) if path.is_file() else None

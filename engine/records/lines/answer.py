@@ -7,24 +7,25 @@ from pydantic import BeforeValidator, InstanceOf
 from engine.records.lines.line_record import LineRecord
 from envs.json_types import ChatMessage
 
-# Why an answer ended, in this order: the model ended it; a turn had `max_tokens`; the conversation
-# had no room left in `max_length`; its turns were used up; the environment took longer than it may;
-# the environment failed; the provider of a model behind a URL would not answer this.
+# Why an answer ended. stop: the model ended it. max_tokens: a turn reached `max_tokens`.
+# max_context: the conversation filled `max_length`. max_turns: all turns were used. timeout: the
+# environment took too long. env_error: the environment failed. refused: the provider of a model
+# behind a URL refused to answer.
 StopReason = Literal[
     "stop", "max_tokens", "max_context", "max_turns", "timeout", "env_error", "refused"
 ]
 OUT_OF_TOKENS: tuple[StopReason, ...] = ("max_tokens", "max_context")
-# What files of earlier versions say instead.
+# Stop reason in files of earlier versions -> the present one.
 FORMER_STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "error": "env_error"}
 
-# Any text, a lone surrogate included: answers and the replies of environments may hold one.
+# Any text. Unlike pydantic's `str` it may hold a lone surrogate, as answers of models may.
 Text = InstanceOf[str]
 
 
 def _without_nulls(values: object) -> object:
-    """Remove the nulls from a mapping of names to numbers: a file has null for NaN and infinity.
+    """Remove the nulls from a mapping of names to numbers; files hold null for NaN and infinity.
 
-    A value that is no mapping is returned as it is, for validation to refuse.
+    A value that is no mapping is returned unchanged, so that validation refuses it.
     """
     if not isinstance(values, dict):
         return values
@@ -32,7 +33,10 @@ def _without_nulls(values: object) -> object:
 
 
 def present_stop_reason(reason: object) -> object:
-    """The word of today for a stop reason of an earlier version; any other value as it is."""
+    """Translate a stop reason of an earlier version to the present word.
+
+    Any other value is returned unchanged.
+    """
     return FORMER_STOP_REASONS.get(reason, reason) if isinstance(reason, str) else reason
 
 
@@ -40,31 +44,31 @@ Numbers = Annotated[dict[str, float], BeforeValidator(_without_nulls)]
 
 
 class Branch(LineRecord):
-    """A conversation of a rollout beside its first: its prompt and the messages after it."""
+    """A further conversation of a rollout: its prompt, and the messages after the prompt."""
 
     prompt: list[ChatMessage]
     messages: list[ChatMessage]
 
 
 class Answer(LineRecord):
-    """A completion and its score; None where the file does not say.
+    """A completion and its score. A field is None if the file does not hold it.
 
     Attributes:
         task: id of the task.
-        prompt: the messages that were asked.
-        messages: those of model and environment after the prompt.
+        prompt: the messages of the task.
+        messages: the messages of the model and the environment after the prompt.
         completion: text of the last assistant turn.
-        reward: the environment's own, before anything is taken off it.
-        success: whether it was right, None where the environment never says.
+        reward: the reward that the environment gave, before the trainer subtracts anything.
+        success: whether the answer was right; None if the environment does not say.
         metrics: named numbers of the score.
-        error: why there is no score, None where there is one.
-        stop_reason: one of `StopReason`, or the word of a later version.
-        tokens: that the model wrote.
-        reason: why it earned that, in the words of the environment; None where it does not say.
-        parts: what the reward is made of, name -> [weight, value]; None where it does not say.
-        invalid_calls: why tool calls in it are invalid, one text each.
-        branches: further conversations of a rollout that a command played; None for none.
-        task_group: the group that the environment gave the task; None for none.
+        error: why the answer has no score; None if it has one.
+        stop_reason: one of `StopReason`, or a word of a later version.
+        tokens: how many tokens the model wrote.
+        reason: the environment's explanation of the reward; None if it gives none.
+        parts: the parts of the reward, name -> [weight, value]; None if the environment gives none.
+        invalid_calls: why tool calls in the answer are invalid, one text for each.
+        branches: further conversations of a rollout that a command played; None if there are none.
+        task_group: the group that the environment gave the task; None if it has none.
     """
 
     task: Text
@@ -85,5 +89,5 @@ class Answer(LineRecord):
 
     @property
     def cut(self) -> bool:
-        """Whether the answer was ended by a limit: of tokens or of turns."""
+        """Whether a limit of tokens or of turns ended the answer."""
         return self.stop_reason in (*OUT_OF_TOKENS, "max_turns")

@@ -18,10 +18,10 @@ from engine.core.paging import complete_size, page_after
 from engine.records.lines.line_record import Line
 
 POINTS = 30
-_EXACT_BYTES = 8_000_000  # a longer file is sampled, so that the millionth step costs no more
-_SAMPLES = 400  # lines that are read from the first part of such a file, evenly spread
-_FIRST_LINES = 20  # that are read beside them, because curves change fastest there
-# What is shown first when no columns are asked for.
+_EXACT_BYTES = 8_000_000  # of a longer file only a sample is read, so that it takes no longer
+_SAMPLES = 400  # evenly spread lines that are read from the first part of such a file
+_FIRST_LINES = 20  # first lines that are read too, because curves change fastest there
+# The columns that are shown first if a caller names none.
 _MAIN = (
     "heldout_success",
     "heldout_reward",
@@ -47,10 +47,10 @@ class Metrics:
     """The metrics of a run.
 
     Attributes:
-        lines: of `metrics.jsonl`, one per step in order of steps.
-        end: byte after the last whole line of the file.
-        sampled: whether lines before the end of a long file were left out.
-        skipped: lines that hold no JSON object.
+        lines: the lines of `metrics.jsonl`, one per step in order of steps.
+        end: the byte after the last whole line of the file.
+        sampled: whether lines of a long file were left out.
+        skipped: how many lines hold no JSON object.
     """
 
     lines: list[Line]
@@ -60,16 +60,21 @@ class Metrics:
 
     @property
     def columns(self) -> list[str]:
-        """The names of all metrics in the lines: those of the trainer in the order of `METRICS`,
-        then the environment's own in alphabetical order."""
-        # "model" is no metric: it says which model of an evaluation the line is about.
+        """The names of all metrics in the lines.
+
+        The trainer's metrics come first, in the order of `METRICS`, then the environment's own, in
+        alphabetical order.
+        """
+        # "model" is not a metric: it names the model of an evaluation that the line is about.
         measured = {name for line in self.lines for name in line} - {*LINE_KEYS, "model"}
         documented = [name for name in METRICS if name in measured]
         return documented + sorted(measured - set(documented))
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """The curve of the metric `name`: (step, value) of every line on which it is a finite
-        number."""
+        """Return the curve of the metric `name` as (step, value), in order of steps.
+
+        Lines on which the metric is missing or not a finite number are left out.
+        """
         points: list[tuple[float, float]] = []
         for line in self.lines:
             value = number(line.get(name))
@@ -79,10 +84,10 @@ class Metrics:
 
 
 def load_metrics(path: Path) -> Metrics:
-    """Read the metrics in the file at `path`, one line per step; none for a missing file.
+    """Read the metrics in the file at `path`, one line per step; a missing file has no lines.
 
-    A file above 8 MB is not read as a whole, but only its first 20 lines, 400 lines from all over
-    its first part, and its last 4 MB.
+    Of a file above 8 MB only a part is read: its first 20 lines, 400 lines that are spread over its
+    first part, and its last 4 MB.
     """
     end = complete_size(path)
     if end <= _EXACT_BYTES:
@@ -91,22 +96,26 @@ def load_metrics(path: Path) -> Metrics:
     tail_start = end - _EXACT_BYTES // 2
     rows = _sampled_rows(path, tail_start)
     tail = read_chunk(path, tail_start, max_bytes=end - tail_start)
-    # Damaged lines among the sampled ones are not counted.
+    # `skipped` counts damaged lines of the tail only.
     return Metrics(by_step(rows + tail.rows), end, sampled=True, skipped=tail.damaged)
 
 
 def _sampled_rows(path: Path, end: int) -> list[Line]:
-    """The first lines of the file, and lines that are evenly spread over its first `end` bytes."""
+    """Read the first lines of the file, and lines that are evenly spread over its first `end`
+    bytes."""
     sampled = list(page_after(path, start=0, limit=_FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
-        offset = end * index // _SAMPLES  # mostly inside a line: the line after it is read
+        offset = end * index // _SAMPLES  # usually inside a line; then the next line is read
         sampled += page_after(path, offset, limit=1).lines
     return parse_lines([line.text for line in sampled])
 
 
 def by_step(rows: Sequence[Line]) -> list[Line]:
-    """Merge the rows to one line per step, in order of steps. A resumed run may have written a step
-    twice; its later values replace the earlier ones. Rows without a step are left out."""
+    """Merge the rows to one line per step, in order of steps.
+
+    A resumed run may have written a step twice; the later values replace the earlier ones. Rows
+    without a step are left out.
+    """
     line_of_step: dict[float, Line] = {}
     for row in rows:
         step = number(row.get("step"))
@@ -116,10 +125,12 @@ def by_step(rows: Sequence[Line]) -> list[Line]:
 
 
 def main_columns(columns: Sequence[str], limit: int) -> list[str]:
-    """At most `limit` columns to show when the caller asked for none: first the main ones, then the
-    environment's own metrics, then the rest."""
+    """Choose at most `limit` columns to show to a caller who named none.
+
+    The main columns come first, then the environment's own metrics, then the rest.
+    """
     main = [name for name in _MAIN if name in columns]
-    # Without those of evaluations, which come with the rest.
+    # The environment's metrics on held-out tasks are left out here and come with the rest.
     of_the_environment = [
         name for name in columns if name not in METRICS and not name.startswith("heldout_")
     ]
@@ -127,11 +138,11 @@ def main_columns(columns: Sequence[str], limit: int) -> list[str]:
 
 
 def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> list[Line]:
-    """Choose about `points` of the lines, in order; `keys` are the metrics that they are to show.
+    """Choose about `points` of the lines, in order, to show the metrics `keys`.
 
-    The first and the last line and those with the lowest and highest values are always among them,
-    even if they are more than `points`. While there is room, lines with rarely measured metrics are
-    added, then others that are spread evenly.
+    The first line, the last line and the lines with extreme values are always chosen, even if they
+    are more than `points`. If there is room, lines with rarely measured metrics are added, then
+    lines that are spread evenly.
     """
     if len(lines) <= points:
         return list(lines)
@@ -146,8 +157,8 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
 
 
 def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
-    """The indices of the first and the last line, and of the lines with the first, lowest, highest
-    and last value of each metric in `keys`."""
+    """Return the indices of the first and the last line, and of the lines with the first, lowest,
+    highest and last value of each metric in `keys`."""
     extremes = {0, len(lines) - 1}
     for key in keys:
         measured = _measured_indices(lines, key)
@@ -159,8 +170,10 @@ def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
 
 
 def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
-    """The indices of the lines that have a rare metric. Of `keys`, those are rare that at most a
-    third of the lines have, such as the score of an evaluation."""
+    """Return the indices of the lines that have a rare metric of `keys`.
+
+    A metric is rare if at most a third of the lines have it, such as the score of an evaluation.
+    """
     rare: set[int] = set()
     for key in keys:
         measured = _measured_indices(lines, key)
@@ -170,19 +183,21 @@ def _rarely_measured_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[
 
 
 def _measured_indices(lines: Sequence[Line], key: str) -> list[int]:
-    """The indices of the lines on which the metric `key` is a finite number, in order."""
+    """Return the indices of the lines on which the metric `key` is a finite number, in order."""
     return [index for index, line in enumerate(lines) if number(line.get(key)) is not None]
 
 
 def _evenly_spread(items: Sequence[int], count: int) -> list[int]:
-    """`count` of the items, evenly spread: the middle one of each of `count` equal parts. Empty
-    if `count` is 0 or less."""
+    """Choose `count` evenly spread items: the middle one of each of `count` equal parts.
+
+    Returns [] if `count` is 0 or less.
+    """
     return [items[int((part + 0.5) * len(items) / count)] for part in range(count)]
 
 
 @dataclass(frozen=True)
 class CurveSummary:
-    """First, last, lowest and highest value of a curve, with the steps of the extremes."""
+    """The first, last, lowest and highest value of a curve, with the steps of the extremes."""
 
     first: float
     last: float
@@ -193,9 +208,9 @@ class CurveSummary:
 
 
 def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
-    """Summarise a curve. `points` are (step, value) in order of steps, at least one."""
+    """Summarise a curve. `points` are (step, value) in order of steps; there is at least one."""
     values = [value for _, value in points]
-    # Of equal values the first one counts.
+    # If several values are equal, min and max return the first.
     min_step, min_value = min(points, key=lambda point: point[1])
     max_step, max_value = max(points, key=lambda point: point[1])
     return CurveSummary(
@@ -209,11 +224,10 @@ def summary_of(points: Sequence[tuple[float, float]]) -> CurveSummary:
 
 
 def spark(values: Sequence[float], width: int = 24) -> str:
-    """Draw a curve as a line of at most `width` block characters, such as `▁▃▅█`; "" without
-    values.
+    """Draw a curve as at most `width` block characters, such as `▁▃▅█`; "" if there are no values.
 
-    The lowest value becomes the lowest block and the highest the full block. Where there are more
-    values than characters, each character stands for the mean of several.
+    The lowest value becomes the lowest block, the highest value the full block. If there are more
+    values than `width`, each character shows the mean of several values.
     """
     if not values:
         return ""
@@ -221,15 +235,15 @@ def spark(values: Sequence[float], width: int = 24) -> str:
         values = _means_of_parts(values, width)
     lowest, highest = min(values), max(values)
     blocks = "▁▂▃▄▅▆▇█"
-    # Blocks per unit of value; values that are all equal make a flat line.
+    # Block heights per unit of value; 0 if all values are equal, which draws a flat line.
     scale = (len(blocks) - 1) / (highest - lowest) if highest > lowest else 0.0
     return "".join(blocks[round((value - lowest) * scale)] for value in values)
 
 
 def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
-    """Cut the values into `parts` parts of about equal length, and return the mean of each.
+    """Cut the values into `parts` sections of about equal length, and return the mean of each.
 
-    There must be at least as many values as parts.
+    There must be at least as many values as sections.
     """
     edges = [len(values) * part // parts for part in range(parts + 1)]
     return [
@@ -238,19 +252,19 @@ def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
 
 
 def short(value: float) -> float:
-    """`value` rounded to five significant digits: enough for any curve, and few characters."""
+    """Round `value` to five significant digits, which are enough for any curve."""
     return float(f"{value:.5g}")
 
 
 def number(value: Any) -> float | None:
-    """Return `value` if it is a finite number, else None. True and False are no numbers."""
+    """Return `value` if it is a finite number, otherwise None. True and False are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value
 
 
 def parse_lines(texts: Sequence[str]) -> list[Line]:
-    """Parse lines of text as JSON objects, in order. Lines that hold anything else are left out."""
+    """Parse lines of text as JSON objects, in order. A line that is no JSON object is left out."""
     rows: list[Line] = []
     for text in texts:
         try:

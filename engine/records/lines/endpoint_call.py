@@ -6,18 +6,19 @@ from envs.json_types import ChatMessage
 
 
 class EndpointCall(LineRecord):
-    """What was answered, and what it took: a run that goes on asks it no second time.
+    """One answer of a model behind a URL, with its cost. A resumed run does not ask it again.
 
     Attributes:
-        model, task, attempt, turn: which turn of which answer, the last two from 0.
-        request: hash of what was sent; another request is asked anew.
+        model, task, attempt, turn: which turn of which answer; attempt and turn count from 0.
+        request: hash of the request; a turn with another request is asked again.
         message: the answer.
-        invalid_calls: why tool calls in it are invalid.
-        is_cut: it was cut at its longest.
-        tokens_in, tokens_out: as the server counts them, or our upper bound where it does not.
-        cost: money, by the prices of config.toml at the submit; 0 without prices.
-        seconds: from the request to the answer, retries included.
-        retries: requests that were sent again.
+        invalid_calls: why tool calls in the answer are invalid.
+        is_cut: whether the answer was cut at its token limit.
+        tokens_in, tokens_out: tokens of the request and of the answer as the server counts them, or
+            our upper bound if it does not count them.
+        cost: money, by the prices of config.toml at the submit; 0 if there are no prices.
+        seconds: time from the request to the answer, including retries.
+        retries: how many times the request was sent again.
     """
 
     model: str

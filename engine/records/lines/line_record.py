@@ -11,21 +11,22 @@ from engine.core.files import JsonObject, read_chunk
 from engine.core.format import counted
 from engine.records.record import DamagedRecord, Record, fault_of
 
-# A line as JSON holds it, before it is checked or after it was made ready to be written.
+# The JSON object of a line, before it is checked or when it is ready to be written.
 Line = JsonObject
 
-_CHUNK_BYTES = 4_000_000
+_CHUNK_BYTES = 4_000_000  # bytes that are read at once
 
 R = TypeVar("R", bound="LineRecord")
 
 
 @dataclass(frozen=True)
 class RecordsRead(Generic[R]):
-    """What a file of lines holds.
+    """The content of a file of records.
 
     Attributes:
-        records: the lines that could be read, in order.
-        skipped: how many whole lines could not: no JSON object, or not of the record's shape.
+        records: the records of the lines that could be read, in order.
+        skipped: how many complete lines could not be read: they are no JSON object, or their keys
+            are not those of the record.
     """
 
     records: list[R]
@@ -33,7 +34,7 @@ class RecordsRead(Generic[R]):
 
 
 def skipped_lines(count: int) -> list[str]:
-    """A warning that `count` lines of a file could not be read; [] for a `count` of 0."""
+    """Return a warning that `count` lines of a file could not be read; [] if `count` is 0."""
     if not count:
         return []
     verb_phrase = "is left out" if count == 1 else "are left out"
@@ -41,15 +42,17 @@ def skipped_lines(count: int) -> list[str]:
 
 
 class LineRecord(Record):
-    """A record that is one line of a file that grows. Only fields that were set are written, in
-    order."""
+    """A record that is one line of a file that grows.
+
+    Only fields that were set are written, in their order.
+    """
 
     @classmethod
     def of(cls, row: Mapping[str, Any], place: str) -> Self:
         """Check the JSON object `row` of a line, and return it as a record.
 
-        Raises DamagedRecord. Its message names the first key at fault and `place`, which says where
-        the line comes from.
+        Raises DamagedRecord if a key is missing or has a wrong value. The message names the first
+        such key and `place`, which says where the line comes from.
         """
         try:
             return cls.model_validate(row)
@@ -58,11 +61,10 @@ class LineRecord(Record):
 
     @classmethod
     def read_file(cls, path: Path) -> RecordsRead[Self]:
-        """Read a record from every complete line of the file at `path`; none where there is no
-        file.
+        """Read a record from every complete line of the file at `path`; a missing file has none.
 
-        A damaged line, such as a disk that was full for a moment may leave, is left out and
-        counted. A last line without a newline is still being written and is not counted.
+        A damaged line is left out and counted; a full disk may leave one. A last line without a
+        newline is still being written and is not counted.
         """
         records: list[Self] = []
         skipped = cursor = 0
@@ -80,9 +82,9 @@ class LineRecord(Record):
 
     @classmethod
     def read_all(cls, path: Path) -> list[Self]:
-        """The records of `read_file`, for callers that need no number of damaged lines."""
+        """Read the records of the file at `path`, without counting damaged lines."""
         return cls.read_file(path).records
 
     def to_line(self) -> Line:
-        """The JSON object to append to the file: only the fields that were set."""
+        """Return the JSON object to append to the file; it has only the fields that were set."""
         return self.model_dump(exclude_unset=True)

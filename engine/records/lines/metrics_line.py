@@ -9,14 +9,15 @@ from engine.records.lines.line_record import Line, LineRecord
 
 
 class MetricsLine(LineRecord):
-    """`step`, `time`, and the metrics: ours (engine/core/metrics.py) beside the environment's own.
+    """A step, its time, and the metrics: ours (engine/core/metrics.py) and the environment's own.
 
     Attributes:
-        step: optimizer step or batch, 0 before the first; of an evaluation the model's number.
-        time: when it was written, seconds since the epoch.
+        step: the optimizer step or batch, 0 before the first one. In an evaluation it is the number
+            of the model.
+        time: when the line was written, in seconds since the epoch.
     """
 
-    # A measured number may be infinite or none at all; the file then says null.
+    # A measured number may be infinite or NaN; the file then holds null.
     model_config = ConfigDict(extra="allow", allow_inf_nan=True)
 
     step: int
@@ -24,11 +25,11 @@ class MetricsLine(LineRecord):
 
     @property
     def values(self) -> Line:
-        """What was measured, by name."""
+        """Metric -> value."""
         return self.model_extra or {}
 
     def value(self, name: str) -> float | None:
-        """The value of the metric `name`; None where the line has no such metric, or where its
+        """Return the value of the metric `name`; None if the line has no such metric, or if its
         value is not a finite number."""
         value = self.values.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -37,10 +38,10 @@ class MetricsLine(LineRecord):
 
 
 def read_metrics(path: Path) -> list[MetricsLine]:
-    """Read all lines of `metrics.jsonl` in the order in which they were written; [] where there is
-    no file. Damaged lines are left out; `MetricsLine.read_file` also counts them.
+    """Read all lines of `metrics.jsonl`, in the order in which they were written.
 
-    A run that was resumed from a checkpoint may have written a step twice. For long files,
-    `load_metrics` in engine/records/lines/curves.py is faster: it reads a sample of the lines.
+    Returns [] if there is no file. Damaged lines are left out; `MetricsLine.read_file` also counts
+    them. A run that was resumed from a checkpoint may have written a step twice. For long files
+    `load_metrics` in engine/records/lines/curves.py is faster, because it reads only a sample.
     """
     return MetricsLine.read_all(path)

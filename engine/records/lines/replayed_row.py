@@ -7,15 +7,16 @@ from envs.json_types import ChatMessage
 
 
 class ReplayedRow(LineRecord):
-    """A conversation that is trained beside the run's own rows.
+    """A conversation that is trained on beside the run's own rows, to keep an earlier skill.
 
     Attributes:
-        source: the battery whose practice question it answers, or the id of an environment.
-        task: the question's or the row's id in there.
-        family: the skill; "" where the source names none.
-        messages: the conversation for people, the answer last.
-        ids: every token id, prompt and answer.
-        loss_mask: 1 for each id that is trained, else 0.
+        source: the battery (set of questions) whose practice question is answered, or the id of the
+            environment that has the row.
+        task: the id of the question or row in the source.
+        family: the skill; "" if the source names none.
+        messages: the conversation for people, with the answer as the last message.
+        ids: the token ids of prompt and answer.
+        loss_mask: for each id 1 if it is trained on, otherwise 0.
     """
 
     source: str
@@ -27,5 +28,5 @@ class ReplayedRow(LineRecord):
 
 
 def read_replayed(path: Path) -> list[ReplayedRow]:
-    """The replayed rows of a run; [] where there is no file. Damaged lines are left out."""
+    """Read the replayed rows of a run; [] if there is no file. Damaged lines are left out."""
     return ReplayedRow.read_all(path)

@@ -5,12 +5,12 @@ from engine.wording.kinds import Kind
 
 
 class RewordedKind(LineRecord):
-    """One kind of rewording.
+    """How an evaluation asked tasks in one kind of other words.
 
     Attributes:
         tasks: how many tasks were asked in other words.
-        left_out: how many could not be asked otherwise, or did not fit.
-        why: of those left out, and what the environment's own words raised; "" for nothing.
+        left_out: how many tasks could not be reworded, or were too long then.
+        why: why tasks were left out, and errors of the environment's own rewording; "" for none.
     """
 
     kind: Kind

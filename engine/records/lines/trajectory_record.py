@@ -13,10 +13,11 @@ class SampledIds(Record):
     """The tokens of a conversation.
 
     Attributes:
-        prompt_ids, ids: of the prompt, and everything after it.
-        loss_mask: for each of `ids` 1 where the model wrote it.
-        logprobs: for each of `ids` its log-probability when it was sampled, 0 where the model did
-            not write it.
+        prompt_ids: the token ids of the prompt.
+        ids: the token ids of everything after the prompt.
+        loss_mask: for each of `ids` 1 if the model wrote it, otherwise 0.
+        logprobs: for each of `ids` its log-probability when it was sampled; 0 if the model did not
+            write it.
     """
 
     prompt_ids: list[int]
@@ -29,17 +30,16 @@ class TrajectoryRecord(Answer):
     """An answer that was trained on, or was left out of its step's batch.
 
     Attributes:
-        group, member: which group of the step, and which of its completions.
-        advantage: its shaped reward against its group's.
-        turns: assistant turns.
-        policy_step: steps done by the policy that sampled it.
-        shaped_reward: the reward less what the trainer took off it; None where nothing was.
-        dropped: its group was replaced by a fresh task and not trained on.
-        prompt_ids, ids, loss_mask: token ids of the prompt and after it, and 1 where the model
-            wrote them; of the first few groups of a step.
-        logprobs: with them, the log-probability of each of `ids` when it was sampled, 0 where the
-            model did not write it.
-        branch_ids: with them, the tokens of the `branches`; None where there are none.
+        group: the number of the group (the completions of one task) in the step.
+        member: the number of the completion in its group.
+        advantage: the shaped reward compared with the other rewards of the group.
+        turns: number of assistant turns.
+        policy_step: how many optimizer steps the policy had made that sampled the rollout.
+        shaped_reward: the reward minus penalties of the trainer; None if there are none.
+        dropped: whether the group was replaced by a new task and not trained on.
+        prompt_ids, ids, loss_mask, logprobs: the tokens as in `SampledIds`; they are stored for the
+            first few groups of a step only.
+        branch_ids: the tokens of the `branches`; None if there are none or they are not stored.
     """
 
     step: int
@@ -58,8 +58,11 @@ class TrajectoryRecord(Answer):
 
     @property
     def conversations(self) -> list[SampledIds]:
-        """The tokens of the rollout and of its branches; [] where they were not kept, or were kept
-        without log-probabilities by an earlier version."""
+        """The tokens of the rollout and of its branches.
+
+        Empty if they were not stored, or if an earlier version stored them without
+        log-probabilities.
+        """
         kept = (self.prompt_ids, self.ids, self.loss_mask, self.logprobs)
         if None in kept:
             return []
@@ -67,13 +70,17 @@ class TrajectoryRecord(Answer):
         return [SampledIds.model_validate(first), *(self.branch_ids or [])]
 
     def to_line(self) -> Line:
-        """The JSON object to append to the file. The keys that identify the rollout come first,
-        which makes the file easier to read for people."""
+        """Return the JSON object to append to the file.
+
+        The keys that identify the rollout come first, so that people can read the file more easily.
+        """
         line = super().to_line()
         return {key: line[key] for key in _FIRST_KEYS} | line
 
 
 def read_trajectories(path: Path) -> list[TrajectoryRecord]:
-    """Read the rollouts of one step; [] where there is no file. Damaged lines are left out;
-    `TrajectoryRecord.read_file` also counts them."""
+    """Read the rollouts of one step; [] if there is no file.
+
+    Damaged lines are left out; `TrajectoryRecord.read_file` also counts them.
+    """
     return TrajectoryRecord.read_all(path)
