@@ -22,7 +22,7 @@ help:
 	@echo "make setup LOCKED=1   the same from requirements.lock, every file held against its hash"
 	@echo "make lock     write requirements.lock again; make lock-check fetches all of it once"
 	@echo "make demo     train, judge, deploy and chat with a model on this machine"
-	@echo "make demo MODEL=smollm2   the same with a real language model; some minutes"
+	@echo "make demo MODEL=smollm2   the same with a real language model; a quarter of an hour"
 	@echo "make quick    checks, and the tests nearest to what git says was changed; under a minute"
 	@echo "make test     checks, then every test that is not opt-in"
 	@echo "make check    lint, format, types, import contracts"
