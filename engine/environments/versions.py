@@ -286,8 +286,8 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     with Store(home) as store:
         runs = _runs_on(store, record)
         _refuse_if_used(record, runs, force)
-        # This file is removed first: without it the folder does not count as a version, so an
-        # interrupted delete leaves no half of a version.
+        # This file is removed first: without it the folder does not count as a version. So what an
+        # interrupted delete leaves behind is not taken for one.
         (record.dir / FACTS).unlink(missing_ok=True)
         store.delete_env(record.env_id)
     shutil.rmtree(record.dir, ignore_errors=True)

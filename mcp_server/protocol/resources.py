@@ -117,7 +117,7 @@ def _add_runs(add: Add, home: Home) -> None:
         JSON,
         run_metrics,
     )
-    # Every setting of the run, also those that had a default.
+    # "What submit resolved": every setting of the run, also those that the user left out.
     add("run://{run_id}/config", "Settings of a run", "What submit resolved.", JSON, run_config)
     # Base model, data, settings and results of a trained model; skills of a base model.
     add("run://{run_id}/card", "Model card", "What the model is.", MARKDOWN, run_card)

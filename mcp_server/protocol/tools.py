@@ -536,21 +536,22 @@ def _make_tool(
     hints: ToolAnnotations,
     output: dict[str, object] | None,
 ) -> Tool:
-    """Make a tool of a method: the method's docstring is the description that agents see.
+    """Make a tool from a method of `Tools`. The docstring of the method becomes the description
+    that agents see.
 
     Args:
         function: a method of `Tools`.
         title: the tool's name for people.
-        hints: whether it changes something, for clients that ask before such a call.
-        output: the schema of its result; None if the result is a text.
+        hints: whether the tool changes something, for clients that ask a person before such a call.
+        output: the schema of the tool's result; None if the result is a text.
     """
     description = " ".join((function.__doc__ or "").split())  # without its line breaks
     tool = Tool.from_function(
         function, title=title, description=description, annotations=hints, structured_output=False
     )
     _drop_unread_fields(tool.parameters)
-    # Not derived by the library: that would need pydantic models, which are slow to import, and
-    # describe the bare result, which `GuardedServer` wraps before the client gets it.
+    # The library could derive the schema only from pydantic models, which are slow to import. It
+    # would also describe the result before `GuardedServer` wraps it for the client.
     tool.fn_metadata.output_schema = output
     return tool
 

@@ -79,7 +79,7 @@ def run_demo(
 
     Args:
         home: the home folder; None: the default one.
-        model: one of `PLANS`.
+        model: name of a base model, a key of `PLANS`.
         seed: seed of training and sampling.
         as_json: print the facts as JSON on stdout, and the progress on stderr.
 
@@ -88,7 +88,7 @@ def run_demo(
         otherwise FAILED.
 
     Raises:
-        UserError: BAD_ARGUMENT for a model that no demo trains.
+        UserError: BAD_ARGUMENT if no demo trains this model.
     """
     _check_model(model)
     scene = Scene(Home.locate(home), PLANS[model], seed)
