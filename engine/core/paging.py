@@ -77,7 +77,7 @@ def page_before(
     file = _opened(path)
     if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
-    lines: list[Line] = []  # from the last to the first
+    lines: list[Line] = []  # in reverse order: the last line is the first
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         page_start = end

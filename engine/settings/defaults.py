@@ -38,7 +38,7 @@ _UNKNOWN_CORES = 2  # assumed cores if the machine is not known
 _LARGE_BATCH = 64  # a larger batch gets a warning
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
 # three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
-_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # with _SMALL_MODEL parameters; with any more
+_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # for _SMALL_MODEL parameters; the least for more
 _SMALL_MODEL = 2_000_000
 _SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 _MIN_ANSWER_TOKENS = 16  # if less room is left, tasks with the longest prompts are left out
@@ -91,11 +91,13 @@ class Filled:
     """
 
     def __init__(self, given: GivenSettings) -> None:
+        """Start with the settings that the user gave."""
         self.values = dict(given)
         self.sources = dict.fromkeys(given, USER)
         self.warnings: list[str] = []
 
     def __getitem__(self, name: str) -> Any:
+        """Return the value of the setting `name`, which must have one."""
         return self.values[name]
 
     def default(self, name: str, value: Any, source: str = RECIPE) -> None:

@@ -135,7 +135,7 @@ class Asking:
         self._metrics.append({"step": step, "time": time.time(), "model": ref, **curves})
 
     def _on_term(self, *_: object) -> None:
-        """Handler of SIGTERM: no further request is sent."""
+        """Handle SIGTERM: send no further request, so that `go` raises Cancelled."""
         self.stop.set()
 
 

@@ -44,7 +44,7 @@ SKIPPED = stored_answers.SKIPPED | {
 }
 # Fields of a rollout that are not copied.
 _TRAINING_ONLY = ("ids", "prompt_ids", "loss_mask", "advantage")
-_OF_OLD_SCORE = ("reason", "parts")  # they are those of the new score, or none
+_OF_OLD_SCORE = ("reason", "parts")  # taken from the new score; left out if it has none
 
 
 class Stopped(Exception):
@@ -157,7 +157,7 @@ class Regrade:
         records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes(records)
-        groups = preview(records)  # None where each task was answered once
+        groups = preview(records)  # None if each task was answered once
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
         groups_entry = {"groups": groups.to_json()} if groups else {}

@@ -170,7 +170,7 @@ def scored_env(home: Home, env_id: str, purpose: str, *, sealed: bool = False) -
             field="env_id",
         )
     check_secrets(record)
-    registry.env_python(record)  # only to raise ENV_DEPS where packages are missing
+    registry.env_python(record)  # raises ENV_DEPS if packages are missing
     return record
 
 

@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.runs.submit.evaluation import MAX_MODELS
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
-MAX_RUNS = 16  # of a plan
+MAX_RUNS = 16  # the most runs of a plan
 EVALUATE = "evaluate"
 # The keys of an entry of `then`, besides `algorithm`.
 _TRAIN_KEYS = frozenset({"env_id", "settings", "note"})
@@ -83,7 +83,7 @@ def steps_of(
     if any(entry["algorithm"] == EVALUATE for entry in train_entries):
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
     _check_lists(request.vary)
-    chain_length = 1 + len(train_entries)  # runs that train one after the other
+    chain_length = 1 + len(train_entries)  # how many runs train one after the other
     # This is checked before the combinations are made, because there may be millions of them.
     _check_run_count(request.vary, chain_length, is_evaluated=is_evaluated)
     trainings: list[PlannedTraining] = []
