@@ -1,4 +1,4 @@
-"""Pages of files that only grow, read by seeking: the millionth line costs what the tenth does.
+"""Pages of lines of growing files. They are read by seeking, so long files are not slower.
 
 A position is a byte offset at the start of a line, so it survives every restart. Reading stops
 after `budget` bytes even when nothing matched; the caller learns how far it came.

@@ -1,4 +1,4 @@
-"""The tables of runs, of what became of them, and of the requests that led to them."""
+"""The tables of runs, of the changes of their states, and of the requests that queued them."""
 
 import difflib
 import hashlib

@@ -1,7 +1,7 @@
 """An evaluation of models behind a URL alone: `python -P -m engine.runs.evaluation.asking RUN`.
 
-The trainer of an evaluation that loads no model: it needs neither torch nor a device. Exit status:
-0 done (result.json), 3 failed (failure.json), 4 stopped on request.
+This is the worker process of an evaluation that loads no model, so it needs neither torch nor a
+device. Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
 import signal

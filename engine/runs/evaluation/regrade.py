@@ -1,7 +1,8 @@
-"""Stored answers scored again by another reward: `python -P -m engine.runs.evaluation.regrade RUN`.
+"""A regrade: stored answers are scored again by another version of an environment.
 
-The trainer of an evaluation whose config names a run in `regrade`. Nothing is generated and no
-model is loaded, so neither torch nor a GPU is needed; answers of several turns are replayed.
+This is the worker process, `python -P -m engine.runs.evaluation.regrade RUN`, of an evaluation
+whose config names a run in `regrade`. No model is loaded, so neither torch nor a GPU is needed.
+Answers of several turns are played again.
 Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
@@ -57,8 +58,8 @@ class ModelScores:
 
     Attributes:
         ref: the model.
-        success: mean; None where the environment does not report success.
-        tasks, attempts: how many of each were scored.
+        success: mean; None if the environment does not report success.
+        tasks, attempts: how many tasks, and how many answers, were scored.
         reward, reward_before: means of the new scores and of the stored ones.
         errors: how many scores failed.
     """

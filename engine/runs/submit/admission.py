@@ -1,6 +1,6 @@
-"""What may not be queued: too expensive, too large, too risky, or without what it needs.
+"""Checks of a run before it is queued: is it too expensive, too large, too risky, or incomplete?
 
-Every check raises a UserError that says what to change; none of them changes anything.
+Every check raises a UserError that says what to change. No check changes anything.
 """
 
 import math

@@ -1,5 +1,8 @@
-"""Warnings about a new run that follow from earlier ones: nearly the same was tried and failed, or
-several settings change at once, so that the cause of a difference will stay unknown."""
+"""Warnings about a new run that follow from earlier runs.
+
+One warning says that nearly the same was tried and failed. Another says that several settings
+change at once, so that the cause of a difference will stay unknown.
+"""
 
 import math
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """A plan as a list of runs: the steps of a chain, once for each combination of varied settings.
 
-A plan is a request with `then` or `vary`. Its first step is the request itself; each entry of
-`then` is a further step, which starts from the best checkpoint of the one before, on the same
-environment unless it names another. The last entry may be an evaluation: of the model that the plan
-starts from and of every step's.
+A plan is a request with `then` or `vary`. Its first step is the request itself. Each entry of
+`then` is a further step, which starts from the best checkpoint of the step before, on the same
+environment unless it names another. The last entry may be an evaluation of the start model and of
+the model of every step.
 """
 
 import itertools
