@@ -228,6 +228,7 @@ class DeployDir:
 
     @property
     def home(self) -> Home:
+        """The home that holds the deployment."""
         return Home(self.path.parent.parent)
 
     @property
@@ -289,14 +290,17 @@ class RunDir:
 
     @property
     def id(self) -> str:
+        """The run's id, which is the name of the folder."""
         return self.path.name
 
     @property
     def home(self) -> Home:
+        """The home that holds the run."""
         return Home(self.path.parent.parent)
 
     @property
     def config(self) -> Path:
+        """What the submit resolved: settings, models, environment version."""
         return self.path / "config.json"
 
     @property
@@ -380,14 +384,17 @@ class RunDir:
 
     @property
     def rollouts_dir(self) -> Path:
+        """The folder of the rollouts of training steps, a file for each step."""
         return self.path / "rollouts"
 
     @property
     def evals_dir(self) -> Path:
+        """The folder of the answers in evaluations."""
         return self.path / "evals"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints, a folder for each."""
         return self.path / "checkpoints"
 
     @property
@@ -477,6 +484,7 @@ class RunDir:
         return self.evals_dir / "reworded" / "kinds.jsonl"
 
     def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of a step, which need not exist."""
         return self.checkpoints / f"step_{step:06d}"
 
     def log(self, attempt: int) -> Path:
@@ -505,13 +513,7 @@ class RunDir:
 
     def create(self) -> None:
         """Create the run's folder and the folders in it that every run has; keep existing ones."""
-        for folder in (
-            self.path,
-            self.rollouts_dir,
-            self.evals_dir,
-            self.checkpoints,
-            self.logs,
-        ):
+        for folder in (self.path, self.rollouts_dir, self.evals_dir, self.checkpoints, self.logs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def checkpoint_steps(self) -> list[int]:

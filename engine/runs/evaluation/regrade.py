@@ -311,9 +311,9 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     """
     records = _records(rows)
     measure = measure_of(records)
-    # Without a measure no scoring has succeeded; by any measure the number of errors is the same.
+    # `measure` is empty if no scoring has succeeded. The number of errors does not depend on it.
     errors = side(records, measure or "reward").errors
-    count = max(1, len(rows))  # without rows every sum is 0
+    count = max(1, len(rows))  # not 0, to avoid a division by zero
     solved_count = sum(bool(row["success"]) for row in rows)
     return ModelScores(
         ref=ref,

@@ -351,7 +351,7 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
         `earlier_ids` are the run ids of the plan's earlier runs, in their order.
         """
         planned, resolved = step.planned, step.resolved
-        if planned.previous_index is not None:  # it starts from the model of an earlier run
+        if planned.previous_index is not None:  # the run starts from the model of an earlier run
             maker_id = earlier_ids[planned.previous_index]
             resolved = replace(resolved, model=_named(resolved.model, maker_id))
         config = training.config_of(planned.request, resolved, step.parent)
