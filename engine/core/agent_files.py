@@ -1,7 +1,7 @@
-"""Places that a coding agent reads as instructions or runs by itself: nothing is put there.
+"""Files and folders that a coding agent obeys or runs by itself: nothing is written to them.
 
-What an environment, a run or a stranger wrote must not become what the next agent obeys, and a
-link must not lead what is written to somewhere else.
+Text from an environment, a run or a stranger must not become an instruction to the next agent. And
+a link must not lead a written file to another place.
 """
 
 import itertools

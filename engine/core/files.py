@@ -270,7 +270,7 @@ def _complete_lines(file: BinaryIO, cursor: int, max_bytes: int) -> tuple[int, b
     if start is None:
         return position, b""
     data = file.read(max(max_bytes, 1))
-    if b"\n" not in data:  # one line that is longer than `max_bytes`
+    if b"\n" not in data:  # the line is longer than `max_bytes`
         data += file.readline()
     return start, _complete_part(data)
 

@@ -1,4 +1,4 @@
-"""Numbers as people say them. A share below 1 is never shown as all, nor one above 0 as none."""
+"""Numbers as text for people. Only an exact 0 or 1 is written as none or all of something."""
 
 from urllib.parse import urlsplit
 

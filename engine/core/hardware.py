@@ -1,7 +1,7 @@
-"""What this machine has: GPUs through NVML, else its CPU; memory and cores as cgroups allow.
+"""The hardware of this machine: GPUs (through NVML) or its CPU, memory, and cores.
 
-`devices` is never empty: a machine without GPU is one device named "cpu", taken whole by one run
-at a time like any other. Nothing here imports torch; the driver library is loaded only when there.
+Memory and cores are those that cgroups allow. `devices` is never empty: a machine without a GPU is
+one device named "cpu". Nothing here imports torch; the driver library is loaded only if it exists.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""The next move, as data: a sentence, and the call of a tool that makes it.
+"""What a caller should do next, as data: a sentence, and the call of a tool that does it.
 
-Errors carry a `Hint`, results a list of `Call` under `next`. Each front end renders them its way:
-tools as a call with keyword arguments, the command line as a shell command.
+Errors have a `Hint`, results a list of `Call` under `next`. Each front end writes them in its own
+way: tools as a call with keyword arguments, the command line as a shell command.
 """
 
 import json

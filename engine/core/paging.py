@@ -1,4 +1,4 @@
-"""Pages of files that only grow, read by seeking: the millionth line costs what the tenth does.
+"""Pages of lines of growing files. They are read by seeking, so long files are not slower.
 
 A position is a byte offset at the start of a line, so it survives every restart. Reading stops
 after `budget` bytes even when nothing matched; the caller learns how far it came.
@@ -77,7 +77,7 @@ def page_before(
     file = _opened(path)
     if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
-    lines: list[Line] = []  # from the last to the first
+    lines: list[Line] = []  # in reverse order: the last line is the first
     with file:
         end = min(end, os.fstat(file.fileno()).st_size)
         page_start = end

@@ -1,6 +1,7 @@
-"""What an agent or a person gets for a call, and how large it may be.
+"""Replies to the calls of an agent or a person, and how large they may be.
 
-A reply is a frozen dataclass; `as_json` is the JSON object that a front end shows of it.
+A reply is a frozen dataclass or a dictionary; `as_json` converts it to the JSON object that a front
+end shows.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Connections on which nothing comes: closed, so that they cannot use up what there is."""
+"""Closes connections whose clients send nothing, so that they do not use up all connections."""
 
 import asyncio
 from weakref import WeakKeyDictionary

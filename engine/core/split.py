@@ -1,6 +1,7 @@
-"""Which rows are for training, for choosing (dev) and held out: what the rows say, else a hash.
+"""Decides which rows are for training, for choosing checkpoints (dev), and held out.
 
-Rows of one family (the same prompt, or the same `group`) are never on two sides.
+A row may name its side; otherwise a hash of its prompt decides. Rows of one family (the same
+prompt, or the same `group`) always get the same side.
 """
 
 import hashlib

@@ -137,7 +137,7 @@ def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
     A usual answer is assumed to have half of the tokens that an answer may have.
     """
     chat = tokenizer.format()
-    asked = battery_of("").tasks  # of any base but pebble
+    asked = battery_of("").tasks  # "" stands for any base model except pebble
     prompts = [len(chat.prompt(task["prompt"])) for task in asked]
     lengths = Lengths(
         prompt=statistics.fmean(prompts),

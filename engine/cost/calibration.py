@@ -1,9 +1,9 @@
 """Corrects estimates by the finished runs of a home: phase by phase, and model by model.
 
 A run's config.json has the work that was estimated, its result.json the time that was measured.
-Each phase has its own correction, because phases scale with different things: the start of a run
-with hardly anything, evaluations with the rows, training with the steps. Start, evaluations and
-checkpoints are the same work under every algorithm, so the runs of all algorithms count for them.
+Each phase has its own correction, because phases depend on different things: evaluations on the
+rows, training on the steps, the start of a run on hardly anything. Start, evaluations and
+checkpoints are the same work under every algorithm, so the runs of all algorithms correct them.
 """
 
 import math

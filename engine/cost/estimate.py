@@ -113,6 +113,7 @@ def estimate_cost(
     throughput.ensure(home, run.hardware, PROBE_WAIT_S)
 
     def forecast_of(candidate: settings_schema.Resolved) -> Forecast:
+        """Estimate the run with these settings."""
         return _forecast_with(home, run, candidate, teacher)
 
     resolved, on_gpus = gpu_count.decide(
@@ -364,7 +365,7 @@ def _work_figures(
     return {
         "steps": plan.settings.steps,
         "tokens": _token_counts(plan),
-        "lower_this": _setting_to_lower(plan, speed, least_bytes),  # one setting, in words
+        "lower_this": _setting_to_lower(plan, speed, least_bytes),
         "uncalibrated": _workload(plan, speed.score_s, raw_memory),
     }
 
@@ -534,7 +535,8 @@ def steps_within(figures: Estimate, cap: float) -> int:
     steps_s = sum(figures.seconds.get(phase, 0.0) for phase in _PHASES_OF_STEPS)
     if not steps_s or not run_s:
         return 0
-    allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely  # of the run's time
+    # The share of the run's time that may stay.
+    allowed_share = _ROOM_BELOW_CAP * cap / figures.gpu_hours.likely
     seconds_to_save = (1 - allowed_share) * run_s
     steps = int(figures.steps * (1 - seconds_to_save / steps_s))
     return max(0, steps)
@@ -572,7 +574,7 @@ def _token_counts(plan: Plan) -> TokenCounts:
         trained = plan.settings.steps * plan.step_tokens
         sampled = 0.0
     else:
-        episodes = plan.rows * plan.settings.steps  # of the whole run
+        episodes = plan.rows * plan.settings.steps  # in the whole run
         trained = episodes * episode.total
         sampled = episodes * episode.turn_tokens * episode.turns
     if plan.env.scored:  # without scores an evaluation samples no answers

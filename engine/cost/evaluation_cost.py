@@ -1,5 +1,5 @@
-"""How long it takes to let models answer tasks: an evaluation, or a probe of one model; and what
-models behind a URL may take for it: requests, tokens, money."""
+"""The estimated time in which models answer the tasks of an evaluation or a probe, and the
+requests and money that models behind a URL may take for it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

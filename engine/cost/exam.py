@@ -1,8 +1,8 @@
-"""What the held-out tasks of a run can show, before the run: the smallest difference that would.
+"""The exam of a run (its held-out tasks): the smallest difference that it can show, before the run.
 
-Half of the tasks that are asked choose the checkpoint, the verdict is read on the others; where the
-environment has dev tasks, those choose, and the verdict is read on all. How many of them change
-their result is taken from finished runs on the same version where there are any, else assumed.
+Half of the tasks that are asked choose the checkpoint, and the verdict rests on the others. If the
+environment has dev tasks, these choose, and the verdict rests on all held-out tasks. The share of
+tasks whose result will change is taken from finished runs on the same version, or else assumed.
 """
 
 import math

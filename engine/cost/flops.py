@@ -1,10 +1,10 @@
 """How much a run computes: operations, tokens and bytes read, from its settings alone.
 
-Operations per token, for N parameters in the layers' matrices (of experts those that one token runs
-through) and a frozen base: 2N forward and 2N backward to the activations. The adapter adds 6 per
-parameter of its own. Attention takes 4 x heads x head_dim x (tokens before it) x layers forward,
-and twice that backward. The output layer counts only for tokens with a loss or a sample.
-Recomputation adds a forward pass. These are the usual formulas of such estimates.
+Operations per token, for N parameters in the layers' matrices (only the experts that a token uses
+count) and a frozen base: 2N forward and 2N backward to the activations. The adapter adds 6 for each
+of its own parameters. Attention takes 4 x heads x head_dim x (tokens before) x layers forward, and
+twice that backward. The output layer counts only for tokens with a loss or a sample. Recomputation
+adds a forward pass. These are the usual formulas of such estimates.
 engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory, by
 the rows and tokens of engine/sizing/.
 """

@@ -1,4 +1,4 @@
-"""What all runs of a plan take together: their hours, their money, and the disk that they need."""
+"""The estimate of all runs of a plan together: their hours, their money and their disk space."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
-"""Opening the database of a home: its schema as a list of steps, and what can be wrong with it.
+"""Opening the database of a home: its schema as a list of migrations, and repair of damage.
 
-`PRAGMA user_version` counts the steps applied. A step that was released never changes: a new need
-is a new step at the end of the list.
+`PRAGMA user_version` is the number of migrations that were applied. A migration that was released
+never changes; a change of the schema is a new migration at the end of the list.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
-"""Which half of the held-out tasks a number speaks of.
+"""The two halves of a run's held-out tasks, and on which half a number was measured.
 
-A run's held-out tasks are cut in two: `select` chooses the checkpoint, `report` is read once at the
-end. Curves and evaluations along the way are of the first, the verdict is of the second. Where the
-environment has dev tasks, `select` is those, and `report` all held-out tasks.
+The half `select` chooses the checkpoint; the half `report` is evaluated once at the end. Curves and
+evaluations along the way are measured on `select`, the verdict on `report`. If the environment has
+dev tasks, these are `select`, and all held-out tasks are `report`.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
-"""What the owner of a home marked: checkpoints that are kept, and versions that are sealed exams.
+"""Marks that the owner of a home sets: pinned checkpoints and sealed environment versions.
 
-`pins.json` of a run lists the steps of the checkpoints; the trainer reads it before it removes any.
-`seal.json` of an environment version lets nobody see its tasks (engine/environments/versions.py
-says what for, and writes it).
+`pins.json` of a run lists the steps of the checkpoints that are kept; the trainer reads it before
+it removes a checkpoint. `seal.json` makes an environment version a sealed exam: nobody may see its
+tasks (engine/environments/versions.py writes it and says why).
 """
 
 from collections.abc import Collection

@@ -1,9 +1,9 @@
-"""The rows of a home read back from its folders, for a database that is lost or damaged.
+"""Builds the rows of a lost or damaged database again, from the folders of the home.
 
-A run's folder says nearly all its row did: what was asked (config.json), how it ended (exit.json)
-or what its row last was (STATUS.md); a deployment's what it was started with, what it answers to
-and whether its process lives. What only the database knew is gone: request ids, a new cap given
-with a resume, and what estimates had come to.
+A run's folder holds nearly everything that its row held: the request (config.json), how the run
+ended (exit.json), or the last state of the row (STATUS.md). A deployment's folder holds how it was
+started, what it serves, and whether its process lives. Three things are lost, because only the
+database had them: request ids, the cap of a resumed run, and the accuracy of earlier estimates.
 """
 
 import logging

@@ -204,6 +204,7 @@ class Home:
         return self.vllm_venv / "bin" / "python"
 
     def run(self, run_id: str) -> "RunDir":
+        """The folder of a run, which need not exist."""
         return RunDir(self.runs / run_id)
 
     def env(self, name: str, hash12: str) -> Path:
@@ -227,6 +228,7 @@ class DeployDir:
 
     @property
     def home(self) -> Home:
+        """The home that holds the deployment."""
         return Home(self.path.parent.parent)
 
     @property
@@ -288,14 +290,17 @@ class RunDir:
 
     @property
     def id(self) -> str:
+        """The run's id, which is the name of the folder."""
         return self.path.name
 
     @property
     def home(self) -> Home:
+        """The home that holds the run."""
         return Home(self.path.parent.parent)
 
     @property
     def config(self) -> Path:
+        """What the submit resolved: settings, models, environment version."""
         return self.path / "config.json"
 
     @property
@@ -305,10 +310,12 @@ class RunDir:
 
     @property
     def metrics(self) -> Path:
+        """What was measured, a line for each step."""
         return self.path / "metrics.jsonl"
 
     @property
     def events(self) -> Path:
+        """What happened and when, a line for each event."""
         return self.path / "events.jsonl"
 
     @property
@@ -317,6 +324,7 @@ class RunDir:
 
     @property
     def status_md(self) -> Path:
+        """The run's state, step and last alert as text for people."""
         return self.path / "STATUS.md"
 
     @property
@@ -336,10 +344,12 @@ class RunDir:
 
     @property
     def result(self) -> Path:
+        """The result of a run that is done, written by its worker."""
         return self.path / "result.json"
 
     @property
     def failure(self) -> Path:
+        """Why a run failed, written by its worker."""
         return self.path / "failure.json"
 
     @property
@@ -374,14 +384,17 @@ class RunDir:
 
     @property
     def rollouts_dir(self) -> Path:
+        """The folder of the rollouts of training steps, a file for each step."""
         return self.path / "rollouts"
 
     @property
     def evals_dir(self) -> Path:
+        """The folder of the answers in evaluations."""
         return self.path / "evals"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder of the checkpoints, a folder for each."""
         return self.path / "checkpoints"
 
     @property
@@ -390,6 +403,7 @@ class RunDir:
 
     @property
     def supervisor_log(self) -> Path:
+        """The output of the supervisor process, of all attempts."""
         return self.logs / "supervisor.log"
 
     @property
@@ -426,7 +440,7 @@ class RunDir:
         return self.path / "start"
 
     def model_adapter(self, index: int) -> Path:
-        """An evaluation's own copy of the adapter of one of its models."""
+        """An evaluation's own copy of the adapter of its model at `index` in the config."""
         return self.path / "models" / str(index)
 
     @property
@@ -461,7 +475,7 @@ class RunDir:
         return self.evals_dir / f"model_{index}.jsonl"
 
     def reworded_evals(self, index: int, kind: str) -> Path:
-        """An evaluation's answers of one model to its tasks in other words of one kind."""
+        """The answers of an evaluation's model at `index` to tasks in other words of a `kind`."""
         return self.evals_dir / "reworded" / f"model_{index}_{kind}.jsonl"
 
     @property
@@ -470,9 +484,11 @@ class RunDir:
         return self.evals_dir / "reworded" / "kinds.jsonl"
 
     def checkpoint(self, step: int) -> Path:
+        """The folder of the checkpoint of a step, which need not exist."""
         return self.checkpoints / f"step_{step:06d}"
 
     def log(self, attempt: int) -> Path:
+        """The console output of the trainer in one attempt."""
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
@@ -497,13 +513,7 @@ class RunDir:
 
     def create(self) -> None:
         """Create the run's folder and the folders in it that every run has; keep existing ones."""
-        for folder in (
-            self.path,
-            self.rollouts_dir,
-            self.evals_dir,
-            self.checkpoints,
-            self.logs,
-        ):
+        for folder in (self.path, self.rollouts_dir, self.evals_dir, self.checkpoints, self.logs):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def checkpoint_steps(self) -> list[int]:
@@ -541,11 +551,11 @@ class RunDir:
         return folder if (folder / CHECKPOINT_MANIFEST).is_file() else None
 
     def rollout_steps(self) -> list[int]:
-        """The steps with a file of rollouts, ascending."""
+        """Return the steps that have a file of rollouts, ascending."""
         return _jsonl_steps(self.rollouts_dir)
 
     def eval_steps(self) -> list[int]:
-        """The steps with a file of evaluation answers, ascending."""
+        """Return the steps that have a file of evaluation answers, ascending."""
         return _jsonl_steps(self.evals_dir)
 
     def _best_checkpoint(self) -> Path | None:

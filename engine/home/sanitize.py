@@ -1,7 +1,7 @@
-"""Untrusted text made safe to show: logs, rollouts and datasets are data, never instructions.
+"""Makes untrusted text (logs, rollouts, datasets) safe to show.
 
-`clean_text` removes what a terminal would act on and what a reader would not see. `Redactor` hides
-secret values. `clip` and `json_chars` keep results within what an agent can afford to read.
+`clean_text` removes characters that a terminal would obey or a reader would not see. `Redactor`
+hides secret values. `clip` and `json_chars` keep results short enough for an agent to read.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The rows that need a transaction: runs and their leases, environments, deployments, estimates.
 
-What grows (metrics, rollouts, logs) is in files, not here. SQL stands in the modules store*.py and
-in database.py alone.
+Growing data (metrics, rollouts, logs) is in files and not in the database. Only the modules
+store*.py and database.py contain SQL.
 """
 
 import json

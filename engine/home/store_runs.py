@@ -1,4 +1,4 @@
-"""The tables of runs, of what became of them, and of the requests that led to them."""
+"""The tables of runs, of the changes of their states, and of the requests that queued them."""
 
 import difflib
 import hashlib
@@ -95,7 +95,7 @@ class RunTable(Connection):
             if earlier_run is not None:
                 return self.plan_runs(earlier_run.plan)
             plan_id = self._next_plan_id(name)
-            run_ids: list[str] = []  # of the runs that are queued so far
+            run_ids: list[str] = []  # the runs that are queued so far
             for make in makers:
                 new_run, write_folder = make(plan_id, run_ids)
                 run_id, number = self._next_free_id(new_run.name)

@@ -1,4 +1,4 @@
-"""`audit.json` of a stored environment version: what its scorer pays for answers that are none."""
+"""`audit.json` of an environment version: the rewards that its scorer gives degenerate answers."""
 
 from pydantic import Field
 

@@ -1,5 +1,5 @@
-"""What is known of a stored environment version: what push learnt of it, written once (`env.json`);
-and its seal, where its owner made it a sealed exam (`seal.json`)."""
+"""Facts about a stored environment version, which the push wrote (`env.json`), and its seal if the
+owner made it a sealed exam (`seal.json`)."""
 
 from pydantic import Field
 

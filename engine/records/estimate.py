@@ -1,4 +1,4 @@
-"""What a run was expected to take: computed before it is queued, kept in its config.json."""
+"""The estimate of a run: computed before the run is queued, and kept in its config.json."""
 
 from typing import Literal
 
@@ -44,7 +44,7 @@ class Workload(Record):
         works: "training", "evaluation", "saving" -> the values of the fields of
             engine.cost.flops.Work, in their order.
         score_s: seconds in which one answer is scored.
-        layers, weight_bytes: of the model.
+        layers, weight_bytes: number of layers, and bytes of weights, of the model.
         first: whether the home had no finished run of the same base model before.
         memory: predicted peak bytes, before they are corrected by finished runs.
     """

@@ -1,4 +1,4 @@
-"""`manifest.json` of a run: what was trained on what, with what; written once before step 1."""
+"""`manifest.json` of a run: environment, model, versions, machine; written once before step 1."""
 
 from pathlib import Path
 

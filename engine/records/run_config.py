@@ -1,4 +1,4 @@
-"""`config.json` of a run: what submit resolved, written once before the run exists."""
+"""`config.json` of a run: everything that submit resolved; written once, before the run exists."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""`result.json` of a run that is done: what its worker concluded, written once, last. A probe has
-one of its own kind: what a model's samples say about training it by GRPO on these tasks."""
+"""`result.json` of a run that is done, written by its worker as the last file. The result of a
+probe says what a model's samples mean for training it by GRPO on these tasks."""
 
 from pydantic import Field
 

@@ -1,9 +1,9 @@
 """The schema of settings: names, types, ranges and what each does.
 
-A setting stands here only once a worker applies it. The classes are the settings of a run, every
-one with its value; `GIVEN` holds what a user may give of them. What is left out is chosen by
-engine/settings/defaults.py by the rule each field names; checking and refusing is
-engine/settings/resolution.py's.
+Every setting here is applied by a worker. The classes are the complete settings of a run; `GIVEN`
+holds the schemas of what a user may give, in which every setting is optional.
+engine/settings/defaults.py chooses the values of settings that are left out, by the rule that each
+field names. engine/settings/resolution.py checks and refuses given values.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""`card.json` beside the weights of a model that was measured when it was made: what it can do,
-skill by skill."""
+"""`card.json` beside the weights of a model: what the model can do, skill by skill, as measured
+when it was made."""
 
 from pathlib import Path
 

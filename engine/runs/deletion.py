@@ -47,7 +47,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
     """
     launcher.reap(home)  # updates the state of runs whose processes are gone
     warnings: list[str] = []
-    rows_to_delete: dict[str, RunRow] = {}  # by run id
+    rows_to_delete: dict[str, RunRow] = {}  # run id -> row
     with Store(home) as store:
         for ref in refs:
             row = store.get_run(ref)

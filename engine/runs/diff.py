@@ -24,7 +24,7 @@ def diff(home: Home, before: str, after: str) -> Reply:
         before, after: a run's id, the beginning of an id, or a TOML file for `honesmith train`.
 
     Raises UserError RUN_NOT_FOUND if a name matches no run or more than one, RUN_STATE if a run
-    trains nothing, or the errors of `load_toml` for a file.
+    trains nothing, BAD_ARGUMENT or SETTING_* if a file does not exist or is not valid.
     """
     first, second = _described(home, before), _described(home, after)
     result = difference(first, second)
@@ -53,7 +53,7 @@ def _described(home: Home, name: str) -> Described:
     """Describe the training that `name` stands for: a TOML file, a run id, or the beginning of one.
 
     Raises UserError RUN_NOT_FOUND if `name` matches no run or more than one, RUN_STATE if the run
-    trains nothing, or the errors of `load_toml`.
+    trains nothing, BAD_ARGUMENT or SETTING_* if the file does not exist or is not valid.
     """
     if name.endswith(".toml"):
         return _described_file(home, load_toml(Path(name)), name)

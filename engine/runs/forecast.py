@@ -1,4 +1,4 @@
-"""When an open run will end, what it will cost, and whether its cap of hours ends it before."""
+"""Forecasts of an open run: when it ends, what it costs, and whether a cap on hours stops it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

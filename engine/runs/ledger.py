@@ -1,7 +1,7 @@
-"""The ledger: what was tried, why, and what came of it.
+"""The ledger: a list of what was tried, why, and with which result.
 
-A run's entry is its note (the hypothesis), its parent, the settings that were changed, the
-prediction against the verdict, and what it cost.
+A run's entry has its note (the hypothesis), its parent, the settings that were changed, whether the
+prediction was right, and the hours that were spent.
 """
 
 from collections.abc import Mapping, Sequence

@@ -272,7 +272,8 @@ class _Reporter:
         self._store = store
         self._on_progress = on_progress
         self._report_at = 0.0  # the first report is made at once
-        self._reported_signs: tuple[str, int, int, int] | None = None  # at the last report
+        # `signs` of the last report, see `report`.
+        self._reported_signs: tuple[str, int, int, int] | None = None
 
     def report(self, row: RunRow, now: float) -> None:
         """Report the status if the run has changed or the last report is long ago.

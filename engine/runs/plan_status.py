@@ -1,4 +1,4 @@
-"""Where a plan stands: its runs step by step, each with its verdict.
+"""The status of a plan (several runs that were submitted together), run by run with verdicts.
 
 A plan has no state of its own: everything here is read from the rows and files of its runs.
 """

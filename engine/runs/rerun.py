@@ -1,4 +1,4 @@
-"""A training run once more: the same versions of environment and model, settings and seed."""
+"""The request that repeats a training run: the same environment version, model, settings, seed."""
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home

@@ -1,8 +1,8 @@
-"""Stored answers scored by an env process: one at a time, replayed where they have several turns.
+"""Scoring stored answers in a process of the environment; answers of several turns are replayed.
 
-A run has a sample of the answers of its last evaluation scored again by a process that has scored
-nothing else (envs/audit/rescore.py). This happens in a thread while the worker goes on, so that
-nobody waits for that process to start. The result is in `evals/rescored.json`;
+At the end of a run a sample of the answers of its last evaluation is scored again, in a process
+that has scored nothing else (envs/audit/rescore.py). This happens in a thread beside the worker's
+own work, so that nobody waits for the process to start. The result is in `evals/rescored.json`;
 engine/evidence/verdict/fresh_scores.py judges it.
 """
 

@@ -38,7 +38,7 @@ _UNKNOWN_CORES = 2  # assumed cores if the machine is not known
 _LARGE_BATCH = 64  # a larger batch gets a warning
 # SFT makes as many updates as a small model needs to learn a new form of answer, but no fewer than
 # three passes over its rows and no more than twenty; measured in benchmarks/RESULTS.md.
-_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # with _SMALL_MODEL parameters; with any more
+_SFT_UPDATES, _SFT_UPDATES_OF_LARGE = 300, 60  # for _SMALL_MODEL parameters; the least for more
 _SMALL_MODEL = 2_000_000
 _SFT_EPOCHS, _MOST_SFT_EPOCHS = 3, 20
 _MIN_ANSWER_TOKENS = 16  # if less room is left, tasks with the longest prompts are left out
@@ -91,11 +91,13 @@ class Filled:
     """
 
     def __init__(self, given: GivenSettings) -> None:
+        """Start with the settings that the user gave."""
         self.values = dict(given)
         self.sources = dict.fromkeys(given, USER)
         self.warnings: list[str] = []
 
     def __getitem__(self, name: str) -> Any:
+        """Return the value of the setting `name`, which must have one."""
         return self.values[name]
 
     def default(self, name: str, value: Any, source: str = RECIPE) -> None:
@@ -163,19 +165,19 @@ def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
 def learning_rate(algorithm: str, hidden: int) -> float:
     """Return the default peak learning rate of a LoRA, from 1e-5 to 4e-3, with two digits.
 
-    `hidden` is the width of the model. Distillation has the rate of GRPO, which updates alike.
+    `hidden` is the width of the model. Distillation has the rate of GRPO: their updates are alike.
     """
     if algorithm == "sft":
-        # Ten times the 5e-5 of full fine-tuning at 2000. Below that the rate rises with the
-        # exponent that "LoRA Without Regret" (2025) fits to Llama models: 3.1e-3 at 192, 8.4e-4 at
-        # 1024. At 192 that is better than the square root's 1.6e-3 on all tasks that choose in
-        # benchmarks/default_settings.py. Above 2000 it falls slower: 3.5e-4 at 4096.
+        # At width 2000 ten times the 5e-5 of full fine-tuning. Below, the rate rises with the
+        # exponent that "LoRA Without Regret" (2025) fits to Llama models: 8.4e-4 at 1024, 3.1e-3 at
+        # 192. At 192 this is better than the 1.6e-3 of a square root on all tasks that choose in
+        # benchmarks/default_settings.py. Above 2000 the rate falls slower: 3.5e-4 at 4096.
         unbounded_rate = 5e-4 * (2000 / hidden) ** (0.781 if hidden < 2000 else 0.5)
     elif algorithm == "dpo":
-        # A fifth of GRPO's: 1e-5 at 4096, ten times the 1e-6 of its paper.
+        # A fifth of GRPO's rate: 1e-5 at width 4096, ten times the 1e-6 of the DPO paper.
         unbounded_rate = 0.04 / hidden
     else:
-        # 1e-3 at 192 (measured to work), 5e-5 at 4096.
+        # 1e-3 at width 192 (measured to work), 5e-5 at width 4096.
         unbounded_rate = 0.2 / hidden
     rate = min(max(unbounded_rate, 1e-5), 4e-3)
     return float(f"{rate:.1e}")

@@ -1,5 +1,5 @@
-"""Whether an environment serves an algorithm, and settings an environment; which version `keep_env`
-means."""
+"""Checks that an environment suits an algorithm and that settings suit an environment, and the
+look-up of the version that `keep_env` names."""
 
 from engine.core.errors import UserError
 from engine.environments.env_facts import EnvFacts

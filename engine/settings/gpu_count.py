@@ -1,4 +1,4 @@
-"""How many devices a run takes: as many as it was given, else as many as are free and pay."""
+"""How many devices a run takes: those that the user gave, else those that are free and worth it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Which projections of a model `lora_targets` means: groups by what it has, names as they are."""
+"""Translates `lora_targets` to projections of a model: groups become the model's own names."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,7 @@
-"""What of a run has to fit into a device, from its settings: the same for estimate and worker."""
+"""The parts of a run that have to fit into a device, from its settings.
+
+The estimate and the worker both use these functions, so that they agree.
+"""
 
 from dataclasses import replace
 

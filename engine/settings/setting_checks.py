@@ -1,4 +1,4 @@
-"""Which settings cannot stand together, or not with the model, the machine or the rows."""
+"""Checks that settings do not contradict each other, the model, the machine or the rows."""
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint

@@ -1,4 +1,4 @@
-"""The model that a run starts from or asks, also where another run is still to make it."""
+"""The model that a run starts from or asks, which another run may have yet to train."""
 
 from dataclasses import replace
 

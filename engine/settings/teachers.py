@@ -1,7 +1,7 @@
 """The teacher of a distillation: the model or the endpoint that its settings name.
 
-It must read the student's token ids as the student does. Of a local model that is checked here, by
-the tokenizer's files; of an endpoint by the trainer, which asks it.
+The teacher must read the student's token ids as the student does. For a local model this is checked
+here, by the files of the tokenizers. For a model behind a URL the trainer checks it.
 """
 
 import os

@@ -1,7 +1,7 @@
 """An evaluation of models behind a URL alone: `python -P -m engine.runs.evaluation.asking RUN`.
 
-The trainer of an evaluation that loads no model: it needs neither torch nor a device. Exit status:
-0 done (result.json), 3 failed (failure.json), 4 stopped on request.
+This is the worker process of an evaluation that loads no model, so it needs neither torch nor a
+device. Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
 import signal
@@ -135,7 +135,7 @@ class Asking:
         self._metrics.append({"step": step, "time": time.time(), "model": ref, **curves})
 
     def _on_term(self, *_: object) -> None:
-        """Handler of SIGTERM: no further request is sent."""
+        """Handle SIGTERM: send no further request, so that `go` raises Cancelled."""
         self.stop.set()
 
 

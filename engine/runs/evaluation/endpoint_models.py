@@ -1,7 +1,7 @@
-"""Models behind a URL play the tasks of an evaluation: rows in its files, what they took.
+"""Models behind a URL answer the tasks of an evaluation; their answers and costs are recorded.
 
-All models are asked a slice of tasks before the next slice, so that a cap which ends the run leaves
-them with the same tasks. A run that goes on asks nothing that was answered before.
+All models answer a slice of the tasks before the next slice begins. If a cap ends the run, all of
+them have answered about the same tasks. A resumed run does not ask again what was answered before.
 """
 
 import threading
@@ -27,10 +27,10 @@ class Asked:
     """What models behind a URL answered.
 
     Attributes:
-        rows: of each model, by its place in the config's `models`.
-        use: calls, tokens and money of each model and in all, for result.json.
-        stopped_by: the setting that ended the asking, with its value; "" for none.
-        asked_without: parameters that a server refused, by model.
+        rows: index of a model in the config's `models` -> its answers.
+        use: calls, tokens and money of each model and in total, for result.json.
+        stopped_by: the setting that ended the run, with its value; "" if no cap ended it.
+        asked_without: model -> parameters that its server refused.
     """
 
     rows: dict[int, list[EvaluationRow]]

@@ -1,11 +1,11 @@
 """The tasks of evaluations: their order, and their two halves.
 
-The held-out tasks are ordered by the hash of their id, so every run of an environment evaluates the
-same ones. They are divided into two halves: `select` is played during training, to choose the best
-checkpoint; `report` only at step 0 and with the chosen checkpoint, so that the reported numbers
-come from tasks that chose nothing. Tasks of one family (the same prompt or group) are always in the
-same half, as they would give each other away. Where the environment has dev tasks, those are the
-half that chooses, and all held-out tasks are reported.
+The held-out tasks are sorted by the hash of their id, so every run of an environment evaluates the
+same tasks. They are divided into two halves. The half `select` is played during training, to choose
+the best checkpoint. The half `report` is played only at step 0 and with the chosen checkpoint, so
+that the reported numbers come from tasks that chose nothing. Tasks of one family (the same prompt
+or group) are always in the same half, because the answer to one reveals that to the other. If the
+environment has dev tasks, these choose the checkpoint, and all held-out tasks are reported.
 """
 
 import hashlib

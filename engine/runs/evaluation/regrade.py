@@ -1,7 +1,8 @@
-"""Stored answers scored again by another reward: `python -P -m engine.runs.evaluation.regrade RUN`.
+"""A regrade: stored answers are scored again by another version of an environment.
 
-The trainer of an evaluation whose config names a run in `regrade`. Nothing is generated and no
-model is loaded, so neither torch nor a GPU is needed; answers of several turns are replayed.
+This is the worker process, `python -P -m engine.runs.evaluation.regrade RUN`, of an evaluation
+whose config names a run in `regrade`. No model is loaded, so neither torch nor a GPU is needed.
+Answers of several turns are played again.
 Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request.
 """
 
@@ -44,7 +45,7 @@ SKIPPED = stored_answers.SKIPPED | {
 }
 # Fields of a rollout that are not copied.
 _TRAINING_ONLY = ("ids", "prompt_ids", "loss_mask", "advantage")
-_OF_OLD_SCORE = ("reason", "parts")  # they are those of the new score, or none
+_OF_OLD_SCORE = ("reason", "parts")  # taken from the new score; left out if it has none
 
 
 class Stopped(Exception):
@@ -57,8 +58,8 @@ class ModelScores:
 
     Attributes:
         ref: the model.
-        success: mean; None where the environment does not report success.
-        tasks, attempts: how many of each were scored.
+        success: mean; None if the environment does not report success.
+        tasks, attempts: how many tasks, and how many answers, were scored.
         reward, reward_before: means of the new scores and of the stored ones.
         errors: how many scores failed.
     """
@@ -157,7 +158,7 @@ class Regrade:
         records = {ref: _records(rows) for ref, rows in regraded.items()}
         # Which models, tasks and attempts the new scores rank in another order.
         changes = rank_changes(records)
-        groups = preview(records)  # None where each task was answered once
+        groups = preview(records)  # None if each task was answered once
         evidence = run_verdict(self.run).to_json()
         source_files = [model.rows for model in self.config.models]
         groups_entry = {"groups": groups.to_json()} if groups else {}
@@ -310,9 +311,9 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     """
     records = _records(rows)
     measure = measure_of(records)
-    # Without a measure no scoring has succeeded; by any measure the number of errors is the same.
+    # `measure` is empty if no scoring has succeeded. The number of errors does not depend on it.
     errors = side(records, measure or "reward").errors
-    count = max(1, len(rows))  # without rows every sum is 0
+    count = max(1, len(rows))  # not 0, to avoid a division by zero
     solved_count = sum(bool(row["success"]) for row in rows)
     return ModelScores(
         ref=ref,

@@ -1,4 +1,4 @@
-"""What an evaluation came to: a summary of each model, and the verdict on how they differ."""
+"""The result of an evaluation: a summary of each model, and the verdict on how they differ."""
 
 from collections.abc import Iterable, Sequence
 

@@ -1,6 +1,6 @@
-"""What may not be queued: too expensive, too large, too risky, or without what it needs.
+"""Checks of a run before it is queued: is it too expensive, too large, too risky, or incomplete?
 
-Every check raises a UserError that says what to change; none of them changes anything.
+Every check raises a UserError that says what to change. No check changes anything.
 """
 
 import math
@@ -170,7 +170,7 @@ def scored_env(home: Home, env_id: str, purpose: str, *, sealed: bool = False) -
             field="env_id",
         )
     check_secrets(record)
-    registry.env_python(record)  # only to raise ENV_DEPS where packages are missing
+    registry.env_python(record)  # raises ENV_DEPS if packages are missing
     return record
 
 

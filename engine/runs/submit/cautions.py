@@ -1,5 +1,8 @@
-"""Warnings about a new run that follow from earlier ones: nearly the same was tried and failed, or
-several settings change at once, so that the cause of a difference will stay unknown."""
+"""Warnings about a new run that follow from earlier runs.
+
+One warning says that nearly the same was tried and failed. Another says that several settings
+change at once, so that the cause of a difference will stay unknown.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ LOOK_BACK = 200  # the newest runs that are compared: older ones say little abou
 _OUTSIDE = frozenset(
     {"infra", "budget", "killed", "interrupted", "cancelled", "timeout", "stalled"}
 )
-_MAX_NAMES = 4  # of settings in a caution
+_MAX_NAMES = 4  # the most settings that a warning names
 
 
 def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
@@ -32,7 +35,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
     choices at once. The run is compared with those of the newest `LOOK_BACK` training runs that
     have the same environment version, algorithm and start model.
     """
-    new = Making(run_id="", config=config)  # it has no id before it is queued
+    new = Making(run_id="", config=config)  # a run has no id before it is queued
     earlier = [
         (row, making_of_run(home, row.run_id))
         for row in store.list_runs(limit=LOOK_BACK, kind="train")

@@ -1,8 +1,9 @@
 """Which held-out tasks a model has seen in training.
 
-Every environment version is compared with itself when it is pushed. A model may have been trained
-on other versions: those of its own run, or of the runs it continues. They are compared with the
-held-out tasks when the model is submitted or evaluated. Every comparison is stored in the home.
+The training rows and held-out tasks of an environment version are compared when it is pushed. A
+model may have been trained on other versions, by its own run or by the runs that it continues. The
+training rows of these versions are compared with the held-out tasks when the model is submitted or
+evaluated. Every comparison is stored in the home.
 """
 
 import contextlib

@@ -44,7 +44,7 @@ from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
 from engine.wording.kinds import KINDS
 
-MAX_MODELS = 8  # of one evaluation
+MAX_MODELS = 8  # the most models of one evaluation
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def submit_evaluation(
     check_request(request)
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
     if _loaded(models):
-        launcher.worker_python(home)  # for its error where nothing can run a model
+        launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
     plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
     warnings = warnings_of(home, request, plan)
     report = contamination.of_evaluation(home, plan.record, request.models, request.split)

@@ -1,9 +1,9 @@
 """A plan as a list of runs: the steps of a chain, once for each combination of varied settings.
 
-A plan is a request with `then` or `vary`. Its first step is the request itself; each entry of
-`then` is a further step, which starts from the best checkpoint of the one before, on the same
-environment unless it names another. The last entry may be an evaluation: of the model that the plan
-starts from and of every step's.
+A plan is a request with `then` or `vary`. Its first step is the request itself. Each entry of
+`then` is a further step, which starts from the best checkpoint of the step before, on the same
+environment unless it names another. The last entry may be an evaluation of the start model and of
+the model of every step.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.runs.submit.evaluation import MAX_MODELS
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
-MAX_RUNS = 16  # of a plan
+MAX_RUNS = 16  # the most runs of a plan
 EVALUATE = "evaluate"
 # The keys of an entry of `then`, besides `algorithm`.
 _TRAIN_KEYS = frozenset({"env_id", "settings", "note"})
@@ -83,7 +83,7 @@ def steps_of(
     if any(entry["algorithm"] == EVALUATE for entry in train_entries):
         raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
     _check_lists(request.vary)
-    chain_length = 1 + len(train_entries)  # runs that train one after the other
+    chain_length = 1 + len(train_entries)  # how many runs train one after the other
     # This is checked before the combinations are made, because there may be millions of them.
     _check_run_count(request.vary, chain_length, is_evaluated=is_evaluated)
     trainings: list[PlannedTraining] = []

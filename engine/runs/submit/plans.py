@@ -1,8 +1,9 @@
 """Queuing a plan: several runs at once, all or none.
 
-Every step is resolved before a row exists. The runs are then queued in one transaction, each behind
-the run whose model it needs (engine/processes/waiting.py), so nobody has to live for the plan to go
-on. Its runs share one cap on device hours, which each supervisor watches.
+Every step is resolved before the database has a row of a run. The runs are then queued in one
+transaction, and each waits for the run whose model it needs (engine/processes/waiting.py). So the
+plan goes on without the process that submitted it. Its runs share one cap on device hours, which
+the supervisor of each run watches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -191,7 +192,8 @@ def _check_resumable(home: Home, row: RunRow) -> None:
 def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     """Resolve every step of a plan, and check that the whole plan can be carried out and paid for.
 
-    Raises the UserErrors of `_submit_plan`; an error in one step names the step.
+    Raises the UserErrors of `resolved_steps`, DISK_FULL if the disk is too small for all runs, and
+    BUDGET or NOT_APPROVED if their device hours may not be spent.
     """
     parent, parent_warnings = training.full_parent(store, request)
     steps = resolved_steps(home, request, parent)
@@ -215,7 +217,8 @@ def resolved_steps(
         is_admitted: whether to refuse steps that cannot be carried out, for example because the
             memory is too small. False for an estimate, which only needs the resolved steps.
 
-    Raises the UserErrors of `_submit_plan`; an error in one step names the step.
+    Raises UserError BAD_ARGUMENT if `then` or `vary` is malformed, and the UserErrors of
+    `training.resolve`, `training.admit` and `evaluation.resolve`, whose messages name the step.
     """
     planned_trainings, planned_evaluation = steps_of(request)
     warnings: list[str] = []
@@ -348,7 +351,7 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
         `earlier_ids` are the run ids of the plan's earlier runs, in their order.
         """
         planned, resolved = step.planned, step.resolved
-        if planned.previous_index is not None:  # it starts from the model of an earlier run
+        if planned.previous_index is not None:  # the run starts from the model of an earlier run
             maker_id = earlier_ids[planned.previous_index]
             resolved = replace(resolved, model=_named(resolved.model, maker_id))
         config = training.config_of(planned.request, resolved, step.parent)

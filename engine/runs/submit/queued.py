@@ -13,7 +13,8 @@ from engine.pace.progress import write_status
 from engine.processes import launcher
 from engine.records.run_config import RunConfig, TrainConfig
 
-_SHOWN_FIGURES = ("steps", "gpu_hours", "money", "device", "fits", "basis")  # of an estimate
+# The fields of an estimate that the reply shows.
+_SHOWN_FIGURES = ("steps", "gpu_hours", "money", "device", "fits", "basis")
 
 
 def start_and_reply(home: Home, row: RunRow, warnings: list[str]) -> Reply:

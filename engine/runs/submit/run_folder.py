@@ -1,6 +1,6 @@
 """The folder of a new run: config.json, adapters, contamination.
 
-It is on the disk before the row is written, so a row never points at nothing.
+The folder is written before the run's row in the database, so that no row is without its folder.
 """
 
 import json
