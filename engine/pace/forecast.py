@@ -18,6 +18,7 @@ from engine.pace.heartbeat import Heartbeat, Work
 _NORMAL_90 = 1.645  # standard deviations on each side of a band that holds 90 %
 _DRIFT = 0.05  # share by which the pace of the remaining steps may differ from that of those done
 _VARIATION = 0.25  # the same share for work that is not timed unit by unit
+_ENOUGH_DONE = 0.1  # share of such work after which its measured pace alone is believed
 # The band of work that was only estimated, not measured: its low and high end as multiples.
 _UNMEASURED = (0.4, 2.5)
 # Phases of an estimate (engine/cost) that make up a kind of work.
@@ -194,13 +195,21 @@ def _seconds_of_other_work(
     phase: str, work_by_phase: Mapping[str, Work], estimated: Mapping[str, float]
 ) -> Band:
     """Forecast the seconds of the rest of a phase whose units are not timed one by one: the mean
-    time of the units done times the number of those left, give or take `_VARIATION`."""
+    time of the units done times the number of those left, give or take `_VARIATION`.
+
+    Answers are sampled many at a time, so the first ones that end look slow: nearly all of the
+    seconds so far belong to those that have not ended. Until `_ENOUGH_DONE` of the units are done,
+    the missing ones count with their estimated time, if there is an estimate.
+    """
     work = work_by_phase.get(phase, Work())
     if not work.left:
         return Band()
+    of_whole_run = _estimated_seconds_of(phase, estimated)
     if not work.done:
-        return _estimated_seconds_of(phase, estimated)
-    likely = work.seconds / work.done * work.left
+        return of_whole_run
+    as_estimated = max(0.0, _ENOUGH_DONE * work.planned - work.done) if of_whole_run.likely else 0.0
+    seconds = work.seconds + as_estimated * of_whole_run.likely / work.planned
+    likely = seconds / (work.done + as_estimated) * work.left
     return Band(likely * (1 - _VARIATION), likely, likely * (1 + _VARIATION))
 
 

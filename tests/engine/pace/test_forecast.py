@@ -53,6 +53,15 @@ def test_what_was_not_measured_yet_is_taken_from_the_estimate_with_a_wide_band()
     assert left.seconds == Band(0.4 * 140, 140, 2.5 * 140) and not left.is_measured
 
 
+def test_the_first_answers_of_a_batch_do_not_make_an_evaluation_look_hours_long():
+    # The first two of 64 answers that are sampled at once, after 20 s; 0.1 s each was estimated.
+    begun = remaining_after(heard(evaluation=Work(400, 2, 20.0)), ESTIMATED)
+    assert begun.seconds.likely == pytest.approx((20.0 + 38 * 0.1) / 40 * 398)
+    assert remaining_after(heard(evaluation=Work(400, 2, 20.0)), {}).seconds.likely == 3980.0
+    further = remaining_after(heard(evaluation=Work(400, 40, 20.0)), ESTIMATED)
+    assert further.seconds.likely == pytest.approx(180.0)
+
+
 def test_time_that_passes_shortens_what_is_left_and_never_below_nothing():
     heartbeat = heard(training=Work(10, 5, 5.0, 5.0))
     assert remaining_after(heartbeat, {}, elapsed_s=2.0).seconds.likely == pytest.approx(3.0)
