@@ -70,8 +70,9 @@ def add_env(
     write_json(folder / "env.json", facts | changes)
     write_json(folder / "audit.json", audit)
     for split, count in rows.items():
+        first = 400 if split == "heldout" else 0  # other sums than those that are trained on
         for number in range(count):
-            prompt = [{"role": "user", "content": f"{split}: {number} + 12?"}]
+            prompt = [{"role": "user", "content": f"{split}: {first + number} + 12?"}]
             said = [] if answer is None else [{"role": "assistant", "content": answer}]
             gold = [*prompt, *said] if said else None
             row = {"id": f"{split}-{number}", "prompt": prompt, "split": split, "metadata": {}}
