@@ -309,6 +309,11 @@ class RunDir:
         return self.path / "manifest.json"
 
     @property
+    def bases(self) -> Path:
+        """The SHA-256 of the weights under the models of an evaluation."""
+        return self.path / "bases.json"
+
+    @property
     def metrics(self) -> Path:
         """What was measured, a line for each step."""
         return self.path / "metrics.jsonl"

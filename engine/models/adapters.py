@@ -6,21 +6,25 @@ An exported adapter has a file honesmith.json that says which weights its base m
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_object
-from engine.home.hashes import file_hashes
-from engine.home.run_dir import Home
+from engine.home.hashes import file_hashes, then_and_now, weight_hashes, weights_among
+from engine.home.run_dir import CHECKPOINT_MANIFEST, Home, RunDir
 from engine.models import model_files
 from engine.models.hub import ADAPTER_FILES
 from engine.models.model_files import AdapterFacts, ModelFacts
+from engine.records.manifest import Manifest
+from engine.records.record import DamagedRecord
 
 CONFIG, WEIGHTS = ADAPTER_FILES
 ORIGIN = "honesmith.json"  # the file in an export that says where the adapter came from
 BASE_WEIGHTS = "base_weights"  # that file's key for the SHA-256 of the base's weight files
+# The files beside an adapter that say which weights its base had: of an export, of a checkpoint.
+BASE_FILES = (ORIGIN, CHECKPOINT_MANIFEST)
 # Options of PEFT that make a LoRA compute something other than scale * B A on whole projections.
 NOT_PLAIN = (
     "use_dora",
@@ -160,7 +164,7 @@ def _no_fit(
 
 def named_base(folder: Path) -> NamedBase:
     """Read what the adapter in `folder` says of its base model: the names it gives the base, and
-    the hashes of the base's weight files, which only an export of ours has (in the file `ORIGIN`).
+    the hashes of the base's weight files, which only an export or a checkpoint of ours has.
 
     Raises UserError MODEL_UNSUPPORTED if adapter_config.json cannot be read.
     """
@@ -169,8 +173,32 @@ def named_base(folder: Path) -> NamedBase:
     references = (origin.get("base"), peft_config.get("base_model_name_or_path"))
     names = [name for name in references if isinstance(name, str) and name]
     unique_names = tuple(dict.fromkeys(names))
-    weights = origin.get(BASE_WEIGHTS)  # file name -> hash
-    return NamedBase(unique_names, weights if isinstance(weights, dict) else {})
+    return NamedBase(unique_names, weights_under(folder))
+
+
+def weights_under(folder: Path) -> dict[str, str]:
+    """Return the weights that the adapter in `folder` was trained on, as its own files say: file
+    name -> SHA-256. Returns {} for an adapter that this program did not make."""
+    for name in BASE_FILES:
+        weights = read_object(folder / name).get(BASE_WEIGHTS)  # {} if there is no such file
+        if isinstance(weights, dict) and weights:
+            return weights
+    return {}
+
+
+def require_trained_base(run: RunDir, base_path: Path) -> None:
+    """Raise UserError ADAPTER_MISMATCH if the model in `base_path` has other weights than the run
+    was trained on, by its manifest. Nothing is checked before that is written."""
+    try:
+        model = Manifest.read(run.manifest).model
+    except (OSError, DamagedRecord):
+        return
+    trained = weights_among(model.files)
+    if not trained or not list(base_path.glob("*.safetensors")):
+        return  # not recorded, or a model of the hub whose weights are not downloaded yet
+    present = weight_hashes(run.home, base_path)
+    if present != trained:
+        raise _other_weights(run.id, model.ref, base_path, trained, present)
 
 
 def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_path: Path) -> None:
@@ -183,12 +211,24 @@ def require_same_weights(home: Home, folder: Path, named_base: NamedBase, base_p
     present = [file for file in files if file.is_file()]
     if not present and not list(base_path.glob("*.safetensors")):
         return  # a model of the hub, whose weights are downloaded when the run starts
-    if file_hashes(home, present) != named_base.weights:
-        base_name = named_base.names[0]
-        raise mismatch(
-            f"{folder} was trained on {base_name} with other weights than {base_path} has",
-            hint="Put the base model that it was trained on at that place.",
-        )
+    present_weights = file_hashes(home, present)
+    if present_weights != named_base.weights:
+        name = named_base.names[0]
+        raise _other_weights(str(folder), name, base_path, named_base.weights, present_weights)
+
+
+def _other_weights(
+    what: str, base: str, base_path: Path, trained: Mapping[str, str], present: Mapping[str, str]
+) -> UserError:
+    """Return the error for an adapter (`what`: a folder or a run) whose base has changed.
+
+    `trained` and `present` are the weights of the base then and now: file name -> SHA-256.
+    """
+    return mismatch(
+        f"{what} was trained on {base} with other weights than {base_path} has: "
+        f"{then_and_now(trained, present)} (SHA-256)",
+        hint="Put the base model that it was trained on at that place, or train again on this one.",
+    )
 
 
 def mismatch(message: str, hint: str = "Start from the base model instead.") -> UserError:

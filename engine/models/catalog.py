@@ -338,7 +338,8 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     """Return the model that a training run made: an adapter on its base model.
 
     `checkpoint_name` is "best", "stepN", or "" for the newest. Raises the errors of
-    `resolve_model`, such as UserError MODEL_NOT_FOUND if the run has no such checkpoint.
+    `resolve_model`, such as MODEL_NOT_FOUND if there is no such checkpoint, and ADAPTER_MISMATCH if
+    the base has other weights than the run was trained on.
     """
     config = _run_config(run)
     if not isinstance(config, TrainConfig):
@@ -350,6 +351,7 @@ def _from_run(home: Home, ref: str, run: RunDir, checkpoint_name: str) -> ModelR
     if checkpoint is None:
         raise _no_checkpoint(run, checkpoint_name)
     base_ref, base_path = _base_of(config, run)
+    adapters.require_trained_base(run, base_path)
     base = _base_model(ref, kind="run", base_ref=base_ref, path=base_path)
     return replace(_with_adapter(base, checkpoint), run_id=run.id)
 

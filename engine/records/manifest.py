@@ -15,6 +15,21 @@ class EnvironmentUsed(Record):
     tasks_sha256: str
 
 
+class OtherWeights(Record):
+    """A model that looks like the base of a run and has other weights.
+
+    Attributes:
+        ref: its reference.
+        weights: the SHA-256 that stands for its weights (engine/home/hashes.py).
+        run_id: the earlier run whose base it was, under the very name that the base has now; "" for
+            a model of this machine with the base's configuration and vocabulary.
+    """
+
+    ref: str
+    weights: str
+    run_id: str = ""
+
+
 class ModelUsed(Record):
     """The base model that was used.
 
@@ -23,11 +38,13 @@ class ModelUsed(Record):
         files: name of a file of the model -> SHA-256.
         start_adapter: name of a file -> SHA-256, for the adapter that the run continues from; None
             for a new adapter.
+        others: models for which the base may be taken, by its name or its looks.
     """
 
     ref: str
     files: dict[str, str]
     start_adapter: dict[str, str] | None
+    others: list[OtherWeights] = Field(default_factory=list)
 
 
 class MachineUsed(Record):
@@ -149,6 +166,16 @@ class Manifest(Record):
     replayed: ReplayUsed | None = None
     shared_texts: list[Kind] = Field(default_factory=list)
     switched_off: dict[str, str] = Field(default_factory=dict)
+
+
+class BasesAsked(Record):
+    """`bases.json` of an evaluation: the weights that its models had.
+
+    Attributes:
+        weights: folder of a base model -> name of each weight file -> its SHA-256.
+    """
+
+    weights: dict[str, dict[str, str]]
 
 
 def read_manifest(path: Path) -> Manifest:

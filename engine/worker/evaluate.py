@@ -15,6 +15,7 @@ from engine.core.files import Appender, write_text
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.hashes import weight_hashes
+from engine.records.manifest import BasesAsked
 from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
 from engine.records.settings import EvaluationSettings
 from engine.runs import stored_answers
@@ -232,6 +233,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
     components = prepare(job, base_path)
     with _scoring_process(job, components, "evaluate") as process:
         base_weights = weight_hashes(job.run.home, components.base.path)
+        _record_base(job, base_path, base_weights)
         context = components.context(process, config.settings)
         params = _sampling(config.settings, config.attempts)
         pool = tasks_of(components, config.split)
@@ -248,6 +250,13 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
             params=params,
             reworded=_reworded_exams(job, tasks, context, params),
         )
+
+
+def _record_base(job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str]) -> None:
+    """Write down the weights under the models on this base, so that a later comparison can tell
+    them from others that lie there by then. `base_weights` is file name -> SHA-256."""
+    known = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
+    BasesAsked(weights=known | {str(base_path): base_weights}).write(job.run.bases)
 
 
 def _reworded_exams(

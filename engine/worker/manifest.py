@@ -15,7 +15,9 @@ import torch
 
 from engine.core.hardware import detect
 from engine.environments.registry import EnvRecord
-from engine.home.hashes import file_hashes
+from engine.evidence.bases.bases import model_used, parts_of_model
+from engine.evidence.bases.lookalikes import lookalikes
+from engine.home.hashes import file_hashes, then_and_now
 from engine.home.run_dir import Home
 from engine.records.manifest import (
     Choice,
@@ -31,6 +33,7 @@ from engine.records.settings import CommonSettings
 from engine.wording.shared import shared_texts
 from engine.worker.components import Components, tasks_of
 from engine.worker.core import switched_off
+from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.update.checkpoint import digest
@@ -48,15 +51,20 @@ def write_manifest(
     replayed: ReplayUsed | None = None,
 ) -> None:
     """Write manifest.json: what the run trains, on what, with which versions and on which machine.
-    Nothing is done if an earlier attempt has written it.
+    If an earlier attempt has written it, nothing is written, but the base must still be the one
+    that it names.
 
     Args:
         isolation: how the environment's process is confined; "" if none runs.
         eval_sampling: how the run's own evaluations are sampled.
         matrix_flops: operations per second of a large matrix product on this machine.
         replayed: the rows that `keep` replays; None for none.
+
+    Raises:
+        WorkerFailure: kind config, if an earlier attempt began with another base.
     """
     if job.run.manifest.exists():
+        _require_recorded_base(job, components.base.path)
         return
     config, settings = job.config, job.config.settings
     network = components.base.network
@@ -85,6 +93,24 @@ def write_manifest(
     ).write(job.run.manifest)
 
 
+def _require_recorded_base(job: Job[TrainConfig], base_folder: Path) -> None:
+    """Check that the base in `base_folder` is what the manifest says the run began with. Raises
+    WorkerFailure (kind config) if any of its files is another."""
+    recorded = model_used(job.run)
+    if recorded is None:  # it cannot be read, so it vouches for nothing
+        return
+    present = parts_of_model(model_hashes(job.run.home, base_folder))
+    difference = then_and_now(parts_of_model(recorded.files), present)
+    if difference:
+        raise WorkerFailure(
+            "config",
+            f"The base {recorded.ref} is not the model that this run began with.",
+            evidence=f"{base_folder}: {difference}",
+            hint="Put the files back as they were and resume, or submit a new run on the model as "
+            "it is.",
+        )
+
+
 def _environment_used(env: EnvRecord) -> EnvironmentUsed:
     """Describe the environment version, with the SHA-256 of its tasks."""
     return EnvironmentUsed(env_id=env.env_id, tasks_sha256=digest(Path(env.dir) / "tasks.jsonl"))
@@ -110,7 +136,13 @@ def _model_used(job: Job[TrainConfig], base_folder: Path) -> ModelUsed:
     start_files = None
     if start:
         start_files = file_hashes(home, [Path(start) / "adapter_model.safetensors"])
-    return ModelUsed(ref=job.config.base.ref, files=files, start_adapter=start_files)
+    ref = job.config.base.ref
+    return ModelUsed(
+        ref=ref,
+        files=files,
+        start_adapter=start_files,
+        others=lookalikes(home, ref, base_folder, files, job.run.id),
+    )
 
 
 def _machine_used(device: str) -> MachineUsed:

@@ -1,9 +1,11 @@
 """A scorer with a hole, used by a real GRPO run: the alert comes in time, and a second scorer,
 which has no hole, finds the model no better (make evidence)."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks import planted
@@ -39,6 +41,10 @@ def ended(home: Home, run_id: str) -> dict[str, Any]:
     while status["state"] not in ("done", "failed", "cancelled"):
         status = lifecycle.wait(home, run_id, "end", 50.0)
     assert status["state"] == "done", status
+    # The row is set before the supervisor has ended, which takes a while on a busy machine.
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.wait(60)
     return status
 
 

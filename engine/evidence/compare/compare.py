@@ -202,6 +202,7 @@ def _compare_with_first(
         warnings = [*warnings, *by_value.warnings]
     more_evidence = evidence_to_gather(home, standing.main)
     all_warnings = [
+        *remarks.swapped_bases(home, candidates),
         *warnings,
         *more_evidence.notes,
         *remarks.numbers_to_report(home, candidates),

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from engine.core.errors import UserError
 from engine.core.hints import Call
 from engine.evidence.compare.candidates import Candidate
+from engine.evidence.compare.settings_diff import swapped_base
 from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
 from engine.evidence.verdict.sides import Sides, is_same_checkpoint
+from engine.home.hashes import shown
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor, redactor_for
 from engine.home.store import Store
@@ -38,6 +40,23 @@ def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
             best = f"{candidate.run_id}@best"
             if answered_in_training and is_same_checkpoint(home, ref, best):
                 sentences += _number_elsewhere(home, store, candidate)
+    return sentences
+
+
+def swapped_bases(home: Home, candidates: Sequence[Candidate]) -> list[str]:
+    """A sentence for each candidate whose base had the name of the first one's and other
+    weights."""
+    first, *others = candidates
+    sentences = []
+    for other in others:
+        bases = swapped_base(home, first, other)
+        if bases is not None:
+            before, after = bases
+            sentences.append(
+                f"{other.label} and {first.label} do not rest on one base: {before.folder} had the "
+                f"weights {shown(after.weights)} for {other.label} and {shown(before.weights)} for "
+                f"{first.label} (SHA-256). What differs may be the base alone."
+            )
     return sentences
 
 

@@ -126,7 +126,8 @@ def _configuration_key(home: Home, candidate: Candidate) -> str:
     }
     # Two checkpoints of one run are not two seeds, so the checkpoint is part of the key.
     _, _, checkpoint = candidate.label.partition("@")
-    configuration = [training.choices(), settings, checkpoint]
+    # One name may stand for other weights by now, so those of the base are part of it, too.
+    configuration = [training.choices(), training.base, settings, checkpoint]
     return json.dumps(configuration, sort_keys=True, default=str)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from engine.evidence.bases.bases import BaseThen, base_then, trained_base
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.verdict.lineage import trained_by
 from engine.home.run_dir import Home
@@ -26,6 +27,7 @@ NEUTRAL = frozenset(
         "save_every",
     }
 )
+_BASE_WEIGHTS = "base weights"  # what changed if a base's folder holds another model than before
 _LENGTH = ("steps", "epochs")  # both say how long to train; every run has `steps`
 # Sources of a setting that somebody chose; a value from any other source is a computed default.
 _CHOSEN = ("user", "parent run")
@@ -40,10 +42,13 @@ class Making:
         run_id: the training run; "" for a base model, which no run of this home made.
         config: what was submitted. None for a base model, or if the config is missing or damaged;
             then all properties are empty.
+        base: the SHA-256 of the weights that the run began with; "" if it is not known, as
+            before the run has started.
     """
 
     run_id: str = ""
     config: TrainConfig | None = None
+    base: str = ""
 
     @property
     def seed(self) -> int | None:
@@ -85,8 +90,11 @@ def making_of_run(home: Home, run_id: str) -> Making:
 
     Its config is None if the run is no training run, or if the config is missing or damaged.
     """
-    config = home.run(run_id).find_config()
-    return Making(run_id, config if isinstance(config, TrainConfig) else None)
+    run = home.run(run_id)
+    config = run.find_config()
+    if not isinstance(config, TrainConfig):
+        return Making(run_id)
+    return Making(run_id, config, trained_base(run))
 
 
 def making_of(home: Home, candidate: Candidate) -> Making:
@@ -158,6 +166,8 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     changes = _trainings_between(home, first, second, first_making, second_making)
     if changes is None:
         changes = changed_names(first_making, second_making)
+    if swapped_base(home, first, second) is not None:
+        changes = [*changes, _BASE_WEIGHTS]
     if len(changes) == 1:
         return Attribution(changes)
     if not changes:
@@ -167,6 +177,27 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
         "attributed to one of them"
     )
     return Attribution(changes, reason)
+
+
+def swapped_base(
+    home: Home, first: Candidate, second: Candidate
+) -> tuple[BaseThen, BaseThen] | None:
+    """The bases of two candidates, if they are one folder that had other weights when the second
+    was asked than when the first was. Returns None otherwise, or if that is not known."""
+    before, after = _base_of(home, first), _base_of(home, second)
+    if before is None or after is None or not before.was_swapped(after):
+        return None
+    return before, after
+
+
+def _base_of(home: Home, candidate: Candidate) -> BaseThen | None:
+    """The base under a candidate when its answers were given. Of several seeds, whose bases are
+    equal, it is that of the first."""
+    if candidate.members:
+        candidate = candidate.members[0]
+    ref, _, _ = candidate.label.partition(" in ")  # a label may be "r-1@best in e-1"
+    ref, _, _ = ref.partition(" (#")  # or "pebble (#2)", where a model was asked twice
+    return base_then(home.run(candidate.source), ref)
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.reply import Reply
+from engine.evidence.bases.bases import changed_bases
 from engine.evidence.verdict.lineage import trained_by
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.rows import RunRow
@@ -148,11 +149,25 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
     provenance = read_provenance(run)
     if provenance is None or run.deleted.exists():
         return _verification_without_seal(run, row)
-    links = _checked_links(run, provenance)
+    links = _with_changed_bases(run, _checked_links(run, provenance))
     # A verdict that the stored answers do not support is a fault of the last link, "evaluation".
     for fault in _verdict_faults(run, row):
         links[-1] = links[-1].with_fault(fault)
     return _verification_of_seal(row, provenance.head, links, _verified_ancestors(home, run, depth))
+
+
+def _with_changed_bases(run: RunDir, links: list[CheckedLink]) -> list[CheckedLink]:
+    """The links, with a fault of the link "run" for each base model that is not what it was."""
+    faults = [
+        Fault(f"the base {name}", f"was changed: {difference}")
+        for name, difference in changed_bases(run, run.find_config())
+    ]
+    return [
+        replace(link, faults=[*link.faults, *faults], ok=False)
+        if faults and link.name == "run"
+        else link
+        for link in links
+    ]
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:
@@ -348,12 +363,13 @@ def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _input_files(run: RunDir) -> list[Path]:
-    """The files that a run was given: config, manifest, overlaps of training and held-out tasks,
-    adapters."""
+    """The files that a run was given: config, manifest, hashes of the models it asked, overlaps of
+    training and held-out tasks, adapters."""
     folder_of_model_adapters = run.model_adapter(0).parent  # those of all models lie side by side
     return [
         run.config,
         run.manifest,
+        run.bases,
         run.contamination,
         *_files(run.start_adapter),
         *_files(folder_of_model_adapters),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.hints import Call
+from engine.evidence.bases.bases import base_warnings
 from engine.evidence.judges.trust import judge_refusal
 from engine.evidence.robustness.probe_calls import probe_calls
 from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
@@ -396,6 +397,7 @@ def _warnings_about_answers(run_dir: RunDir, sides: Sides, forgotten: Sequence[s
     # The answers before training are those of step 0; `sides.step` is None without later ones.
     return [
         *damaged_answers_warning(run_dir, steps=(0, sides.step or 0)),
+        *base_warnings(run_dir),
         *contamination_warnings(run_dir),
         *forgotten,
         *rescored_warnings(run_dir),

@@ -16,7 +16,7 @@ from engine.core.format import counted
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.models.adapters import ADAPTER_FILES
+from engine.models.adapters import ADAPTER_FILES, BASE_FILES
 from engine.models.catalog import ModelRef
 from engine.processes.waiting import link_checkpoint
 from engine.runs.submit.admission import bad_argument, check_not_deleted
@@ -208,5 +208,8 @@ def _link_folder(home: Home, source: Path, target: Path) -> Path:
     target.mkdir(parents=True, exist_ok=True)
     for name in ADAPTER_FILES:  # copies and not links: the owner of the source may change its files
         shutil.copyfile(source / name, target / name)
+    for name in BASE_FILES:  # by these the trainer checks the base once more, when the run starts
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
     sync_folder(target)
     return target

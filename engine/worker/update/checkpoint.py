@@ -19,8 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from engine.core.files import read_json, sync_folder, write_json
+from engine.home.hashes import then_and_now
 from engine.home.owner_marks import pinned_steps
 from engine.home.run_dir import RunDir
+from engine.models.adapters import weights_under
 from engine.worker.core.failures import WorkerFailure, is_full_or_read_only, not_written
 from engine.worker.core.job import LoopState
 from engine.worker.network.adapter import read_adapter, save_adapter
@@ -189,26 +191,23 @@ def _damage(folder: Path) -> str:
 
 
 def require_base(folder: Path, base_weights: dict[str, str]) -> None:
-    """Check that an adapter was trained on the base model that is in use now. A folder without a
-    manifest was not made by this program, and is not checked.
+    """Check that an adapter was trained on the base model that is in use now. A folder that is no
+    checkpoint and no export was not made by this program, and is not checked.
 
     Args:
         folder: the adapter's folder.
         base_weights: SHA-256 of the present base's weight files, by file name; {} if unknown.
 
     Raises:
-        WorkerFailure: kind config, if the manifest has hashes, `base_weights` is not empty, and the
-            two differ.
+        WorkerFailure: kind config, if the folder's own files have hashes, `base_weights` is not
+            empty, and the two differ.
     """
-    try:
-        trained_weights = read_json(folder / MANIFEST).get("base_weights") or {}
-    except FileNotFoundError:  # not made by this program
-        return
+    trained_weights = weights_under(folder)
     if trained_weights and base_weights and trained_weights != base_weights:
         raise WorkerFailure(
             "config",
             "The adapter was trained on other weights than this base model has now.",
-            evidence=", ".join(sorted(trained_weights)),
+            evidence=then_and_now(trained_weights, base_weights),
             hint="Train again on the model as it is, or put the old weights back.",
         )
 

@@ -86,7 +86,9 @@ def test_what_a_run_keeps_of_it_no_longer_changes_with_it(home: Home, adapter: P
     before = kept.read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(b"other")
     assert kept.read_bytes() == before
+    # By the first, which says what weights the base had, the trainer looks once more.
     assert sorted(path.name for path in run.start_adapter.iterdir()) == [
+        "MANIFEST.json",
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
@@ -117,10 +119,29 @@ def test_an_export_of_one_home_goes_on_in_another(home: Home, tuned: str, tmp_pa
 def test_a_base_of_the_same_shape_with_other_weights_is_refused(
     home: Home, tuned: str, tmp_path: Path
 ):
-    write_manifest(home, tuned, {"model.safetensors": "0" * 64})
+    weights = hashes.weight_hashes(home, catalog.BUILTIN["pebble"])
+    write_manifest(home, tuned, weights)
     found = export(home, f"{tuned}@step10", "adapter", str(tmp_path / "out"))
+    assert catalog.resolve_model(home, found["path"]).base_ref == "pebble"
+    origin = read_json(Path(found["path"]) / "honesmith.json")
+    others = {"model.safetensors": "0" * 64}
+    write_json(Path(found["path"]) / "honesmith.json", origin | {"base_weights": others})
+    both = f"{'0' * 12} then, {hashes.shown(hashes.fingerprint(weights))} now"
     error = refusal(home, found["path"])
     assert error.code == "ADAPTER_MISMATCH" and "with other weights" in error.message
+    assert both in error.message
+    # The run itself, and with it whatever is served, exported or trained from it.
+    write_manifest(home, tuned, others)
+    assert both in refusal(home, f"{tuned}@step10").message
+    with pytest.raises(UserError, match=both):
+        export(home, f"{tuned}@step10", "adapter", str(tmp_path / "again"))
+
+
+def test_a_checkpoint_named_by_its_folder_keeps_to_its_base(
+    home: Home, adapter: Path, tmp_path: Path
+):
+    write_json(adapter / "MANIFEST.json", {"base_weights": {"model.safetensors": "0" * 64}})
+    assert "000000000000 then" in refusal(home, adapter).message
 
 
 def write_manifest(home: Home, run_id: str, files: dict[str, str]) -> None:
