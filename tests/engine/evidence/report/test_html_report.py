@@ -57,31 +57,57 @@ def page_of(home, run):
     return page, html
 
 
+# What gets out of text, attributes, comments, styles and drawings of a page that does not escape.
+CORPUS = (
+    EVIL,
+    "<svg/onload=alert(1)><animate onbegin=alert(1)>",
+    "</title></style></textarea></svg><iframe srcdoc='<script>alert(1)</script>'>",
+    '"><a href="javascript:alert(1)">x</a><base href=//evil>',
+    "' onmouseover='alert(1)' style='background:url(//evil)' x='",
+    "--><!--><ScRiPt>alert(1)</sCrIpT><![CDATA[<b>]]>",
+    "<meta http-equiv=refresh content='0;url=//evil'><form><input autofocus onfocus=1>",
+    "&lt;script&gt;alert(1)&lt;/script&gt; &#60;img src=x onerror=alert(1)&#62;",
+    "{{ 7*7 }}{% for x in ().__class__.__mro__ %}<b>{{ x }}</b>{% endfor %}${7*7}",
+    "<math><mtext></table><mglyph><style><!--</style><img title='--&gt;&lt;img onerror=1&gt;'>",
+    "\x00<\x00script>alert(1)</script>\u2028<\u200bscript>",
+)
+
+
+READ = ("style", "href", "xlink:href", "src", "srcdoc", "action", "content", "class", "id")
+
+
 @pytest.fixture
 def evil_run(make_run, rows, home):
+    return run_that_says(EVIL, make_run, rows, home)
+
+
+def run_that_says(evil, make_run, rows, home):
+    """A failed run with this text wherever models, environments and users write any."""
     run = make_run(
-        note=EVIL, settings={"learning_rate": 0.1, "stop": [EVIL]}, sources={"learning_rate": EVIL}
+        note=evil,
+        settings={"learning_rate": 0.1, "stop": [evil[:64]]},
+        sources={"learning_rate": evil},
     )
-    prompt = [{"role": "user", "content": EVIL}]
+    prompt = [{"role": "user", "content": evil}]
     for step in (0, 9):
         run.evals(
             step,
             [
                 rows.eval(
-                    f"{EVIL}{i}",
+                    f"{evil}{i}",
                     step == 9,
                     prompt=prompt,
-                    completion=EVIL + "\x1b[31m",
+                    completion=evil + "\x1b[31m",
                     messages=[],
                 )
                 for i in range(30)
             ],
         )
-    run.metrics({"step": i, EVIL: i / 10, "loss": 1.0} for i in range(20))
-    run.events({"event": "alert", "message": EVIL})
+    run.metrics({"step": i, evil: i / 10, "loss": 1.0} for i in range(20))
+    run.events({"event": "alert", "message": evil})
     probe = {
-        "probe": EVIL,
-        "what": EVIL,
+        "probe": evil,
+        "what": evil,
         "rows": 2,
         "mean": 0.5,
         "success": 0.5,
@@ -91,14 +117,14 @@ def evil_run(make_run, rows, home):
     }
     audit = {
         "verdict": "risk",
-        "headline": f"risk: {EVIL}",
-        "problems": [EVIL],
+        "headline": f"risk: {evil}",
+        "problems": [evil],
         "probes": [probe],
     }
     folder = home.env("arith", "0123456789ab")
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "audit.json", audit, fsync=False)
-    return run.finish("failed", reason_kind="internal", reason=EVIL, hint=EVIL)
+    return run.finish("failed", reason_kind="internal", reason=evil, hint=evil)
 
 
 def test_the_report_of_a_run_that_learned_says_it_first_and_shows_why(home, learned_run):
@@ -157,6 +183,22 @@ def test_what_models_and_environments_say_stays_text(home, evil_run):
     assert "<script" not in html and "<img" not in html and "\x1b" not in html
     assert "alert(1)" in page.text  # shown, as words
     assert "Failed" in page.text
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_a31_hostile_html_of_a_run_adds_no_tag_and_no_attribute(home, make_run, rows, part):
+    """Held against the page of the same run with harmless words in each of these places."""
+    evil = " ".join(CORPUS[part::3])
+    harmless = ("harmless " * len(evil))[: len(evil)]
+    shapes = []
+    for text in (harmless, evil):
+        page, html = page_of(home, run_that_says(text, make_run, rows, home))
+        shapes.append({(tag, *sorted(attrs)) for tag, attrs in page.tags})
+        assert "default-src 'none'; style-src 'unsafe-inline'" in html
+        # A label may hold any text; what a browser reads as more than text holds none of it.
+        read = {value for _, attrs in page.tags for name, value in attrs.items() if name in READ}
+        assert not [value for value in read if "alert" in value or "evil" in value]
+    assert shapes[0] == shapes[1]
 
 
 def test_markdown_and_card_of_hostile_text_hold_no_markup_of_its_own(home, evil_run):
