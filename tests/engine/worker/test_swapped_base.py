@@ -156,9 +156,9 @@ def test_a27_runs_and_evaluations_of_one_name_with_two_weights_are_told_apart(
     assert now in model_card(home, second.id) and then in model_card(home, second.id)
     assert not any("weights" in text for text in run_verdict(first).warnings)
     for one, other in ((first, second), (before, after)):
-        found = compare_runs(home, [one.id, other.id])
-        assert "do not rest on one base" in found["warnings"][0]
-        assert then in found["warnings"][0] and now in found["warnings"][0]
-        assert "base weights" in str(found["comparisons"])
+        compared = compare_runs(home, [one.id, other.id])
+        assert "do not rest on one base" in compared["warnings"][0]
+        assert then in compared["warnings"][0] and now in compared["warnings"][0]
+        assert "base weights" in str(compared["comparisons"])
     assert "bases.json" in str(read_json(before.chain))
     assert not verify(home, before.id).intact and verify(home, after.id).intact

@@ -11,8 +11,8 @@ from tests import tiny_model
 
 
 def others(home: Home, folder: Path, ref: str = "") -> list[str]:
-    found = lookalikes(home, ref or str(folder), folder, weight_hashes(home, folder), "sums-sft-1")
-    return [f"{other.ref} {other.weights}" for other in found]
+    named = lookalikes(home, ref or str(folder), folder, weight_hashes(home, folder), "sums-sft-1")
+    return [f"{other.ref} {other.weights}" for other in named]
 
 
 def test_a27_a_tuned_copy_of_a_model_of_this_machine_is_named_with_both_weights(
