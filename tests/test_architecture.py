@@ -69,6 +69,7 @@ OF_NO_SINGLE_MODULE = {
     "engine/worker/test_loop_settings.py": "whole runs: settings of both loops",
     "engine/worker/test_loops.py": "whole runs: curves, checkpoints and ends of both loops",
     "engine/worker/test_on_policy.py": "whole runs: what is sampled is what is trained",
+    "engine/worker/test_swapped_base.py": "whole runs: a base that is not what it was",
     "mcp_server/test_survey_rows.py": "what misled agents, row by row, and the tests that hold it",
     "mcp_server/test_start.py": "the server as a process: start, stdout, what it loads",
 }

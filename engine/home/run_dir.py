@@ -181,8 +181,7 @@ class Home:
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """The file with the overlap of one version's training rows and another's held-out tasks;
-        the versions are named by their hashes."""
+        """The file with the overlap of the training and held-out rows with these hashes."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property
@@ -532,8 +531,7 @@ class RunDir:
         return sorted(steps)
 
     def latest_checkpoint(self) -> Path | None:
-        """Return the folder of the complete checkpoint with the highest step; None if there is no
-        complete checkpoint."""
+        """Return the folder of the newest complete checkpoint; None if there is none."""
         steps = self.checkpoint_steps()
         return self.checkpoint(steps[-1]) if steps else None
 
