@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.config.adapters import KINDS, Adapter
+from envs.config.endpoints import PREFIX, is_reference, judge_reference
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
@@ -67,6 +68,7 @@ class Rollout:
     at_once: int = 8
 
 
+_TABLES = tuple("params secrets endpoints limits split command rollout scorer adapter".split())
 _ROLLOUT_BOUNDS = {"seconds": (0.5, 3600.0), "at_once": (1, 64)}
 BOUNDS: dict[str, tuple[float, float]] = {
     "start_seconds": (0.1, 3600),
@@ -85,6 +87,8 @@ class EnvSettings:
     Attributes:
         params: the parameters of the environment.
         secrets: the names of the secrets it receives as environment variables.
+        endpoints: the models behind a URL that it may ask, such as "openai:big": those that the
+            file lists, and the judge of its rubric.toml.
         limits: the resources it may use.
         dev_share: the share of the training rows that a push moves to the split dev, if no row
             names that split.
@@ -105,6 +109,7 @@ class EnvSettings:
     rollout: Rollout | None = None
     scorer: str = ""
     adapter: Adapter | None = None
+    endpoints: tuple[str, ...] = ()
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -118,14 +123,13 @@ def read_settings(folder: Path) -> EnvSettings:
     try:
         text = path.read_bytes().decode("utf-8-sig")  # -sig: some editors write a byte order mark
     except FileNotFoundError:
-        return EnvSettings()
+        return EnvSettings(endpoints=_endpoints({}, "", folder))
     except (OSError, UnicodeDecodeError) as error:  # no access, or not UTF-8
         raise EnvProblem(
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    tables = ("params", "secrets", "limits", "split", "command", "rollout", "scorer", "adapter")
-    _refuse_unknown(data, tables, text, kind="table")
+    _refuse_unknown(data, _TABLES, text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -139,6 +143,7 @@ def read_settings(folder: Path) -> EnvSettings:
         rollout=_rollout(data, text),
         scorer=_scorer(data, text),
         adapter=_adapter(data, text),
+        endpoints=_endpoints(data, text, folder),
     )
 
 
@@ -183,6 +188,24 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
                 text, "secrets", f"{name} cannot be a secret: it steers the env process"
             )
     return tuple(dict.fromkeys(names))
+
+
+def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, ...]:
+    """Return the models behind a URL that the file lists and that the folder's rubric.toml names as
+    judge, each once.
+
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for a list of another form, and if a command plays the tasks.
+    """
+    listed = data.get("endpoints", [])
+    if not isinstance(listed, list) or not all(is_reference(name) for name in listed):
+        raise _problem_at(
+            text, "endpoints", f'endpoints is a list of names: endpoints = ["{PREFIX}big"]'
+        )
+    if listed and "command" in data:
+        raise _problem_at(text, "endpoints", "a command can ask no model but the one that it plays")
+    judge = judge_reference(folder)
+    return tuple(dict.fromkeys([*listed, judge] if judge else listed))
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:

@@ -16,6 +16,7 @@ from typing import TypeVar
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.reply import Reply
+from engine.endpoints.judges import judge_in
 from engine.evidence.judges.agreement import (
     Figure,
     Judged,
@@ -178,11 +179,12 @@ def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
     of the command.
 
     Raises UserError BAD_ARGUMENT if a file cannot be read, if the judge has nothing to decide, or
-    if it gave no verdict on any answer.
+    if it gave no verdict on any answer; MODEL_NOT_FOUND or ENV_SECRETS if it is named and
+    config.toml lacks it or its key is not set.
     """
     answers = read_gold(gold)
     try:
-        parsed, judge = Rubric.from_file(rubric), Judge.from_file(rubric)
+        parsed, judge = Rubric.from_file(rubric), judge_in(home, rubric)
     except ValueError as problem:
         hint = "docs/judges.md shows a rubric.toml."
         raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import read_object
+from engine.endpoints.judges import judge_in
 from engine.evidence.judges.calibration import find_calibration
 from engine.home.run_dir import Home
-from envs.judge import Judge, Rubric
-from envs.rubric import FILE, read_rubric_file
+from envs.rubric import FILE, Rubric, read_rubric_file
 
 _CALIBRATE = "honesmith judge calibrate RUBRIC GOLD"
 
@@ -29,8 +30,8 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
         tables = read_rubric_file(rubric_file)
         if "judge" not in tables or (measure == "success" and _code_decides(tables)):
             return ""
-        rubric, judge = Rubric.from_file(rubric_file), Judge.from_file(rubric_file)
-    except ValueError as problem:
+        rubric, judge = Rubric.from_file(rubric_file), judge_in(home, rubric_file, asked=False)
+    except (ValueError, UserError) as problem:
         return f"The judge cannot be told: {problem}"
     if not rubric.for_judge:
         return ""

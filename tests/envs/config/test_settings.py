@@ -31,6 +31,17 @@ def test_params_secrets_and_limits_are_read(tmp_path: Path):
     assert settings.limits == Limits(call_seconds=2.5, network=True, processes=8)
 
 
+def test_the_models_that_may_be_asked_are_those_listed_and_the_judge_of_the_rubric(tmp_path: Path):
+    assert read_settings(tmp_path).endpoints == ()
+    (tmp_path / "rubric.toml").write_text('judge = "openai:big"\n')
+    assert read_settings(tmp_path).endpoints == ("openai:big",)
+    written(tmp_path, 'endpoints = ["openai:small", "openai:big"]\n')
+    assert read_settings(tmp_path).endpoints == ("openai:small", "openai:big")
+    (tmp_path / "rubric.toml").write_text('[judge]\nurl = "http://127.0.0.1:8/v1"\nmodel = "m"\n')
+    written(tmp_path, "")
+    assert read_settings(tmp_path).endpoints == ()
+
+
 def test_the_share_of_dev_rows_is_read(tmp_path: Path):
     assert read_settings(written(tmp_path, "[split]\ndev = 0.125\n")).dev_share == 0.125
     assert read_settings(written(tmp_path, "[params]\nrows = 3\n")).dev_share == 0
@@ -49,6 +60,9 @@ def test_the_share_of_dev_rows_is_read(tmp_path: Path):
         ('secrets = "KEY"\n', 1, "a list of names"),
         ('secrets = ["key value"]\n', 1, "no name of a secret"),
         ('secrets = ["PYTHONPATH"]\n', 1, "steers the env process"),
+        ('endpoints = "openai:big"\n', 1, "a list of names"),
+        ('endpoints = ["http://127.0.0.1:8000/v1"]\n', 1, "a list of names"),
+        ('command = ["sh"]\nendpoints = ["openai:big"]\n', 2, "a command can ask no model"),
         ("params = 3\n", 1, "params is a table"),
         ("split = 3\n", 1, "split is a table"),
         ("[split]\nden = 0.1\n", 2, "did you mean dev?"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.evidence.judges.agreement import Judged, kappa, length_lean, with_interval
-from engine.evidence.judges.calibration import calibrate, find_calibration
+from engine.evidence.judges.calibration import calibrate, calibrate_files, find_calibration
 from engine.evidence.judges.gold import GoldAnswer, read_gold
 from engine.evidence.judges.trust import judge_refusal
 from engine.home.run_dir import Home
@@ -47,11 +47,13 @@ class FakeJudge:
 
     def __init__(self, grade: Grade = fair, first: float = 0.0) -> None:
         self.grade, self.first = grade, first
+        self.keys: list[str] = []
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.keys.append(self.headers.get("Authorization", ""))
                 data = json.dumps(outer.reply(asked["messages"][-1]["content"])).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
@@ -173,6 +175,38 @@ def test_the_command_says_whether_the_judge_may_decide(tmp_path: Path, judge: Fa
     judge.grade = likes_length
     (tmp_path / "home" / "judges").rename(tmp_path / "earlier")
     assert CliRunner().invoke(app, call).exit_code == 1
+
+
+def test_a_judge_by_name_is_calibrated_with_its_key_and_told_apart_by_its_address(
+    tmp_path: Path, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
+):
+    home = Home.locate(tmp_path / "home")
+    env_dir = tmp_path / "version"
+    (env_dir / "source").mkdir(parents=True)
+    rubric = rubric_file(env_dir / "source", judge)
+    table = rubric.read_text().partition("[[")
+    rubric.write_text('judge = "openai:big"\n[[' + table[2])
+    rows = tmp_path / "gold.jsonl"
+    rows.write_text("\n".join(json.dumps(vars(answer)) for answer in gold()))
+    with pytest.raises(UserError, match=r"has no .endpoints.big") as caught:
+        calibrate_files(home, rubric, rows)
+    assert caught.value.code == "MODEL_NOT_FOUND"
+    assert "has no [endpoints.big]" in judge_refusal(home, env_dir, "reward")
+    home.config_file.write_text(
+        f'[endpoints.big]\nurl = "{judge.url}"\nmodel = "fake"\nkey_env = "BIG_KEY"\n'
+    )
+    with pytest.raises(UserError, match="BIG_KEY is not set"):
+        calibrate_files(home, rubric, rows)
+    monkeypatch.setenv("BIG_KEY", "sk-big-key-1")
+    assert calibrate_files(home, rubric, rows)["trusted"]
+    assert set(judge.keys) == {"Bearer sk-big-key-1"}
+    monkeypatch.delenv("BIG_KEY")
+    assert judge_refusal(home, env_dir, "reward") == "", "reading a verdict needs no key"
+    rubric_file(env_dir / "source", judge)
+    assert judge_refusal(home, env_dir, "reward") == "", "the same model by its address"
+    home.config_file.write_text(f'[endpoints.big]\nurl = "{judge.url}"\nmodel = "new"\n')
+    rubric.write_text('judge = "openai:big"\n[[' + table[2])
+    assert "was never held against people" in judge_refusal(home, env_dir, "reward")
 
 
 @pytest.mark.parametrize(
