@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.core.hints import Call
 from engine.evidence.bases.bases import base_warnings
-from engine.evidence.judges.trust import judge_refusal
+from engine.evidence.judges.trust import judge_refusal, judge_sentences
 from engine.evidence.robustness.probe_calls import probe_calls
 from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
@@ -292,7 +292,8 @@ def _unless_refused(
         return verdict
     refusal = redact.text(judge_refusal(run_dir.home, Path(config.env_dir), str(measure)))
     if not refusal:
-        return verdict
+        told = judge_sentences(run_dir, Path(config.env_dir), str(measure))
+        return replace(verdict, warnings=[*verdict.warnings, *map(redact.text, told)])
     return replace(
         verdict,
         comparison=without_evidence(measure, refusal),

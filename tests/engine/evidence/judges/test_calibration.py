@@ -17,6 +17,9 @@ from engine.evidence.judges.agreement import Judged, kappa, length_lean, with_in
 from engine.evidence.judges.calibration import calibrate, calibrate_files, find_calibration
 from engine.evidence.judges.gold import GoldAnswer, read_gold
 from engine.evidence.judges.trust import judge_refusal
+from engine.evidence.report.dossier import gather
+from engine.evidence.report.html_report import html_of
+from engine.evidence.report.markdown import markdown_of
 from engine.home.run_dir import Home
 from envs.judge import Judge, Rubric
 from mcp_server.cli.main import app
@@ -48,6 +51,7 @@ class FakeJudge:
     def __init__(self, grade: Grade = fair, first: float = 0.0) -> None:
         self.grade, self.first = grade, first
         self.keys: list[str] = []
+        self.lenient = ""  # a pattern of questions to which it takes every answer for right
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -70,6 +74,8 @@ class FakeJudge:
     def reply(self, question: str) -> dict:
         answers = re.findall(r"<ANSWER[^>]*>\n(.*?)\n</ANSWER", question, re.DOTALL)
         values = [self.grade(answer) for answer in answers]
+        if self.lenient and re.search(self.lenient, question):
+            values = [1.0 for _ in answers]
         if len(answers) == 1:
             grades = {"right": values[0]}
         else:
@@ -144,7 +150,10 @@ def test_a_judge_that_prefers_a_place_or_itself_is_told(tmp_path: Path, judge: F
     home, asked, rubric = held(tmp_path, judge)
     position = calibrate(home, asked, rubric, gold()).position
     assert position is not None and position.low == position.value == 0.3
-    sentence = calibrate(home, asked, rubric, gold()).sentences[-2]
+    again = calibrate(home, asked, rubric, gold())
+    *_, sentence, before, drift = again.sentences
+    assert before == "Kappa was 1.00 the time before."
+    assert drift.startswith("No clear drift of the judge: on the same gold labels its agreement")
     assert sentence.startswith("What stands first of two: +0.") and sentence.endswith("a bias.")
 
 
@@ -163,6 +172,39 @@ def test_a_verdict_on_a_judge_that_nobody_held_against_people_is_refused(
     assert "The judge fake was never held against people" in refused["summary"]
     calibrate(learned_run.run.home, Judge.from_file(path), Rubric.from_file(path), gold())
     assert run_verdict(learned_run.run)["verdict"] == "better"
+
+
+def test_a_judge_that_drifts_after_a_run_is_named_in_the_verdict_and_the_report(
+    learned_run, tmp_path: Path, judge: FakeJudge
+):
+    run = learned_run.run
+    config = json.loads(run.config.read_text())
+    version = tmp_path / "version"
+    (version / "source").mkdir(parents=True)
+    path = rubric_file(version / "source", judge)
+    write_json(run.config, config | {"env_dir": str(version)})
+    asked, rubric = Judge.from_file(path), Rubric.from_file(path)
+    first = calibrate(run.home, asked, rubric, gold())
+    write_json(run.started_record, {"time": first.time + 1})
+    agreed = "it agreed with people on 1.00 (1.00 to 1.00) of 60 gold labels"
+    assert [agreed in text for text in run_verdict(run)["warnings"]].count(True) == 1
+    judge.lenient = r"Question [258]\?"  # six of 30 wrong answers: it still may decide
+    again = calibrate(run.home, Judge.from_file(path), rubric, gold()[::-1])
+    assert again.faults == [] and again.gold == first.gold, "the order of the labels is nothing"
+    assert again.earlier[0].change and again.earlier[0].change.high < 0
+    assert again.sentences[-1].startswith("The judge drifted: on the same gold labels")
+    verdict = run_verdict(run)
+    assert verdict["verdict"] == "better"
+    said = " ".join(verdict["warnings"])
+    assert agreed in said and "The judge drifted" in said and "score the stored answers" in said
+    dossier = gather(run.home, run.id)
+    for report in (html_of(dossier), markdown_of(dossier)):
+        assert "The judge drifted" in report and agreed in report
+    # Other labels say nothing of a change; that on the first ones stays known.
+    others = calibrate(run.home, Judge.from_file(path), rubric, gold(40))
+    assert "drift" not in " ".join(others.sentences)
+    assert [past.change is not None for past in others.earlier] == [True, False]
+    assert "The judge drifted" in " ".join(run_verdict(run)["warnings"])
 
 
 def test_the_command_says_whether_the_judge_may_decide(tmp_path: Path, judge: FakeJudge):
