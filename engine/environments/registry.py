@@ -226,6 +226,14 @@ def endpoints_of(record: EnvRecord) -> tuple[str, ...]:
         return ()
 
 
+def uses_network(record: EnvRecord) -> bool:
+    """Whether anything is asked over the network for a version, by its process or for a reward."""
+    try:
+        return read_settings(record.source).network
+    except EnvProblem:  # whoever starts the version reports it
+        return record.limits.network
+
+
 def check_judges(home: Home, env_id: str) -> None:
     """Raise UserError FORBIDDEN if an environment may ask a model behind a URL that only the owner
     may ask, MODEL_NOT_FOUND if there is no such model.

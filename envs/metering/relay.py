@@ -84,7 +84,7 @@ class _Answer:
         return _Answer(status, json.dumps({"error": {"message": message}}).encode())
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Follows no redirect: nothing is asked but the address that the owner wrote."""
 
     def redirect_request(
@@ -112,7 +112,7 @@ class Relay:
         self.ours, self.theirs = socket.socketpair()
         # Anybody on this machine may reach the port where namespaces do not work.
         self._token = secrets.token_urlsafe(24)
-        self._opener = urllib.request.build_opener(_NoRedirects)
+        self._opener = urllib.request.build_opener(NoRedirects)
         self._server: ThreadingHTTPServer | None = None
 
     @property

@@ -306,7 +306,7 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         # The line replaces the present one, so it repeats the secrets that are allowed already.
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
-    if settings.limits.network and not config.key_network:
+    if settings.network and not config.key_network:
         refusals.append("a network")
         config_lines.append("key_network = true")
     for ref in settings.endpoints:

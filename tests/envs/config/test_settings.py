@@ -91,9 +91,18 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
         read_settings(tmp_path)
 
 
+HTTP = 'command = ["sh"]\n[rollout]\nreward = "http"\n'
+
+
 def rollout_of(folder: Path, text: str):
     (folder / "environment.toml").write_text(text)
     return read_settings(folder).rollout
+
+
+def test_a_reward_server_is_a_network_that_the_program_does_not_have(tmp_path: Path):
+    settings = read_settings(written(tmp_path, HTTP + 'reward_url = "https://h/reward?run=1"\n'))
+    assert settings.rollout is not None and settings.rollout.reward_seconds == 30
+    assert settings.network and not settings.limits.network
 
 
 def test_a_command_has_defaults_and_what_the_table_says(tmp_path: Path):
@@ -117,6 +126,13 @@ def test_a_command_has_defaults_and_what_the_table_says(tmp_path: Path):
         ('[rollout]\nreward = "exit"', "there is none"),
         ('command = ["sh"]\n[rollout]\nrewards = "exit"', "did you mean reward"),
         ('command = ["sh"]\n[rollout]\nreward = "judge"', "one of exit, stdout, file"),
+        ('command = ["sh"]\n[rollout]\nreward = "http"', "asks reward_url"),
+        (HTTP + 'reward_url = "ftp://h/"', "asks reward_url"),
+        (HTTP + 'reward_url = "http://me:key@h/"', "without a user"),
+        (HTTP + 'reward_url = "http://h:x/"', "asks reward_url"),
+        (HTTP + 'reward_url = "http://h/"\n[limits]\nnetwork = true', "in the place of the reward"),
+        (HTTP + 'reward_url = "http://h/"\nreward_seconds = 0', "reward_seconds is a number from"),
+        ('command = ["sh"]\n[rollout]\nreward_url = "http://h/"', 'for reward = "http" alone'),
         ('command = ["sh"]\n[rollout]\nseconds = 0', "rollout.seconds is a number from 0.5"),
         ('command = ["sh"]\n[rollout]\nat_once = 2.5', "rollout.at_once is a whole number"),
         ('command = ["sh"]\n[rollout]\nreward_file = "r"', 'read with reward = "file" alone'),
