@@ -310,12 +310,12 @@ def missing_secrets(run: RunDir) -> list[str]:
         names = list(EnvVersion.read(Path(config.env_dir) / "env.json").secrets)
     except (OSError, DamagedRecord):
         names = []
-    if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
-        names += [config.teacher.key_env] if config.teacher.key_env else []
     missing = [name for name in names if not os.environ.get(name)]
     key_names = _keys_of_endpoints(run.home, Path(config.env_dir) / "source")
     if isinstance(config, EvaluateConfig):
         key_names |= {endpoint.key_env for endpoint in config.endpoints.values()}
+    if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
+        key_names.add(config.teacher.key_env)
     return missing + sorted(name for name in key_names - {""} if not key_of(run.home.root, name))
 
 
