@@ -285,8 +285,7 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 def _unless_refused(
     verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
 ) -> Verdict:
-    """The verdict, unless it would rest on a judge that may not decide: then "unknown", with the
-    reason."""
+    """The verdict; "unknown" with the reason if it would rest on a judge that may not decide."""
     measure = verdict.comparison.measure
     if config is None or not config.env_dir or verdict.comparison.outcome.verdict == "unknown":
         return verdict
