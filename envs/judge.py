@@ -16,11 +16,15 @@ Both may stand in a file beside environment.py (envs/rubric.py shows one):
     FILE = Path(__file__).with_name("rubric.toml")
     rubric, judge = Rubric.from_file(FILE, checks={"short": is_short}), Judge.from_file(FILE)
 
+A judge of `[endpoints.big]` in the home's config.toml is `Judge("openai:big")`, or in the file
+`judge = "openai:big"`: its address, key and prices stay outside the env process, which needs no
+network for it. environment.toml lists the name (`endpoints`) where no rubric.toml beside it does.
+
 A verdict rests on a judge only once that was calibrated: `honesmith judge calibrate`.
 
-An environment that asks a judge needs `network = true` in the [limits] of environment.toml. Calls,
-retries, tokens and money of a judge are metrics of the run, which `max_judge_calls` and
-`max_judge_cost` cap.
+An environment that asks a judge by its URL needs `network = true` in the [limits] of
+environment.toml. Calls, retries, tokens and money of a judge are metrics of the run, which
+`max_judge_calls` and `max_judge_cost` cap.
 """
 
 import hashlib
@@ -36,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import Task
+from envs.config.endpoints import NAMES, PLACE, SPENT, is_reference
 from envs.metering.judge_calls import METER, JudgeUse
 from envs.rubric import Criterion, JudgeError, Rubric, read_rubric_file
 
@@ -60,7 +65,8 @@ class Judge:
     """A model that grades answers, at any URL that speaks the OpenAI chat API.
 
     Args:
-        url: the base URL, including /v1.
+        url: the base URL, including /v1; or the name of an endpoint of the home's config.toml, such
+            as "openai:big", which then has everything else.
         model: the model's name at that URL.
         key: the API key, sent as bearer token; None for none.
         timeout_s: seconds for one request.
@@ -73,11 +79,12 @@ class Judge:
         calls: how many requests were answered.
         tokens: how many tokens these requests took, as the server counts them.
 
-    Raises ValueError for a url without http:// or https://.
+    Raises ValueError for a url without http:// or https://, and for the name of an endpoint that
+    this process may not ask.
     """
 
     url: str
-    model: str
+    model: str = ""
     key: str | None = None
     timeout_s: float = 30.0
     retries: int = 2
@@ -88,23 +95,55 @@ class Judge:
     tokens: int = 0
     # Hash of a question -> its verdict.
     _verdicts: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Of an endpoint asked by name: the hash of its real address, and the name.
+    _identity: str = ""
+    _name: str = ""
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless the url begins with http:// or https://."""
+        """Fill in what the home says of an endpoint asked by name. Raises ValueError as the class
+        says."""
+        if is_reference(self.url):
+            self._take_endpoint(self.url)
+        elif not self.model:
+            raise ValueError(f"the judge at {self.url} needs a model")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
+
+    def _take_endpoint(self, reference: str) -> None:
+        """Become the judge that the env process reaches by the name `reference`.
+
+        Raises ValueError if this is no env process, or if it may not ask that endpoint.
+        """
+        known = json.loads(os.environ.get(NAMES, "{}"))
+        name = reference.partition(":")[2]
+        if name not in known:
+            raise ValueError(
+                f"the judge {reference} cannot be asked here: an env process asks it, of an "
+                f'environment whose environment.toml says endpoints = ["{reference}"] or whose '
+                f'rubric.toml says judge = "{reference}"'
+            )
+        endpoint = known[name]
+        self.url = f"{os.environ[PLACE]}/{name}/v1"
+        self.model, self.key = endpoint["model"], endpoint["token"]
+        self.timeout_s = endpoint["timeout_s"] + 5.0  # the relay gives up first
+        self._identity, self._name = endpoint["identity"], reference
 
     @staticmethod
     def from_file(path: str | Path, *, cache: Path | None = None) -> "Judge":
         """Return the judge that the table [judge] of a rubric file describes.
 
-        Its API key is read from the environment variable that `key` names, if the table has a
-        `key`. Raises ValueError, naming the file, if there is no such table, or if the table has an
-        unknown name or a value of the wrong type.
+        `judge = "openai:NAME"` in place of the table names an endpoint. The API key of a table is
+        read from the environment variable that its `key` names, if it has one. Raises ValueError,
+        naming the file, if there is neither, or if the table has an unknown name or a value of the
+        wrong type.
         """
         table = read_rubric_file(path).get("judge")
+        if is_reference(table):
+            return Judge(str(table), cache=cache)
         if not isinstance(table, dict) or not {"url", "model"} <= table.keys():
-            raise ValueError(f"{path} has no table [judge] with url and model")
+            raise ValueError(
+                f'{path} has no table [judge] with url and model, nor judge = "openai:NAME"'
+            )
         for name, value in table.items():
             kind = _JUDGE_TYPES.get(name)
             if kind is None:
@@ -120,7 +159,12 @@ class Judge:
     def judge_hash(self) -> str:
         """A hash of the judge's url and model. A calibration is valid only for the judge with the
         same hash."""
-        return hashlib.sha256(json.dumps([self.url, self.model]).encode()).hexdigest()[:16]
+        return self._identity or judge_hash(self.url, self.model)
+
+    @property
+    def _place(self) -> str:
+        """The name of the endpoint, or else the url, for messages."""
+        return self._name or self.url
 
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
         """Ask the model to grade an answer; returns criterion id -> a value from 0 to 1.
@@ -178,7 +222,8 @@ class Judge:
 
         `messages` is the question; `read` parses the model's reply into name -> value.
         """
-        question = json.dumps([self.url, self.model, messages], sort_keys=True)
+        asked = self._identity or self.url  # the port of a named one is another in every process
+        question = json.dumps([asked, self.model, messages], sort_keys=True)
         question_hash = hashlib.sha256(question.encode()).hexdigest()
         verdict = self._verdicts.get(question_hash) or self._from_disk(question_hash)
         if verdict is None:
@@ -204,12 +249,14 @@ class Judge:
             try:
                 return self._reply_to(request)
             except urllib.error.HTTPError as error:
+                if self._name and error.code == SPENT:
+                    raise JudgeError("the run allows no more calls") from error
                 if error.code not in RETRY_STATUS or attempt == self.retries:
-                    raise JudgeError(f"{self.url} answered {error.code}") from error
+                    raise JudgeError(f"{self._place} answered {error.code}") from error
             # OSError: no connection; ValueError: no JSON; the others: JSON, but no chat reply.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 if attempt == self.retries:
-                    raise JudgeError(f"{self.url} gave no answer: {error}") from error
+                    raise JudgeError(f"{self._place} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
         raise JudgeError("not asked")  # reached only if `retries` is negative
 
@@ -244,6 +291,8 @@ class Judge:
         tokens = int(usage.get("total_tokens") or prompt + completion)
         self.calls += 1
         self.tokens += tokens
+        if self._name:
+            return  # it is counted where the call leaves the box, by the prices of the home
         cost = (prompt * self.prompt_price + completion * self.completion_price) / 1e6
         METER.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
 
@@ -268,6 +317,11 @@ class Judge:
             unfinished = self.cache / f".{question_hash}.aside"
             unfinished.write_text(json.dumps(verdict))
             unfinished.replace(self.cache / f"{question_hash}.json")
+
+
+def judge_hash(url: str, model: str) -> str:
+    """Return the hash by which judges are told apart (`Judge.judge_hash`)."""
+    return hashlib.sha256(json.dumps([url, model]).encode()).hexdigest()[:16]
 
 
 _NO_ORDERS = (

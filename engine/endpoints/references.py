@@ -14,11 +14,14 @@ def is_endpoint(ref: str) -> bool:
     return ref.strip().startswith(PREFIX)
 
 
-def find_endpoint(home: Home, ref: str, field: str = "models") -> Endpoint:
+def find_endpoint(
+    home: Home, ref: str, field: str = "models", *, with_key: bool = True
+) -> Endpoint:
     """Find the endpoint that `ref`, such as "openai:big", names.
 
     Args:
         field: the argument of the request that names it, for error messages.
+        with_key: whether its key must be set.
 
     Raises UserError MODEL_NOT_FOUND if config.toml has no such table, ENV_SECRETS if the endpoint's
     key is not set, SETTING_* if config.toml is damaged.
@@ -35,21 +38,22 @@ def find_endpoint(home: Home, ref: str, field: str = "models") -> Endpoint:
             "price_out.",
             field=field,
         )
-    require_key(home, endpoint.key_env, f"{PREFIX}{name}", field)
+    if with_key:
+        require_key(home, endpoint.key_env, f"{PREFIX}{name}", field)
     return endpoint
 
 
-def check_shared(home: Home, ref: str) -> None:
+def check_shared(home: Home, ref: str, field: str = "models") -> None:
     """Raise UserError FORBIDDEN if `ref` names an endpoint that only the owner may ask, since it
     may cost the owner's money, and MODEL_NOT_FOUND if there is no such endpoint. A `ref` that names
-    no endpoint is not checked."""
-    if is_endpoint(ref) and not find_endpoint(home, ref).shared:
+    no endpoint is not checked. `field` is the argument that names it."""
+    if is_endpoint(ref) and not find_endpoint(home, ref, field).shared:
         name = ref.strip().removeprefix(PREFIX)
         raise UserError(
             "FORBIDDEN",
             f"{ref.strip()} may be asked by the owner of this home alone",
             hint=f"Ask the owner to set shared = true in [endpoints.{name}] of config.toml.",
-            field="models",
+            field=field,
         )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.core.files import sync_folder
+from engine.endpoints import judges
 from engine.environments import registry, snapshot
 from engine.home import recovery
 from engine.home.run_dir import Home
@@ -94,6 +95,7 @@ class Draft:
             limits=push_time_limits,
             secrets=self.secrets,
             sandbox=registry.sandbox_of(self.home),
+            upstreams=judges.upstreams(self.home, self.settings.endpoints),
         )
 
     def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:

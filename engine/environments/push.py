@@ -499,7 +499,7 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         problems=[ShownProblem(problem) for problem in problems],
         isolation=record.isolation.partition(":")[0],  # only the level; `doctor` explains it
         secrets=list(record.secrets),
-        network=record.limits.network,
+        network=registry.uses_network(record),
         summary=_summary(record),
         next=[_next_call(record)],
         warnings=[redact.text(warning) for warning in _reply_warnings(record)],

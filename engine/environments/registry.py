@@ -17,6 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
+from engine.endpoints import judges, references
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
 from engine.home.owner_marks import refuse_if_sealed
 from engine.home.rows import EnvRow, taken_as
@@ -25,7 +26,8 @@ from engine.home.store import Store
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
 from engine.records.record import DamagedRecord
-from envs.config.settings import Limits
+from envs.config.problem import EnvProblem
+from envs.config.settings import Limits, read_settings
 from envs.host.process import EnvProcess
 from envs.isolation.sandbox import Sandbox
 from envs.json_types import TaskRow, ToolSchema
@@ -200,17 +202,50 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
     """Return the env process of a version, which starts with the first call of it.
 
     The process is isolated as the home's config.toml says, and writes its output to the file `log`,
-    if one is given. Raises UserError ENV_SECRETS if a secret that the version names is not set for
-    this server, or ENV_DEPS if the version's interpreter is gone.
+    if one is given. Raises UserError ENV_SECRETS if a secret that the version names, or the key of
+    an endpoint that it may ask, is not set for this server, MODEL_NOT_FOUND if config.toml lacks
+    that endpoint, ENV_DEPS if the version's interpreter is gone.
     """
+    home = Home(record.dir.parents[2])  # `dir` is HOME/envs/name/hash
     return EnvProcess(
         record.source,
         python=env_python(record),
         limits=record.limits,
         secrets=secrets_of(record.secrets),
         log=log,
-        sandbox=sandbox_of(Home(record.dir.parents[2])),  # `dir` is HOME/envs/name/hash
+        sandbox=sandbox_of(home),
+        upstreams=judges.upstreams(home, endpoints_of(record)),
     )
+
+
+def endpoints_of(record: EnvRecord) -> tuple[str, ...]:
+    """Return the models behind a URL that a version may ask, such as "openai:big"."""
+    try:
+        return read_settings(record.source).endpoints
+    except EnvProblem:  # whoever starts the version reports it
+        return ()
+
+
+def uses_network(record: EnvRecord) -> bool:
+    """Whether anything is asked over the network for a version, by its process or for a reward."""
+    try:
+        return read_settings(record.source).network
+    except EnvProblem:  # whoever starts the version reports it
+        return record.limits.network
+
+
+def check_judges(home: Home, env_id: str) -> None:
+    """Raise UserError FORBIDDEN if an environment may ask a model behind a URL that only the owner
+    may ask, MODEL_NOT_FOUND if there is no such model.
+
+    A version that cannot be found is not checked: whoever uses it reports that.
+    """
+    try:
+        record = find_env(home, env_id, sealed=True)
+    except UserError:
+        return
+    for ref in endpoints_of(record):
+        references.check_shared(home, ref, "env_id")
 
 
 def sandbox_of(home: Home) -> Sandbox:

@@ -27,9 +27,11 @@ from engine.core.files import is_locked, take_lock
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.home.user_config import key_of
+from engine.home.user_config import PREFIX, key_of
 from engine.pace.progress import write_status
 from engine.processes import deployments, device_shares, outcome, programs, waiting
+from envs.config.problem import EnvProblem
+from envs.config.settings import read_settings
 
 if TYPE_CHECKING:
     from engine.core.hardware import Device, Hardware
@@ -308,13 +310,26 @@ def missing_secrets(run: RunDir) -> list[str]:
         names = list(EnvVersion.read(Path(config.env_dir) / "env.json").secrets)
     except (OSError, DamagedRecord):
         names = []
-    if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
-        names += [config.teacher.key_env] if config.teacher.key_env else []
     missing = [name for name in names if not os.environ.get(name)]
+    key_names = _keys_of_endpoints(run.home, Path(config.env_dir) / "source")
     if isinstance(config, EvaluateConfig):
-        key_names = {endpoint.key_env for endpoint in config.endpoints.values()} - {""}
-        missing += sorted(name for name in key_names if not key_of(run.home.root, name))
-    return missing
+        key_names |= {endpoint.key_env for endpoint in config.endpoints.values()}
+    if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
+        key_names.add(config.teacher.key_env)
+    return missing + sorted(name for name in key_names - {""} if not key_of(run.home.root, name))
+
+
+def _keys_of_endpoints(home: Home, source: Path) -> set[str]:
+    """Return the names of the keys of the endpoints that an environment may ask.
+
+    `source` is the environment's folder. Endpoints that config.toml lacks are left out.
+    """
+    try:
+        names = [ref.removeprefix(PREFIX) for ref in read_settings(source).endpoints]
+        known = home.user_config().endpoints if names else {}
+    except (EnvProblem, UserError):  # the trainer reports it
+        return set()
+    return {known[name].key_env for name in names if name in known}
 
 
 def reap(home: Home) -> list[str]:

@@ -477,8 +477,8 @@ class DistillSettings(RolloutSettings):
     """Settings of on-policy distillation: the policy samples, a teacher rates every token."""
 
     teacher: TeacherName = _setting(
-        "The model to become like, with the same tokenizer: whatever `model` takes, or the URL of "
-        "an OpenAI-compatible server with log-probabilities of prompts.",
+        "The model to become like, with the same tokenizer: whatever `model` takes, or the URL (or "
+        "`openai:NAME`) of an OpenAI-compatible server with log-probabilities of prompts.",
         "none: it must be given",
     )
     teacher_model: TeacherText = _setting("Of a URL: the name of the model there.", "none")

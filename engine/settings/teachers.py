@@ -1,5 +1,7 @@
 """The teacher of a distillation: the model or the endpoint that its settings name.
 
+A model behind a URL is named by the URL, or by its name in config.toml (`openai:NAME`).
+
 The teacher must read the student's token ids as the student does. For a local model this is checked
 here, by the files of the tokenizers. For a model behind a URL the trainer checks it.
 """
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from engine.core.errors import UserError
+from engine.endpoints.references import find_endpoint, is_endpoint
 from engine.home.run_dir import Home
 from engine.models import catalog, tokens
 from engine.models.catalog import ModelRef
@@ -43,7 +46,8 @@ def check_given(given: GivenSettings) -> None:
 
     Raises UserError SETTING_INVALID if there is no teacher, if its URL has no host or may hold a
     key, or if `teacher_model` is missing beside a URL. Raises SETTING_NOT_APPLICABLE if
-    `teacher_model` or `teacher_key_env` is given although the teacher is not a URL.
+    `teacher_model` or `teacher_key_env` is given although the teacher is not a URL: of an endpoint
+    by its name (`openai:NAME`), config.toml says both.
     """
     teacher = given.get("teacher")
     if not teacher:
@@ -55,9 +59,10 @@ def check_given(given: GivenSettings) -> None:
     if not is_url(teacher):
         for name in ("teacher_model", "teacher_key_env"):
             if given.get(name):
+                what = "has it in config.toml" if is_endpoint(teacher) else "is a model here"
                 raise UserError(
                     "SETTING_NOT_APPLICABLE",
-                    f"{name} is for a teacher behind a URL; teacher = {teacher!r} is a model here",
+                    f"{name} is for a teacher behind a URL; teacher = {teacher!r} {what}",
                     hint=f"Leave {name} out, or give the URL as teacher.",
                     field=f"settings.{name}",
                 )
@@ -99,6 +104,25 @@ def _endpoint_teacher(settings: DistillSettings) -> EndpointTeacher:
     return entry
 
 
+def _named_teacher(home: Home, ref: str) -> EndpointTeacher:
+    """Describe the teacher that config.toml names, such as "openai:big".
+
+    Raises UserError MODEL_NOT_FOUND if there is no such endpoint, ENV_SECRETS if its key is not
+    set, SETTING_INVALID if it has a price: what a distillation asks of it is not counted.
+    """
+    endpoint = find_endpoint(home, ref, "settings.teacher")
+    if endpoint.price_in or endpoint.price_out:
+        raise _invalid(
+            "teacher",
+            f"teacher = {ref!r} has a price in config.toml, and what a distillation asks of its "
+            "teacher is neither counted nor capped",
+            "Learn from its answers, whose cost is capped: evaluate on split train with max_cost, "
+            "curate, then algorithm sft. For a server of your own leave price_in and price_out "
+            "out.",
+        )
+    return EndpointTeacher(url=endpoint.url, model=endpoint.model, key_env=endpoint.key_env)
+
+
 def resolve_teacher(
     home: Home, settings: TrainSettings, student: ModelRef
 ) -> ResolvedTeacher | None:
@@ -114,6 +138,8 @@ def resolve_teacher(
         return None
     if is_url(settings.teacher):
         return ResolvedTeacher(_endpoint_teacher(settings))
+    if is_endpoint(settings.teacher):
+        return ResolvedTeacher(_named_teacher(home, settings.teacher))
     teacher = _local_model(home, settings.teacher)
     if (teacher.base_path, teacher.adapter) == (student.base_path, student.adapter):
         raise _invalid(

@@ -213,8 +213,9 @@ class EndpointTeacher:
             "config",
             f"The teacher {self.endpoint} refused to rate a completion.",
             evidence=problem,
-            hint="Check teacher, teacher_model and teacher_key_env; the server must take a prompt "
-            "of token ids with echo and logprobs under /v1/completions, as vLLM does.",
+            hint="Check teacher, teacher_model and teacher_key_env, or [endpoints] in config.toml; "
+            "the server must take a prompt of token ids with echo and logprobs under "
+            "/v1/completions, as vLLM does.",
         )
 
 

@@ -5,7 +5,6 @@ message. `NetworkTeacher` is a model in this process; if it is an adapter on the
 only that adapter is loaded.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 import torch
 
 from engine.home.hashes import weight_hashes
+from engine.home.user_config import key_of
 from engine.records.run_config import DistillConfig
 from engine.records.run_config import EndpointTeacher as EndpointEntry
 from engine.worker.components import Components, loading_of
@@ -143,7 +143,7 @@ def _reach_endpoint(
 ) -> EndpointTeacher:
     """Connect to the teacher behind `entry`, and check that it answers and has the student's
     tokens. Raises WorkerFailure if not."""
-    key = os.environ.get(entry.key_env, "") if entry.key_env else ""
+    key = key_of(job.run.home.root, entry.key_env)
     teacher = EndpointTeacher(Endpoint(entry.url, entry.model, key), job.check_stop)
     renderer = components.renderer
     try:

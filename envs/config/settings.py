@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from envs.config.adapters import KINDS, Adapter
+from envs.config.endpoints import PREFIX, is_reference, judge_reference
 from envs.config.problem import EnvProblem
 
 FILE = "environment.toml"
@@ -43,7 +45,7 @@ class Limits:
     network: bool = False
 
 
-REWARDS = ("exit", "stdout", "file")
+REWARDS = ("exit", "stdout", "file", "http")
 SCORERS = ("exact", "number", "json", "contains")  # implemented in envs/scored_rows.py
 
 
@@ -54,8 +56,10 @@ class Rollout:
     Args:
         command: the program and its arguments, run in a private copy of the environment's folder.
         reward: where the reward is read from: `exit` (the exit status: 0 succeeded, 1 failed),
-            `stdout` (the last line, as JSON) or `file`.
+            `stdout` (the last line, as JSON), `file`, or `http` (a server is asked).
         reward_file: if `reward` is `file`, the path of that file in the private copy.
+        reward_url: if `reward` is `http`, the address to which the rollout is posted.
+        reward_seconds: time limit for the reply of that server.
         seconds: time limit for one rollout.
         at_once: the most rollouts that run at the same time.
     """
@@ -63,11 +67,18 @@ class Rollout:
     command: tuple[str, ...]
     reward: str = "exit"
     reward_file: str = "reward.json"
+    reward_url: str = ""
+    reward_seconds: float = 30.0
     seconds: float = 60.0
     at_once: int = 8
 
 
-_ROLLOUT_BOUNDS = {"seconds": (0.5, 3600.0), "at_once": (1, 64)}
+_TABLES = tuple("params secrets endpoints limits split command rollout scorer adapter".split())
+_ROLLOUT_BOUNDS = {
+    "seconds": (0.5, 3600.0),
+    "at_once": (1, 64),
+    "reward_seconds": (0.1, 600.0),
+}
 BOUNDS: dict[str, tuple[float, float]] = {
     "start_seconds": (0.1, 3600),
     "call_seconds": (0.1, 3600),
@@ -85,6 +96,8 @@ class EnvSettings:
     Attributes:
         params: the parameters of the environment.
         secrets: the names of the secrets it receives as environment variables.
+        endpoints: the models behind a URL that it may ask, such as "openai:big": those that the
+            file lists, and the judge of its rubric.toml.
         limits: the resources it may use.
         dev_share: the share of the training rows that a push moves to the split dev, if no row
             names that split.
@@ -105,6 +118,13 @@ class EnvSettings:
     rollout: Rollout | None = None
     scorer: str = ""
     adapter: Adapter | None = None
+    endpoints: tuple[str, ...] = ()
+
+    @property
+    def network(self) -> bool:
+        """Whether anything is asked over the network for it: by its process, or for its reward."""
+        asks_reward = self.rollout is not None and self.rollout.reward == "http"
+        return self.limits.network or asks_reward
 
 
 def read_settings(folder: Path) -> EnvSettings:
@@ -118,14 +138,13 @@ def read_settings(folder: Path) -> EnvSettings:
     try:
         text = path.read_bytes().decode("utf-8-sig")  # -sig: some editors write a byte order mark
     except FileNotFoundError:
-        return EnvSettings()
+        return EnvSettings(endpoints=_endpoints({}, "", folder))
     except (OSError, UnicodeDecodeError) as error:  # no access, or not UTF-8
         raise EnvProblem(
             "ENV_INVALID", f"{FILE} cannot be read as UTF-8: {error}", file=FILE
         ) from error
     data = _parse_toml(text)
-    tables = ("params", "secrets", "limits", "split", "command", "rollout", "scorer", "adapter")
-    _refuse_unknown(data, tables, text, kind="table")
+    _refuse_unknown(data, _TABLES, text, kind="table")
     params = data.get("params", {})
     if not isinstance(params, dict):
         raise _problem_at(text, "params", "params is a table: [params]")
@@ -139,6 +158,7 @@ def read_settings(folder: Path) -> EnvSettings:
         rollout=_rollout(data, text),
         scorer=_scorer(data, text),
         adapter=_adapter(data, text),
+        endpoints=_endpoints(data, text, folder),
     )
 
 
@@ -183,6 +203,24 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
                 text, "secrets", f"{name} cannot be a secret: it steers the env process"
             )
     return tuple(dict.fromkeys(names))
+
+
+def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, ...]:
+    """Return the models behind a URL that the file lists and that the folder's rubric.toml names as
+    judge, each once.
+
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for a list of another form, and if a command plays the tasks.
+    """
+    listed = data.get("endpoints", [])
+    if not isinstance(listed, list) or not all(is_reference(name) for name in listed):
+        raise _problem_at(
+            text, "endpoints", f'endpoints is a list of names: endpoints = ["{PREFIX}big"]'
+        )
+    if listed and "command" in data:
+        raise _problem_at(text, "endpoints", "a command can ask no model but the one that it plays")
+    judge = judge_reference(folder)
+    return tuple(dict.fromkeys([*listed, judge] if judge else listed))
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
@@ -261,13 +299,14 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         raise _problem_at(
             text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
         )
-    names = ("reward", "reward_file", "seconds", "at_once")
+    names = tuple(each.name for each in fields(Rollout) if each.name != "command")
     _refuse_unknown(table, names, text, kind="rollout setting")
     _check_rollout_numbers(table, text)
     if table.get("reward", "exit") not in REWARDS:
         message = f"rollout.reward is one of {', '.join(REWARDS)}, got {table['reward']!r}"
         raise _problem_at(text, "reward", message)
     _check_reward_file(table, text)
+    _check_reward_url(data, table, text)
     return Rollout(tuple(command), **table)
 
 
@@ -282,7 +321,7 @@ def _adapter_rollout(
     """
     adapter = _adapter(data, text)
     if adapter is not None and adapter.of.program:
-        _refuse_unknown(table, tuple(_ROLLOUT_BOUNDS), text, kind="rollout setting")
+        _refuse_unknown(table, ("seconds", "at_once"), text, kind="rollout setting")
         _check_rollout_numbers(table, text)
         return Rollout(adapter.command, reward="stdout", **table)
     if "rollout" in data:
@@ -346,6 +385,45 @@ def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
     if table.get("reward") != "file":
         message = 'rollout.reward_file is read with reward = "file" alone'
         raise _problem_at(text, "reward_file", message)
+
+
+def _check_reward_url(data: Mapping[str, Any], table: Mapping[str, Any], text: str) -> None:
+    """Raise EnvProblem ENV_INVALID if [rollout] has the reward `http` and no address for it, or
+    settings of that address and another reward; and if the program would have a network too: it
+    could then answer in the server's place, for another rollout.
+
+    `data` is the parsed file, `text` its text, to find the line of an error.
+    """
+    if table.get("reward") != "http":
+        for name in ("reward_url", "reward_seconds"):
+            if name in table:
+                raise _problem_at(text, name, f'rollout.{name} is for reward = "http" alone')
+        return
+    url = table.get("reward_url")
+    if not _is_address(url):
+        message = (
+            'reward = "http" asks reward_url, an http:// or https:// address without a user: '
+            f'reward_url = "http://127.0.0.1:9000/reward"; got {url!r}'
+        )
+        raise _problem_at(text, "reward_url" if "reward_url" in table else "reward", message)
+    limits = data.get("limits")
+    if isinstance(limits, dict) and limits.get("network") is True:
+        message = (
+            'reward = "http" and network = true: a program with a network could answer in the '
+            "place of the reward server; leave network out (the server is asked without it)"
+        )
+        raise _problem_at(text, "network", message)
+
+
+def _is_address(url: object) -> bool:
+    """Whether a value is an http(s) address with a host, without a user or a fragment."""
+    if not isinstance(url, str) or not re.fullmatch(r"https?://[\x21-\x7e]{1,2000}", url):
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and not (parts.username or parts.fragment or parts.port == 0)
+    except ValueError:  # a port that is no number
+        return False
 
 
 def _check_number(

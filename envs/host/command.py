@@ -21,13 +21,16 @@ from envs.host.launch import Program
 from envs.host.pipe import Fault, Pipe, reach_of
 from envs.host.process import checked_score, failed_score
 from envs.isolation.packages import packages_of
-from envs.isolation.sandbox import Sandbox
+from envs.isolation.sandbox import LIMITS, OPEN_NETWORK, Sandbox
 from envs.json_types import JsonObject, ScoreReply, TaskRow
+from envs.metering.reward_server import NoReward, ask_reward
 
 SUCCEEDED, FAILED = 0, 1  # exit statuses; any other means that the program did not work
 KEPT_BYTES = 1 << 20  # how much of the end of the program's output is kept
+HELLO_BYTES = 16 << 10  # of the beginning of the output, where the parent tells of the isolation
 END_SECONDS = 10.0  # the parent's time to kill everything once the program's time is up
 START_SECONDS = 30.0  # time to prepare the sandbox; a busy machine takes long
+OUTPUT_CHARS = 64_000  # how much of the end of its output a reward server is told
 SHOWN_CHARS = 300  # how much of the last output a message shows
 
 
@@ -71,6 +74,7 @@ class Ending:
         output: the end of its standard output.
         reward_file: if the reward is read from a file, its {"text"}, or a {"fault"}; else None.
         tail: the end of its standard error.
+        open_network: whether it could reach, or listen on, more than its gateway.
         fault: why this run says nothing about the task: the program was not started, or some of its
             processes may still live. "" if there is no such reason.
         timed_out: whether its time was up.
@@ -81,6 +85,7 @@ class Ending:
     output: str = ""
     reward_file: JsonObject | None = None
     tail: str = ""
+    open_network: bool = False
     fault: str = ""
     timed_out: bool = False
 
@@ -97,6 +102,7 @@ class CommandRun(Pipe):
         self.commands = commands
         rollout = commands.rollout
         self._seal = secrets.token_hex(16)
+        self._beginning = b""  # of the output: the parent's message about the isolation
         ours, theirs = socket.socketpair()
         order = Program(
             rollout.command,
@@ -174,6 +180,7 @@ class CommandRun(Pipe):
                 data = os.read(self.replies, 1 << 16)
                 if not data:
                     return output, True
+                self._beginning += data[: HELLO_BYTES - len(self._beginning)]
                 output = (output + data)[-KEPT_BYTES:]
 
     def _ending(self, output: bytes, at_end: bool) -> Ending:
@@ -203,6 +210,7 @@ class CommandRun(Pipe):
             output=text,
             reward_file=ending.get("reward_file"),
             tail=tail,
+            open_network=_is_open(self._beginning),
             fault=fault,
         )
 
@@ -213,10 +221,21 @@ class CommandRun(Pipe):
         super().close()
 
 
-def score_of(rollout: Rollout, ending: Ending) -> ScoreReply:
+def _is_open(beginning: bytes) -> bool:
+    """Whether a program's network was open, as the first line of its output tells; True if it does
+    not tell. The parent writes that line before the program starts."""
+    try:
+        hello = json.loads(beginning.partition(b"\n")[0])["hello"]
+        return hello["level"] == LIMITS or OPEN_NETWORK in hello["gaps"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return True
+
+
+def score_of(rollout: Rollout, ending: Ending, played: JsonObject | None = None) -> ScoreReply:
     """Return the score of a rollout, given how its command ended.
 
     If the ending says nothing about the task, the result is a failed score with the reason.
+    `played` is what a reward server is told of the rollout: `task` and `messages`.
     """
     if ending.fault:
         return failed_score(ending.fault, timed_out=ending.timed_out)
@@ -226,6 +245,8 @@ def score_of(rollout: Rollout, ending: Ending) -> ScoreReply:
         return _score_of_status(ending)
     if ending.code:
         return failed_score(_with_tail(f"the command left with exit status {ending.code}", ending))
+    if rollout.reward == "http":
+        return _score_of_server(rollout, ending, played)
     if rollout.reward == "file":
         read = ending.reward_file or {"fault": "its reward file was not read"}
         if "fault" in read:
@@ -235,6 +256,27 @@ def score_of(rollout: Rollout, ending: Ending) -> ScoreReply:
     if not lines:
         return failed_score(_with_tail("the command printed nothing", ending))
     return _score_of_text(lines[-1], "the last line of its output")
+
+
+def _score_of_server(rollout: Rollout, ending: Ending, played: JsonObject | None) -> ScoreReply:
+    """Return the score that the reward server gives, asked once; a failed score if it gives none.
+
+    It is not asked about a program that could have taken its place, nor about one that asked the
+    model nothing (`played` is None). No process of the rollout lives.
+    """
+    if played is None:
+        return failed_score("the command asked the model nothing")
+    if ending.open_network:
+        return failed_score(
+            "the reward server is not asked: here the program is not kept off the network, and "
+            "could answer in the server's place (`honesmith doctor` says what this machine lacks)"
+        )
+    question = {**played, "output": ending.output[-OUTPUT_CHARS:]}
+    try:
+        text = ask_reward(rollout.reward_url, question, rollout.reward_seconds)
+    except NoReward as failure:
+        return failed_score(str(failure), timed_out=failure.timed_out)
+    return _score_of_text(text, f"the reply of {rollout.reward_url}")
 
 
 def _score_of_status(ending: Ending) -> ScoreReply:

@@ -53,6 +53,8 @@ class Launch:
         secrets: names of environment variables whose values are replaced in the log.
         install: the packages to install; None to serve the environment.
         program: the program to run; None to serve the environment.
+        relay: descriptor of the socket through which the parent hands the client the listening
+            socket on which models are asked by name (envs/metering/relay.py); -1 for none.
         spaces: "bubblewrap" if the parent already runs inside bubblewrap, else "".
     """
 
@@ -69,7 +71,14 @@ class Launch:
     secrets: tuple[str, ...]
     install: InstallOrder | None = None
     program: Program | None = None
+    relay: int = -1
     spaces: str = ""
+
+    @property
+    def gateways(self) -> tuple[int, ...]:
+        """The descriptors of sockets through which listening sockets go to the client."""
+        program = () if self.program is None else (self.program.gateway,)
+        return program if self.relay < 0 else (*program, self.relay)
 
     @property
     def room_mb(self) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Confinement, Reach, Sandbox
 from envs.json_types import Reply, Request
 from envs.metering.judge_calls import JudgeUse
+from envs.metering.relay import Relay
 
 # The most bytes of one score or one env message, of one task, of all tasks, of the log file.
 REPLY_BYTES = 1 << 20
 ROW_BYTES = 16 << 20
 TASKS_BYTES = 256 << 20
 LOG_BYTES = 1 << 20
+RELAY_SECONDS = 30.0  # to prepare the sandbox up to its listening socket, on a busy machine
 CLOSE_SECONDS = 8.0  # to wait for the parent, which takes up to five to kill its descendants
 BOX = "honesmith-env-"  # the names of private folders begin with this
 STALE_SECONDS = 60.0  # a younger private folder may belong to a process that has yet to lock it
@@ -91,7 +93,8 @@ class Pipe:
         secrets: name of an environment variable -> value, for user code alone.
         log: the file that output is appended to; None drops the output.
         sandbox: the isolation that must hold.
-        order: packages to install, or a program to run; None serves the environment.
+        order: packages to install, or a program to run; otherwise the environment is served, which
+            may ask models by name if it has a relay.
         reach: what the child may reach besides its own files; None for nothing more.
     """
 
@@ -103,7 +106,7 @@ class Pipe:
         secrets: Mapping[str, str],
         log: Path | None,
         sandbox: Sandbox,
-        order: InstallOrder | Program | None = None,
+        order: InstallOrder | Program | Relay | None = None,
         reach: Reach | None = None,
     ) -> None:
         """Start the parent process; the arguments are those of the class.
@@ -115,6 +118,7 @@ class Pipe:
         self.secrets = SecretFilter(secrets.items())
         self.child_pid: int | None = None  # pid of user code, once the env process has sent it
         self.judge_use = JudgeUse()  # the judge calls of all requests so far
+        self.relay = order if isinstance(order, Relay) else None
         self.buffer = bytearray()  # bytes that were received but not parsed yet
         self.received = 0  # how many bytes of replies were received since the start
         # One end of each pipe stays in this process, the other goes to the env process.
@@ -136,9 +140,13 @@ class Pipe:
             secrets=tuple(secrets),  # the names alone; `variables` holds the values
             install=order if isinstance(order, InstallOrder) else None,
             program=order if isinstance(order, Program) else None,
+            relay=self.relay.theirs.detach() if self.relay else -1,
         )
         variables = _variables(packages, secrets, launch.install)
+        variables |= self.relay.variables if self.relay else {}
         self.parent = self._start(launch, child_lifeline, variables)
+        if self.relay:
+            self.relay.serve(RELAY_SECONDS)
         # Reads and writes must not block: `_wait` does the waiting, with a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
@@ -159,8 +167,7 @@ class Pipe:
             message = f"the interpreter {sys.executable} does not start: {error}"
             raise EnvProblem("ENV_IMPORT", message) from error
         finally:
-            gateway = [launch.program.gateway] if launch.program else []
-            for fd in (launch.requests, launch.replies, child_lifeline, *gateway):
+            for fd in (launch.requests, launch.replies, child_lifeline, *launch.gateways):
                 os.close(fd)
 
     def _close_without_parent(self) -> None:
@@ -169,6 +176,8 @@ class Pipe:
         for fd in (self.requests, self.replies, self.lifeline):
             os.close(fd)
         shutil.rmtree(self.private_folder, ignore_errors=True)
+        if self.relay:
+            self.relay.close()
 
     def greet(self, seconds: float) -> tuple[Confinement, Mapping[str, Any]]:
         """Wait at most `seconds` until the environment is loaded.
@@ -226,15 +235,30 @@ class Pipe:
         doing = "score()" if op in ("finish", "scores") else f"{op}()"
         limit = _TimeLimit(doing, deadline, seconds)
         request = {"id": request_id, "op": op} | body
-        self._write((json.dumps(request) + "\n").encode(), limit)
-        if rows is not None:
-            return self._read_rows(request_id, limit, rows)
-        reply = self._read_reply(request_id, REPLY_BYTES, limit)
+        with self._relay_counted(body):
+            self._write((json.dumps(request) + "\n").encode(), limit)
+            if rows is not None:
+                return self._read_rows(request_id, limit, rows)
+            reply = self._read_reply(request_id, REPLY_BYTES, limit)
         if "row" in reply:  # this operation sends no rows, so even one is too many
             raise _too_large(doing)
         if reply.get("ok") is not True:
             raise _reported_fault(reply)
         return reply.get("value")
+
+    @contextlib.contextmanager
+    def _relay_counted(self, body: Request) -> Iterator[None]:
+        """A context for one call: the relay, if there is one, allows what the request says is left,
+        and what was asked through it is counted, even if the call fails."""
+        if self.relay is None:
+            yield
+            return
+        left = body.get("judge_left") or {}
+        self.relay.meter.allow(left.get("calls"), left.get("cost"))
+        try:
+            yield
+        finally:
+            self.judge_use += self.relay.meter.take()
 
     def _read_rows(self, request_id: int, limit: _TimeLimit, rows: list[Any]) -> Any:
         """Append the rows that come before the reply, one per message, to `rows`; return the
@@ -279,6 +303,8 @@ class Pipe:
         self.close_lifeline()
         for fd in (self.requests, self.replies):
             os.close(fd)
+        if self.relay:
+            self.relay.close()
         try:
             self.parent.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -395,7 +421,6 @@ def _start_parent(
     The lifeline is the reading end of a pipe: when the other end closes, the program stops. Raises
     OSError if the interpreter does not start.
     """
-    gateway = [launch.program.gateway] if launch.program else []
     return subprocess.Popen(
         # -S: without the module `site` neither path files nor sitecustomize run code.
         # Not -I: it would also ignore PYTHONHASHSEED, which `_clean_environment` sets.
@@ -405,7 +430,7 @@ def _start_parent(
         stderr=subprocess.PIPE,
         cwd="/",
         env=variables,
-        pass_fds=(launch.requests, launch.replies, *gateway),
+        pass_fds=(launch.requests, launch.replies, *launch.gateways),
         start_new_session=True,
     )
 

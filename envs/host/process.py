@@ -32,6 +32,7 @@ from envs.host.replies import (
 from envs.isolation.packages import packages_of
 from envs.isolation.sandbox import Confinement, Sandbox
 from envs.json_types import ChatMessage, EnvDescription, Request, ScoreReply, TaskRow
+from envs.metering.relay import Relay, Upstream
 
 LOAD_ATTEMPTS = 3  # starts that may fail before the environment counts as broken
 AT_ONCE = 16  # scores of an async `score` that are awaited together
@@ -62,6 +63,7 @@ class EnvProcess:
         secrets: names and values of environment variables that only this process gets.
         log: the file its output is appended to, up to 1 MiB; by default output is dropped.
         sandbox: the isolation that must hold; by default whatever works on this machine.
+        upstreams: the models behind a URL that it may ask: name -> model.
 
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
@@ -76,12 +78,14 @@ class EnvProcess:
         secrets: Mapping[str, str] | None = None,
         log: Path | None = None,
         sandbox: Sandbox | None = None,
+        upstreams: Mapping[str, Upstream] | None = None,
     ) -> None:
         """Store the arguments; the process starts with the first call."""
         self.source = Path(source).absolute()
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
         self.log = log
+        self.upstreams = dict(upstreams or {})
         self.generation = 0  # number of starts; episodes of an earlier start have to be replayed
         self._limits = limits  # None until they are read
         self._lock = threading.RLock()
@@ -274,6 +278,7 @@ class EnvProcess:
                 secrets=self.secrets,
                 log=self.log,
                 sandbox=self.sandbox,
+                upstreams=self.upstreams,
             )
             other.judge_budget = self.judge_budget
             self._others.append(other)
@@ -421,6 +426,7 @@ class EnvProcess:
             secrets=self.secrets,
             log=self.log,
             sandbox=self.sandbox,
+            order=Relay(self.upstreams) if self.upstreams else None,
             reach=reach_of(self.source),
         )
         self._confinement, description = self._pipe.greet(limits.start_seconds)

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from envs.host.launch import Program
-from envs.isolation import kernel, namespaces
+from envs.isolation import namespaces
 from envs.json_types import JsonObject
 
-BACKLOG = 64  # how many connections may wait to be accepted
 REWARD_BYTES = 64 * 1024  # the largest reward file
 NO_PROGRAM = 127  # the exit status that shells use for a program that cannot be started
 TASK_FILE = "task.json"
@@ -50,17 +49,7 @@ class ProgramBox:
 
         Raises OSError if that is not possible here.
         """
-        with (
-            socket.socket(fileno=self.program.gateway) as client,
-            socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
-        ):
-            if kernel.LINUX:
-                namespaces.raise_loopback(listener.fileno())
-            listener.bind(("127.0.0.1", 0))
-            listener.listen(BACKLOG)
-            port = int(listener.getsockname()[1])
-            socket.send_fds(client, [b"."], [listener.fileno()])
-            return port
+        return namespaces.hand_over_listener(self.program.gateway)
 
     def run(self, source: Path, requests: int, output: int) -> NoReturn:
         """Become the program. Called in the confined child, in its working folder; never returns.

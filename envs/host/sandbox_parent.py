@@ -42,6 +42,7 @@ def _import_envs() -> None:
 if __name__ == "__main__":
     _import_envs()
 
+from envs.config.endpoints import PLACE  # noqa: E402
 from envs.config.problem import EnvProblem  # noqa: E402
 from envs.host import child  # noqa: E402
 from envs.host.launch import Launch, Program  # noqa: E402
@@ -211,6 +212,9 @@ def _fork_child(
     offline = not limits.network and (spaces != "" or confine.cut_network())
     if program is not None:  # after the lines above: it must listen in the child's network
         reach = replace(reach, gateway=program.listen())
+    if launch.relay >= 0:
+        reach = replace(reach, gateway=namespaces.hand_over_listener(launch.relay))
+        os.environ[PLACE] = f"http://127.0.0.1:{reach.gateway}"
     if reach.serves:
         reach = replace(reach, server=namespaces.port_for_server())
     confine_process = partial(  # called in the child, because `close` confines the caller
@@ -291,8 +295,7 @@ def _enter_namespaces(launch: Launch) -> str:
         return "own"
     bwrap_command = namespaces.bwrap(network) if os.geteuid() != 0 else None
     if bwrap_command:
-        gateway = [launch.program.gateway] if launch.program else []
-        for fd in (launch.requests, launch.replies, *gateway):
+        for fd in (launch.requests, launch.replies, *launch.gateways):
             os.set_inheritable(fd, True)
         inside = replace(launch, spaces="bubblewrap").to_json()
         # The command line of this process, with the new launch in place of its last argument.

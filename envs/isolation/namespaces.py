@@ -18,6 +18,7 @@ from envs.config.adapters import SERVER_PORT
 from envs.isolation import kernel
 
 _BWRAP_SECONDS = 5.0
+BACKLOG = 64  # how many connections of user code may wait to be accepted
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 1  # SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP
 _FILES = 50_000  # how many files an environment may have at once
 _ALWAYS = kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -113,6 +114,25 @@ def port_for_server() -> int:
         port = int(listener.getsockname()[1])
     os.environ[SERVER_PORT] = str(port)
     return port
+
+
+def hand_over_listener(gateway: int) -> int:
+    """Listen on loopback for user code, hand the socket to the client, and return the port.
+
+    `gateway` is the descriptor of the socket through which it goes to the client; it is closed.
+    Raises OSError if that is not possible here.
+    """
+    with (
+        socket.socket(fileno=gateway) as client,
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
+    ):
+        if kernel.LINUX:
+            raise_loopback(listener.fileno())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(BACKLOG)
+        port = int(listener.getsockname()[1])
+        socket.send_fds(client, [b"."], [listener.fileno()])
+        return port
 
 
 def bwrap(network: bool) -> list[str]:

@@ -21,6 +21,8 @@ from envs.config.settings import Limits
 from envs.isolation import confine, kernel, landlock, packages, seccomp
 
 FULL, NO_NAMESPACES, LIMITS = "full", "no-namespaces", "limits"
+# The gap of a process that should reach its gateway alone.
+OPEN_NETWORK = "the machine's network can be reached, not the gateway or its own server alone"
 CANARY = "canary"  # the file with which the self-test tries whether it can reach the box
 
 # Files that an interpreter and its libraries read; none of them is private to a user.
@@ -273,7 +275,7 @@ def _gaps_shown(
     if not test.calls_refused:
         gaps.append(_calls_gap_text(offline))
     if "network" in test.escaped:
-        gaps.append("the machine's network can be reached, not the gateway or its own server alone")
+        gaps.append(OPEN_NETWORK)
     return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from engine.core.errors import UserError
 from engine.core.files import read_json, take_lock, write_json
 from engine.home.run_dir import Home
+from engine.home.user_config import PREFIX
 
 if TYPE_CHECKING:
     import anyio
@@ -285,9 +286,10 @@ def remove_key(home: Home, name: str) -> None:
 def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     """Check that an environment which `key` pushes asks only for what the owner has agreed to.
 
-    Two things need the owner's agreement, in the home's config.toml:
+    Three things need the owner's agreement, in the home's config.toml:
     - secrets: values of this server's environment variables; `key_secrets` lists those allowed.
     - a network, over which secrets could be sent; `key_network` allows it.
+    - models behind a URL that it asks; `shared` in their table allows it.
     The owner may push anything.
 
     Raises:
@@ -304,9 +306,14 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
         # The line replaces the present one, so it repeats the secrets that are allowed already.
         quoted_names = ", ".join(f'"{name}"' for name in (*config.key_secrets, *refused_secrets))
         config_lines.append(f"key_secrets = [{quoted_names}]")
-    if settings.limits.network and not config.key_network:
+    if settings.network and not config.key_network:
         refusals.append("a network")
         config_lines.append("key_network = true")
+    for ref in settings.endpoints:
+        name = ref.removeprefix(PREFIX)
+        if name in config.endpoints and not config.endpoints[name].shared:
+            refusals.append(f"the model {ref}")
+            config_lines.append(f"shared = true in [endpoints.{name}]")
     if refusals:
         raise _not_agreed(key, refusals, config_lines)
 

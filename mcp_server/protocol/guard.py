@@ -53,6 +53,7 @@ _FREE_METHODS = frozenset(
 )
 
 
+_SCORING = ("submit_train", "evaluate", "dry_run")  # these have an environment score answers
 _DELETING = (
     "No tool deletes: a person does it with {command}. cancel_run only stops a run, and keeps what "
     "it has made."
@@ -258,7 +259,7 @@ class GuardedServer(MCPServer[Any]):
         self, caller: Key, tool: str, arguments: Mapping[str, Any]
     ) -> None:
         """Check that every path among the models of a call leads to a model, and that the owner
-        shares every model behind a URL.
+        shares every model behind a URL, also one that an environment of the call asks.
 
         Any other path, whether it exists or not, gets the same error, so that callers cannot
         explore the file system. The owner's calls are not checked.
@@ -270,6 +271,11 @@ class GuardedServer(MCPServer[Any]):
         if caller.is_owner:
             return
         names = models_of(tool, arguments)
+        if tool in _SCORING:
+            from engine.environments import registry  # noqa: PLC0415  late: few calls need it
+
+            for env_id in envs_of(arguments):
+                await anyio.to_thread.run_sync(registry.check_judges, self._home, env_id)
         if any(name.strip().startswith(PREFIX) for name in names):
             from engine.endpoints import references  # noqa: PLC0415  late: few calls need it
 
@@ -379,6 +385,17 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
             values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
     if isinstance(varied_settings, dict) and isinstance(varied_settings.get("teacher"), list):
         values += varied_settings["teacher"]
+    return [name for name in values if isinstance(name, str) and name]
+
+
+def envs_of(arguments: Mapping[str, Any]) -> list[str]:
+    """List every environment named in the arguments of a call, those of further steps included.
+
+    The arguments are not checked yet, so values of a wrong type and empty texts are left out.
+    """
+    following_steps = arguments.get("then")
+    steps = [arguments, *(following_steps if isinstance(following_steps, list) else [])]
+    values = [step.get("env_id") for step in steps if isinstance(step, dict)]
     return [name for name in values if isinstance(name, str) and name]
 
 

@@ -5,17 +5,24 @@ KAPPA, whose interval does not reach below KAPPA_LOW, and which does not clearly
 or answers of its own model. 0.6 begins what Landis and Koch (1977) call substantial agreement.
 """
 
+import hashlib
+import json
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from pydantic import Field
+
 from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.reply import Reply
+from engine.endpoints.judges import judge_in
 from engine.evidence.judges.agreement import (
     Figure,
     Judged,
@@ -34,10 +41,28 @@ from envs.judge import Judge, Rubric
 KAPPA, KAPPA_LOW = 0.6, 0.4
 FEWEST = 30  # answers; with fewer the interval says nothing
 LEAN = 0.1  # a judge is refused if the whole interval of a lean (bias) lies beyond this
+KEPT = 20  # earlier calibrations that are kept beside the newest
 MOST_PAIRS = 200  # of answers that are asked in both orders: each costs two requests
 T = TypeVar("T")
 R = TypeVar("R")
 AT_ONCE = 8  # requests to the judge
+
+
+class PastCalibration(Record):
+    """An earlier calibration of a judge.
+
+    Attributes:
+        time, gold, agreement, kappa, marks: as in `Calibration`.
+        change: of the agreement from then to the newest calibration on the same gold labels, paired
+            by answer; None if there is none.
+    """
+
+    time: float
+    gold: str
+    agreement: Figure
+    kappa: Figure
+    marks: str
+    change: Figure | None = None
 
 
 class Calibration(Record):
@@ -52,6 +77,11 @@ class Calibration(Record):
         length, own, position: how much more the judge gives longer answers, answers of its own
             model, and the first of two answers; None if the gold answers cannot show it.
         kappa_before: kappa of the calibration that this one replaced; None for the first.
+        time: seconds since the epoch; 0 if it was not recorded.
+        gold: a hash of the gold answers and their labels, whatever their order; "" if not recorded.
+        marks: a character for each gold answer, in the order of the hash: "1" if judge and label
+            agree, "0" if not, "-" if the judge gave no verdict.
+        earlier: the calibrations before this one, oldest first.
     """
 
     judge: str
@@ -66,6 +96,10 @@ class Calibration(Record):
     own: Figure | None = None
     position: Figure | None = None
     kappa_before: float | None = None
+    time: float = 0.0
+    gold: str = ""
+    marks: str = ""
+    earlier: list[PastCalibration] = Field(default_factory=list)
 
     @property
     def faults(self) -> list[str]:
@@ -75,7 +109,7 @@ class Calibration(Record):
         if self.answers < FEWEST:
             faults.append(f"only {self.answers} gold answers were judged, at least {FEWEST} needed")
         if self.kappa.value < KAPPA or self.kappa.low < KAPPA_LOW:
-            kappa_text = _with_interval_text(self.kappa)
+            kappa_text = with_interval_text(self.kappa)
             faults.append(
                 f"kappa {kappa_text} is below {KAPPA:g} (its interval below {KAPPA_LOW:g})"
             )
@@ -83,7 +117,7 @@ class Calibration(Record):
         for favoured, lean in leans.items():
             if lean is not None and lean.beyond(LEAN):
                 verb = "favours" if lean.value > 0 else "disfavours"
-                faults.append(f"it {verb} {favoured} by {_with_interval_text(lean)}")
+                faults.append(f"it {verb} {favoured} by {with_interval_text(lean)}")
         return faults
 
     @property
@@ -92,8 +126,8 @@ class Calibration(Record):
         intervals; then one for answers without a verdict and one for the kappa of the previous
         calibration, if any."""
         lines = [
-            f"Agreement with {self.answers} gold labels: {_with_interval_text(self.agreement)}, "
-            f"kappa {_with_interval_text(self.kappa)}."
+            f"Agreement with {self.answers} gold labels: {with_interval_text(self.agreement)}, "
+            f"kappa {with_interval_text(self.kappa)}."
         ]
         leans = {
             "Longer answers": self.length,
@@ -103,15 +137,38 @@ class Calibration(Record):
         for favoured, lean in leans.items():
             if lean is not None:
                 clear = "a bias" if lean.beyond(0.0) else "no clear bias"
-                lines.append(f"{favoured}: {_with_interval_text(lean, sign=True)} more, {clear}.")
+                lines.append(f"{favoured}: {with_interval_text(lean, sign=True)} more, {clear}.")
         if self.unjudged:
             lines.append(f"No verdict on {self.unjudged} gold answers.")
         if self.kappa_before is not None:
             lines.append(f"Kappa was {self.kappa_before:.2f} the time before.")
+        same_gold = [past for past in self.earlier if past.gold == self.gold and past.change]
+        if same_gold:
+            lines.append(change_sentence(same_gold[-1]))
         return lines
 
 
-def _with_interval_text(figure: Figure, *, sign: bool = False) -> str:
+def change_sentence(past: PastCalibration) -> str:
+    """A sentence on how the agreement has changed since an earlier calibration on the same gold
+    labels; it names a drop whose whole interval lies below 0. `past.change` must not be None."""
+    assert past.change is not None
+    change = with_interval_text(past.change, sign=True)
+    if past.change.high < 0:
+        word = "The judge drifted"
+    else:
+        word = "The judge agrees more" if past.change.low > 0 else "No clear drift of the judge"
+    return (
+        f"{word}: on the same gold labels its agreement has changed by {change} since "
+        f"{date_text(past.time)}."
+    )
+
+
+def date_text(seconds: float) -> str:
+    """The day (UTC) of a time in seconds since the epoch, such as "2026-11-28"."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d")
+
+
+def with_interval_text(figure: Figure, *, sign: bool = False) -> str:
     """A figure with its interval as text, such as "0.71 (0.60 to 0.81)"; with `sign`, "+0.71 (+0.60
     to +0.81)"."""
     form = "+.2f" if sign else ".2f"
@@ -125,7 +182,9 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     Raises UserError BAD_ARGUMENT if every criterion of the rubric is decided by code (the judge has
     nothing to decide), or if the judge gave no verdict on any answer.
     """
-    judged, preferences_for_first = _ask_about_all(judge, rubric, gold)
+    answers, preferences_for_first = _ask_about_all(judge, rubric, gold)
+    judged = [answer for answer in answers if answer is not None]
+    gold_hash, marks = _marked(gold, answers)
     stored = find_calibration(home, judge, rubric)
     agreed, beyond_chance = with_interval(judged, agreement), with_interval(judged, kappa)
     assert agreed is not None and beyond_chance is not None  # both exist for any answers
@@ -142,19 +201,62 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
         own=with_interval(judged, own_lean),
         position=with_interval(preferences_for_first, fmean),
         kappa_before=stored.kappa.value if stored else None,
+        time=time.time(),
+        gold=gold_hash,
+        marks=marks,
+        earlier=_earlier(stored, gold_hash, marks),
     )
     home.judges.mkdir(exist_ok=True)
     calibration.write(_path(home, judge, rubric))
     return calibration
 
 
+def _marked(gold: Sequence[GoldAnswer], answers: Sequence[Judged | None]) -> tuple[str, str]:
+    """The hash of gold answers and their marks, as `Calibration` describes them. `answers` is what
+    the judge made of them, None for no verdict."""
+    marked = sorted(
+        (json.dumps(astuple(one)), "-" if made is None else str(int(made.passed == made.is_right)))
+        for one, made in zip(gold, answers, strict=True)
+    )
+    texts = [text for text, _ in marked]
+    digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    return digest, "".join(mark for _, mark in marked)
+
+
+def _earlier(stored: Calibration | None, gold: str, marks: str) -> list[PastCalibration]:
+    """The calibrations before a new one, oldest first, at most KEPT.
+
+    Those on the same gold labels get the change of the agreement up to the new one. `stored` is the
+    calibration that is replaced; `gold` and `marks` are those of the new one.
+    """
+    if stored is None or not stored.gold:  # one of an earlier version says nothing of its answers
+        return []
+    names = PastCalibration.model_fields.keys() - {"change"}
+    last = PastCalibration(**{name: getattr(stored, name) for name in names})
+    return [
+        past.model_copy(update={"change": _change(past.marks, marks)})
+        if past.gold == gold
+        else past
+        for past in [*stored.earlier, last][-KEPT:]
+    ]
+
+
+def _change(before: str, after: str) -> Figure | None:
+    """The change of the agreement between two calibrations with these marks, paired by answer; None
+    if no answer got a verdict in both."""
+    changes = [
+        int(new) - int(old) for old, new in zip(before, after, strict=True) if "-" not in (old, new)
+    ]
+    return with_interval(changes, fmean)
+
+
 def _ask_about_all(
     judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswer]
-) -> tuple[list[Judged], list[float]]:
+) -> tuple[list[Judged | None], list[float]]:
     """Ask the judge about every gold answer, and about pairs of answers in both orders.
 
-    Returns what the judge made of each answer, and for each pair how much more it gave the answer
-    that stood first. Answers and pairs without a verdict are left out. Raises UserError
+    Returns what the judge made of each answer (None: no verdict), and for each pair how much more
+    it gave the answer that stood first, without pairs that got no verdict. Raises UserError
     BAD_ARGUMENT if the judge has nothing to decide, or gave no verdict on any answer.
     """
     if not rubric.for_judge:
@@ -162,15 +264,14 @@ def _ask_about_all(
         raise UserError("BAD_ARGUMENT", message, hint="Add a criterion without check.")
     asker = _Asker(judge, Rubric(*rubric.for_judge, pass_at=rubric.pass_at))
     answers = _map_in_threads(asker.judge_answer, gold)
-    judged = [answer for answer in answers if answer is not None]
-    if not judged:
+    if not any(answers):
         raise UserError(
             "BAD_ARGUMENT",
             f"the judge gave no verdict on any of {len(gold)} gold answers: {asker.first_error}",
             hint="Check url, model and key of [judge], and that it replies with JSON.",
         )
     preferences = _map_in_threads(asker.preference_for_first, _pairs(gold))
-    return judged, [preference for preference in preferences if preference is not None]
+    return answers, [preference for preference in preferences if preference is not None]
 
 
 def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
@@ -178,11 +279,12 @@ def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
     of the command.
 
     Raises UserError BAD_ARGUMENT if a file cannot be read, if the judge has nothing to decide, or
-    if it gave no verdict on any answer.
+    if it gave no verdict on any answer; MODEL_NOT_FOUND or ENV_SECRETS if it is named and
+    config.toml lacks it or its key is not set.
     """
     answers = read_gold(gold)
     try:
-        parsed, judge = Rubric.from_file(rubric), Judge.from_file(rubric)
+        parsed, judge = Rubric.from_file(rubric), judge_in(home, rubric)
     except ValueError as problem:
         hint = "docs/judges.md shows a rubric.toml."
         raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem
@@ -194,7 +296,7 @@ def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
     return {
         "summary": f"{calibration.model}, held against {number}, {may}. {sentences}",
         "trusted": not faults,
-        **calibration.to_json(),
+        **calibration.model_dump(mode="json", exclude={"marks", "earlier"}),
         "next": [],
     }
 

@@ -1,14 +1,23 @@
-"""Whether a verdict may rest on what scored the answers: a judge has to be calibrated first."""
+"""Whether a verdict may rest on what scored the answers: a judge has to be calibrated first. And
+what a verdict says of that judge: its agreement with people, and whether it has drifted since."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.evidence.judges.calibration import find_calibration
-from engine.home.run_dir import Home
-from envs.judge import Judge, Rubric
-from envs.rubric import FILE, read_rubric_file
+from engine.endpoints.judges import judge_in
+from engine.evidence.judges.calibration import (
+    PastCalibration,
+    change_sentence,
+    date_text,
+    find_calibration,
+    with_interval_text,
+)
+from engine.home.run_dir import Home, RunDir
+from envs.judge import Judge
+from envs.rubric import FILE, Rubric, read_rubric_file
 
 _CALIBRATE = "honesmith judge calibrate RUBRIC GOLD"
 
@@ -22,18 +31,15 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
         measure: what the verdict compares. If it is "success" and code alone decides success (every
             required criterion has a check), the judge decides nothing.
     """
-    rubric_file = env_dir / "source" / FILE
-    if not rubric_file.is_file():
+    if not (env_dir / "source" / FILE).is_file():
         return _refusal_without_file(env_dir)
     try:
-        tables = read_rubric_file(rubric_file)
-        if "judge" not in tables or (measure == "success" and _code_decides(tables)):
-            return ""
-        rubric, judge = Rubric.from_file(rubric_file), Judge.from_file(rubric_file)
-    except ValueError as problem:
+        deciding = _deciding(home, env_dir, measure)
+    except (ValueError, UserError) as problem:
         return f"The judge cannot be told: {problem}"
-    if not rubric.for_judge:
+    if deciding is None:
         return ""
+    judge, rubric = deciding
     calibration = find_calibration(home, judge, rubric)
     if calibration is None:
         return (
@@ -43,6 +49,50 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
     if not calibration.faults:
         return ""
     return f"The judge {judge.model} may not decide: {'; '.join(calibration.faults)}."
+
+
+def judge_sentences(run: RunDir, env_dir: Path, measure: str) -> list[str]:
+    """Sentences on the judge that a verdict rests on: how far it agreed with people when it was
+    last calibrated before the run, and how that has changed since. [] if no judge decides.
+
+    `env_dir` and `measure` are as for `judge_refusal`, which must have refused nothing.
+    """
+    home, began = run.home, read_object(run.started_record).get("time") or 0.0
+    deciding = _deciding(home, env_dir, measure) if (env_dir / "source" / FILE).is_file() else None
+    calibration = find_calibration(home, *deciding) if deciding else None
+    if calibration is None or not calibration.time:
+        return []
+    history = [*calibration.earlier, calibration]
+    before_run = [each for each in history if each.time <= began]
+    base = before_run[-1] if before_run else history[0]
+    late = "" if before_run or not began else ", after this run began"
+    level, kappa = with_interval_text(base.agreement), with_interval_text(base.kappa)
+    sentences = [
+        f"The judge {calibration.model} decides here; calibrated on {date_text(base.time)}{late}, "
+        f"it agreed with people on {level} of {base.agreement.n} gold labels, kappa {kappa}."
+    ]
+    if isinstance(base, PastCalibration) and base.change is not None:
+        sentences.append(change_sentence(base))
+        if base.change.high < 0:
+            sentences.append(
+                "What it scored before and after is not one measure: score the stored answers "
+                "again (evaluate with regrade) before they are compared."
+            )
+    return sentences
+
+
+def _deciding(home: Home, env_dir: Path, measure: str) -> tuple[Judge, Rubric] | None:
+    """The judge of an environment and its rubric; None if the judge decides nothing of `measure`.
+
+    The environment must have a rubric file. Raises ValueError or UserError if it cannot be read, or
+    names no judge that can be told apart from others.
+    """
+    rubric_file = env_dir / "source" / FILE
+    tables = read_rubric_file(rubric_file)
+    if "judge" not in tables or (measure == "success" and _code_decides(tables)):
+        return None
+    rubric, judge = Rubric.from_file(rubric_file), judge_in(home, rubric_file, asked=False)
+    return (judge, rubric) if rubric.for_judge else None
 
 
 def _refusal_without_file(env_dir: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.core.hints import Call
 from engine.evidence.bases.bases import base_warnings
-from engine.evidence.judges.trust import judge_refusal
+from engine.evidence.judges.trust import judge_refusal, judge_sentences
 from engine.evidence.robustness.probe_calls import probe_calls
 from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
@@ -285,14 +285,14 @@ def run_verdict(run_dir: RunDir) -> Verdict:
 def _unless_refused(
     verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
 ) -> Verdict:
-    """The verdict, unless it would rest on a judge that may not decide: then "unknown", with the
-    reason."""
+    """The verdict; "unknown" with the reason if it would rest on a judge that may not decide."""
     measure = verdict.comparison.measure
     if config is None or not config.env_dir or verdict.comparison.outcome.verdict == "unknown":
         return verdict
     refusal = redact.text(judge_refusal(run_dir.home, Path(config.env_dir), str(measure)))
     if not refusal:
-        return verdict
+        told = judge_sentences(run_dir, Path(config.env_dir), str(measure))
+        return replace(verdict, warnings=[*verdict.warnings, *map(redact.text, told)])
     return replace(
         verdict,
         comparison=without_evidence(measure, refusal),

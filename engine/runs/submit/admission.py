@@ -15,6 +15,7 @@ from engine.core.hints import Call, Change, Hint
 from engine.cost import estimate
 from engine.cost.estimate import Forecast
 from engine.cost.evaluation_cost import Asking, evaluation_hours
+from engine.endpoints.references import find_endpoint
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
@@ -129,10 +130,13 @@ def check_texts(**texts: str) -> None:
 
 
 def check_secrets(record: EnvRecord) -> None:
-    """Raise UserError ENV_SECRETS if a secret of the environment is not set in this process."""
+    """Raise UserError ENV_SECRETS if a secret of the environment, or the key of an endpoint that it
+    asks, is not set in this process; MODEL_NOT_FOUND if config.toml lacks that endpoint."""
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise missing_secrets_error(missing, record.env_id)
+    for ref in registry.endpoints_of(record):
+        find_endpoint(Home(record.dir.parents[2]), ref, "env_id")
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:

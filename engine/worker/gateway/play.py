@@ -25,7 +25,7 @@ from envs.config.settings import read_settings
 from envs.host.command import CommandRun, Commands, Ending, score_of
 from envs.host.pipe import Fault
 from envs.host.process import EnvProcess
-from envs.json_types import ChatMessage, TaskRow
+from envs.json_types import ChatMessage, JsonObject, TaskRow
 
 BEAT_S = 0.5  # time between two signs of life while the programs work
 # The longest prompt that programs also get as an environment variable, whose size Linux limits.
@@ -129,29 +129,30 @@ class _Playground:
         """Play one rollout and score it. Problems of the environment or of the box (the isolation
         of the process) are recorded in the trajectory."""
         session = Session(trajectory, self.rules)
+        row = _row_for_program(task, trajectory.prompt)  # the prompt is still the task's own
         try:
-            ending = self._run(task, session)
+            ending = self._run(row, session)
         except (EnvProblem, Fault, OSError) as error:  # the program could not be started in its box
             set_error(
                 trajectory, str(error), timed_out=isinstance(error, Fault) and error.timed_out
             )
             return
         stopped_by = trajectory.stop_reason
-        set_score(trajectory, score_of(self.commands.rollout, ending))
+        told = _told(row, trajectory) if trajectory.turns else None
+        set_score(trajectory, score_of(self.commands.rollout, ending, told))
         if trajectory.error is None and not trajectory.turns:
             set_error(trajectory, "the command asked the model nothing", timed_out=False)
         elif trajectory.error is None:
             trajectory.stop_reason = stopped_by
 
-    def _run(self, task: TaskRow, session: Session) -> Ending:
-        """Run the command for one task. On return, all its processes are dead."""
-        prompt = session.trajectory.prompt  # still the task's own: the program has not asked yet
+    def _run(self, row: TaskRow, session: Session) -> Ending:
+        """Run the command for one task, as the program may see it. On return, all its processes are
+        dead."""
         with closing(self.commands.start()) as run, self._counted(run):
             key = f"hs-{secrets.token_urlsafe(24)}"
             app = RolloutServer(session, self.batcher, key).app()
             stop = self.loop.serve(app, run.listener)
             try:
-                row = _row_for_program(task, prompt)
                 run.begin(row, _variables(row, run.base_url, key))
                 return run.wait()
             finally:
@@ -178,6 +179,17 @@ def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
     project's own code uses. `prompt` is that of the task, or the same task in other words."""
     shown = {name: value for name, value in task.items() if name not in ("gold", "asked")}
     return shown | {"prompt": prompt}
+
+
+def _told(row: TaskRow, trajectory: Trajectory) -> JsonObject:
+    """Return what a reward server is told of a rollout: the task as its program saw it, the first
+    conversation with the model, and its last answer."""
+    return {
+        "task": row,
+        "messages": [*trajectory.prompt, *trajectory.messages],
+        "completion": trajectory.completion,
+        "turns": trajectory.turns,
+    }
 
 
 def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:

@@ -133,6 +133,23 @@ def test_the_key_of_a_teacher_is_a_secret_of_its_run(home, monkeypatch):
     assert launcher.missing_secrets(run) == []
 
 
+def test_the_key_of_a_judge_by_name_is_a_secret_of_its_run(home, monkeypatch, tmp_path):
+    write_version(tmp_path / "env.json")
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "rubric.toml").write_text('judge = "openai:big"\n')
+    run = home.run("sums-grpo-1")
+    run.create()
+    write_json(run.config, train_config(run.id, env_dir=str(tmp_path)))
+    assert launcher.missing_secrets(run) == [], "the trainer says that there is no such endpoint"
+    home.config_file.write_text(
+        '[endpoints.big]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\nkey_env = "BIG_KEY"\n'
+    )
+    monkeypatch.delenv("BIG_KEY", raising=False)
+    assert launcher.missing_secrets(run) == ["BIG_KEY"]
+    (home.root / ".env").write_text("BIG_KEY=sk-1\n")
+    assert launcher.missing_secrets(run) == []
+
+
 def test_a_run_waits_for_a_process_that_has_its_secrets(bench, monkeypatch, tmp_path):
     write_version(tmp_path / "env.json", secrets=("JUDGE_KEY",))
     run = bench.queue(steps=1, env_dir=tmp_path)

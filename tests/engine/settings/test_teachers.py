@@ -82,3 +82,26 @@ def test_a_url_is_an_endpoint_whose_key_must_be_set(
     assert teacher.model is None
     assert teacher.entry == EndpointTeacher(url=URL, model="big", key_env="TEACHER_API_KEY")
     assert "sesame" not in teacher.entry.model_dump_json()
+
+
+def test_an_endpoint_by_name_teaches_where_the_owner_wrote_it_and_it_costs_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"has no .endpoints.big") as caught:
+        resolve(home, teacher="openai:big")
+    assert (caught.value.code, caught.value.field) == ("MODEL_NOT_FOUND", "settings.teacher")
+    table = f'[endpoints.big]\nurl = "{URL}"\nmodel = "big-1"\nkey_env = "BIG_KEY"\n'
+    home.config_file.write_text(table)
+    monkeypatch.delenv("BIG_KEY", raising=False)
+    with pytest.raises(UserError, match="BIG_KEY is not set"):
+        resolve(home, teacher="openai:big")
+    (home.root / ".env").write_text("BIG_KEY=sesame\n")
+    teacher = resolve(home, teacher="openai:big")
+    assert teacher.entry == EndpointTeacher(url=URL, model="big-1", key_env="BIG_KEY")
+    with pytest.raises(UserError, match=r"has it in config.toml") as caught:
+        teachers.check_given({"teacher": "openai:big", "teacher_model": "other"})
+    assert caught.value.code == "SETTING_NOT_APPLICABLE"
+    home.config_file.write_text(table + "price_out = 2.0\n")
+    with pytest.raises(UserError, match="neither counted nor capped") as caught:
+        resolve(home, teacher="openai:big")
+    assert caught.value.code == "SETTING_INVALID" and "curate" in str(caught.value.advice)

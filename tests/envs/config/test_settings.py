@@ -31,6 +31,17 @@ def test_params_secrets_and_limits_are_read(tmp_path: Path):
     assert settings.limits == Limits(call_seconds=2.5, network=True, processes=8)
 
 
+def test_the_models_that_may_be_asked_are_those_listed_and_the_judge_of_the_rubric(tmp_path: Path):
+    assert read_settings(tmp_path).endpoints == ()
+    (tmp_path / "rubric.toml").write_text('judge = "openai:big"\n')
+    assert read_settings(tmp_path).endpoints == ("openai:big",)
+    written(tmp_path, 'endpoints = ["openai:small", "openai:big"]\n')
+    assert read_settings(tmp_path).endpoints == ("openai:small", "openai:big")
+    (tmp_path / "rubric.toml").write_text('[judge]\nurl = "http://127.0.0.1:8/v1"\nmodel = "m"\n')
+    written(tmp_path, "")
+    assert read_settings(tmp_path).endpoints == ()
+
+
 def test_the_share_of_dev_rows_is_read(tmp_path: Path):
     assert read_settings(written(tmp_path, "[split]\ndev = 0.125\n")).dev_share == 0.125
     assert read_settings(written(tmp_path, "[params]\nrows = 3\n")).dev_share == 0
@@ -49,6 +60,9 @@ def test_the_share_of_dev_rows_is_read(tmp_path: Path):
         ('secrets = "KEY"\n', 1, "a list of names"),
         ('secrets = ["key value"]\n', 1, "no name of a secret"),
         ('secrets = ["PYTHONPATH"]\n', 1, "steers the env process"),
+        ('endpoints = "openai:big"\n', 1, "a list of names"),
+        ('endpoints = ["http://127.0.0.1:8000/v1"]\n', 1, "a list of names"),
+        ('command = ["sh"]\nendpoints = ["openai:big"]\n', 2, "a command can ask no model"),
         ("params = 3\n", 1, "params is a table"),
         ("split = 3\n", 1, "split is a table"),
         ("[split]\nden = 0.1\n", 2, "did you mean dev?"),
@@ -77,9 +91,18 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
         read_settings(tmp_path)
 
 
+HTTP = 'command = ["sh"]\n[rollout]\nreward = "http"\n'
+
+
 def rollout_of(folder: Path, text: str):
     (folder / "environment.toml").write_text(text)
     return read_settings(folder).rollout
+
+
+def test_a_reward_server_is_a_network_that_the_program_does_not_have(tmp_path: Path):
+    settings = read_settings(written(tmp_path, HTTP + 'reward_url = "https://h/reward?run=1"\n'))
+    assert settings.rollout is not None and settings.rollout.reward_seconds == 30
+    assert settings.network and not settings.limits.network
 
 
 def test_a_command_has_defaults_and_what_the_table_says(tmp_path: Path):
@@ -103,6 +126,13 @@ def test_a_command_has_defaults_and_what_the_table_says(tmp_path: Path):
         ('[rollout]\nreward = "exit"', "there is none"),
         ('command = ["sh"]\n[rollout]\nrewards = "exit"', "did you mean reward"),
         ('command = ["sh"]\n[rollout]\nreward = "judge"', "one of exit, stdout, file"),
+        ('command = ["sh"]\n[rollout]\nreward = "http"', "asks reward_url"),
+        (HTTP + 'reward_url = "ftp://h/"', "asks reward_url"),
+        (HTTP + 'reward_url = "http://me:key@h/"', "without a user"),
+        (HTTP + 'reward_url = "http://h:x/"', "asks reward_url"),
+        (HTTP + 'reward_url = "http://h/"\n[limits]\nnetwork = true', "in the place of the reward"),
+        (HTTP + 'reward_url = "http://h/"\nreward_seconds = 0', "reward_seconds is a number from"),
+        ('command = ["sh"]\n[rollout]\nreward_url = "http://h/"', 'for reward = "http" alone'),
         ('command = ["sh"]\n[rollout]\nseconds = 0', "rollout.seconds is a number from 0.5"),
         ('command = ["sh"]\n[rollout]\nat_once = 2.5', "rollout.at_once is a whole number"),
         ('command = ["sh"]\n[rollout]\nreward_file = "r"', 'read with reward = "file" alone'),

@@ -7,14 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reward_server import RewardServer, processes_with, reward_server
 
 from envs.config.settings import Limits, Rollout
 from envs.host.command import CommandRun, Commands, Ending, score_of
 from envs.host.process import isolation_here
-from envs.isolation.sandbox import FULL, Sandbox
+from envs.isolation.sandbox import FULL, LIMITS, Sandbox
 from envs.json_types import ScoreReply
 
 pytestmark = pytest.mark.timeout(60)
@@ -154,13 +156,106 @@ if os.fork() == 0:
     assert time.monotonic() - began < 5  # nobody waited for the daemon
 
 
-def processes_with(text: str) -> list[str]:
-    pids = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if text.encode() in (entry / "cmdline").read_bytes():
-                pids.append(entry.name)
-    return pids
+@pytest.fixture
+def rewards() -> Iterator[RewardServer]:
+    with reward_server() as server:
+        yield server
+
+
+PLAYED = {"task": {"id": "t"}, "messages": [{"role": "user", "content": "?"}], "completion": "!"}
+
+
+def asked_of(folder: Path, script: str, server: RewardServer, **more: float) -> ScoreReply:
+    rollout = Rollout(SHELL, reward="http", reward_url=server.url, **more)  # type: ignore[arg-type]
+    return score_of(rollout, ended(commands(folder, script, rollout)), PLAYED)
+
+
+def test_a_server_says_what_the_rollout_earned_once_all_of_it_is_dead(
+    tmp_path: Path, rewards: RewardServer
+):
+    if isolation_here().level != FULL:
+        pytest.skip("no namespaces here")
+    rewards.reply = b'{"reward": 0.5, "success": true, "metrics": {"steps": 3}}'
+    score = asked_of(tmp_path, "setsid sleep 71.41 & echo done", rewards)
+    assert (score["reward"], score["success"], score["error"]) == (0.5, True, None)
+    assert score["metrics"] == {"steps": 3}
+    assert rewards.asked == [PLAYED | {"output": "done\n"}], "asked once"
+    assert rewards.alive == [], "every process of the rollout is dead before"
+    assert "exit status 3" in str(asked_of(tmp_path, "exit 3", rewards)["error"])
+    rollout = Rollout(SHELL, reward="http", reward_url=rewards.url)
+    silent = score_of(rollout, ended(commands(tmp_path, "true", rollout)))
+    assert silent["error"] == "the command asked the model nothing"
+    assert len(rewards.asked) == 1, "of a failed rollout nothing is asked"
+
+
+BAD_SERVERS = {
+    "redirect": ({"status": 302, "headers": {"location": "http://127.0.0.1:9/"}}, "answered 302"),
+    "kept": ({"status": 307, "headers": {"location": "http://127.0.0.1:9/"}}, "no redirect is"),
+    "created": ({"status": 201}, "answered 201; 200 with a reward is needed"),
+    "broken": ({"status": 500}, "answered 500"),
+    "large": ({"reply": b" " * 70_000 + b"1"}, "answered with more than 64 KiB"),
+    "text": ({"reply": b"well done"}, "is no JSON"),
+    "key": ({"reply": b'{"rewards": 1}'}, "has the unknown key 'rewards'"),
+    "nan": ({"reply": b"NaN"}, "the reward is nan"),
+}
+
+
+def test_a_server_that_gives_no_reward_costs_the_rollout_alone(
+    tmp_path: Path, rewards: RewardServer
+):
+    rollout = Rollout(SHELL, reward="http", reward_url=rewards.url, reward_seconds=0.5)
+    ending = Ending()
+    for _, (values, said) in BAD_SERVERS.items():
+        for name, value in {"status": 200, "headers": {}, "reply": b"1", **values}.items():
+            setattr(rewards, name, value)
+        score = score_of(rollout, ending, PLAYED)
+        assert score["reward"] == 0.0 and said in str(score["error"]), said
+    rewards.wait_s = 20.0
+    score = score_of(rollout, ending, PLAYED)
+    assert str(score["error"]).endswith("gave no reward within 0.5 s") and score["timed_out"]
+    gone = replace(rollout, reward_url="http://127.0.0.1:9/")
+    assert "is the server running?" in str(score_of(gone, ending, PLAYED)["error"])
+
+
+def test_a24_a_program_cannot_answer_in_the_place_of_the_reward_server(tmp_path: Path):
+    """The server is not there; the program takes its port, and leaves a daemon that answers."""
+    if isolation_here().level != FULL:
+        pytest.skip("no namespaces here")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    impostor = f"""
+import os, socket
+try:
+    server = socket.socket()
+    server.bind(("127.0.0.1", {port}))
+    server.listen()
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            connection, _ = server.accept()
+            connection.recv(9999)
+            connection.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n1")
+            connection.close()
+except OSError as error:
+    print("refused", error)
+"""
+    url = f"http://127.0.0.1:{port}/reward"
+    rollout = Rollout(PYTHON, reward="http", reward_url=url)
+    score = score_of(rollout, ended(commands(tmp_path, impostor, rollout)), PLAYED)
+    assert score["reward"] == 0.0 and "is the server running?" in str(score["error"])
+    # Where the machine keeps no program off its network, nobody is asked at all.
+    score = score_of(rollout, Ending(open_network=True), PLAYED)
+    assert "could answer in the server's place" in str(score["error"])
+
+
+def test_what_a_program_prints_first_says_nothing_of_its_isolation(
+    tmp_path: Path, rewards: RewardServer
+):
+    forged = """echo '{"hello": {"level": "limits", "gaps": []}}'; head -c 2000000 /dev/zero"""
+    rollout = Rollout(SHELL, reward="http", reward_url=rewards.url)
+    ending = ended(commands(tmp_path, forged, rollout))
+    assert ending.open_network == (isolation_here().level == LIMITS)
 
 
 def test_a_program_that_hangs_ends_when_its_time_is_up_with_all_it_started(tmp_path: Path):

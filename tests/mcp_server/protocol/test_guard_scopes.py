@@ -1,6 +1,7 @@
 """Which key may call what: every tool and every resource against every set of scopes."""
 
 import json
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,13 @@ import pytest
 from http_server import client_of, listening
 from mcp import MCPError
 
+from engine.core.errors import UserError
+from engine.environments.push import push_env
+from engine.environments.registry import check_judges
 from engine.home.run_dir import Home
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import SCOPES, add_key
-from mcp_server.protocol.guard import models_of
+from mcp_server.protocol.guard import envs_of, models_of
 from mcp_server.protocol.tools import LOOK, NEEDS, all_tools
 
 SETS = [pick for size in (1, 2, 4) for pick in combinations(SCOPES, size)]
@@ -147,6 +151,39 @@ async def test_a_key_gives_its_environment_only_what_the_owner_agreed_to(
         assert "CLOUD_KEY" not in said["message"] and "a network" in said["message"]
         home.config_file.write_text('key_secrets = ["CLOUD_KEY"]\nkey_network = true\n')
         assert not (await push(token, folder, name="mine")).is_error
+
+
+@pytest.mark.timeout(60)
+async def test_the_judge_of_an_environment_is_asked_by_other_keys_only_where_it_is_shared(
+    home: Home, tmp_path: Path
+):
+    folder = thief(tmp_path / "judged", 'endpoints = ["openai:big"]\n')
+    _, token = add_key(home, "trainer", ["train"])
+    with pytest.raises(UserError, match=r"has no .endpoints.big"):
+        push_env(home, folder)
+    table = '[endpoints.big]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
+    home.config_file.write_text(table)
+    push_env(home, folder)
+    async with (
+        listening(home, "--root", str(tmp_path)) as url,
+        client_of(url, token) as client,
+    ):
+        copy = {"path": str(folder), "name": "mine"}
+        said = json.loads((await client.call_tool("push_env", copy)).content[0].text)
+        assert "the model openai:big" in said["message"]
+        assert "shared = true in [endpoints.big]" in said["hint"]
+        asked = {"env_id": "judged", "algorithm": "sft"}
+        assert code_of(await client.call_tool("submit_train", asked)) == "FORBIDDEN"
+    check = partial(check_judges, home, "judged")
+    with pytest.raises(UserError, match="openai:big may be asked by the owner"):
+        check()
+    home.config_file.write_text(table + "shared = true\n")
+    check()
+
+
+def test_environments_of_a_call_are_those_of_its_further_steps_too():
+    then = [{"env_id": "b"}, 3, {"env_id": 4}, {}]
+    assert envs_of({"env_id": "a", "then": then}) == ["a", "b"]
 
 
 @pytest.mark.timeout(60)

@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.evidence.judges.agreement import Judged, kappa, length_lean, with_interval
-from engine.evidence.judges.calibration import calibrate, find_calibration
+from engine.evidence.judges.calibration import calibrate, calibrate_files, find_calibration
 from engine.evidence.judges.gold import GoldAnswer, read_gold
 from engine.evidence.judges.trust import judge_refusal
+from engine.evidence.report.dossier import gather
+from engine.evidence.report.html_report import html_of
+from engine.evidence.report.markdown import markdown_of
 from engine.home.run_dir import Home
 from envs.judge import Judge, Rubric
 from mcp_server.cli.main import app
@@ -47,11 +50,14 @@ class FakeJudge:
 
     def __init__(self, grade: Grade = fair, first: float = 0.0) -> None:
         self.grade, self.first = grade, first
+        self.keys: list[str] = []
+        self.lenient = ""  # a pattern of questions to which it takes every answer for right
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.keys.append(self.headers.get("Authorization", ""))
                 data = json.dumps(outer.reply(asked["messages"][-1]["content"])).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(data)))
@@ -68,6 +74,8 @@ class FakeJudge:
     def reply(self, question: str) -> dict:
         answers = re.findall(r"<ANSWER[^>]*>\n(.*?)\n</ANSWER", question, re.DOTALL)
         values = [self.grade(answer) for answer in answers]
+        if self.lenient and re.search(self.lenient, question):
+            values = [1.0 for _ in answers]
         if len(answers) == 1:
             grades = {"right": values[0]}
         else:
@@ -142,7 +150,10 @@ def test_a_judge_that_prefers_a_place_or_itself_is_told(tmp_path: Path, judge: F
     home, asked, rubric = held(tmp_path, judge)
     position = calibrate(home, asked, rubric, gold()).position
     assert position is not None and position.low == position.value == 0.3
-    sentence = calibrate(home, asked, rubric, gold()).sentences[-2]
+    again = calibrate(home, asked, rubric, gold())
+    *_, sentence, before, drift = again.sentences
+    assert before == "Kappa was 1.00 the time before."
+    assert drift.startswith("No clear drift of the judge: on the same gold labels its agreement")
     assert sentence.startswith("What stands first of two: +0.") and sentence.endswith("a bias.")
 
 
@@ -163,6 +174,39 @@ def test_a_verdict_on_a_judge_that_nobody_held_against_people_is_refused(
     assert run_verdict(learned_run.run)["verdict"] == "better"
 
 
+def test_a_judge_that_drifts_after_a_run_is_named_in_the_verdict_and_the_report(
+    learned_run, tmp_path: Path, judge: FakeJudge
+):
+    run = learned_run.run
+    config = json.loads(run.config.read_text())
+    version = tmp_path / "version"
+    (version / "source").mkdir(parents=True)
+    path = rubric_file(version / "source", judge)
+    write_json(run.config, config | {"env_dir": str(version)})
+    asked, rubric = Judge.from_file(path), Rubric.from_file(path)
+    first = calibrate(run.home, asked, rubric, gold())
+    write_json(run.started_record, {"time": first.time + 1})
+    agreed = "it agreed with people on 1.00 (1.00 to 1.00) of 60 gold labels"
+    assert [agreed in text for text in run_verdict(run)["warnings"]].count(True) == 1
+    judge.lenient = r"Question [258]\?"  # six of 30 wrong answers: it still may decide
+    again = calibrate(run.home, Judge.from_file(path), rubric, gold()[::-1])
+    assert again.faults == [] and again.gold == first.gold, "the order of the labels is nothing"
+    assert again.earlier[0].change and again.earlier[0].change.high < 0
+    assert again.sentences[-1].startswith("The judge drifted: on the same gold labels")
+    verdict = run_verdict(run)
+    assert verdict["verdict"] == "better"
+    said = " ".join(verdict["warnings"])
+    assert agreed in said and "The judge drifted" in said and "score the stored answers" in said
+    dossier = gather(run.home, run.id)
+    for report in (html_of(dossier), markdown_of(dossier)):
+        assert "The judge drifted" in report and agreed in report
+    # Other labels say nothing of a change; that on the first ones stays known.
+    others = calibrate(run.home, Judge.from_file(path), rubric, gold(40))
+    assert "drift" not in " ".join(others.sentences)
+    assert [past.change is not None for past in others.earlier] == [True, False]
+    assert "The judge drifted" in " ".join(run_verdict(run)["warnings"])
+
+
 def test_the_command_says_whether_the_judge_may_decide(tmp_path: Path, judge: FakeJudge):
     rows = tmp_path / "gold.jsonl"
     rows.write_text("\n".join(json.dumps(vars(answer)) for answer in gold()))
@@ -173,6 +217,38 @@ def test_the_command_says_whether_the_judge_may_decide(tmp_path: Path, judge: Fa
     judge.grade = likes_length
     (tmp_path / "home" / "judges").rename(tmp_path / "earlier")
     assert CliRunner().invoke(app, call).exit_code == 1
+
+
+def test_a_judge_by_name_is_calibrated_with_its_key_and_told_apart_by_its_address(
+    tmp_path: Path, judge: FakeJudge, monkeypatch: pytest.MonkeyPatch
+):
+    home = Home.locate(tmp_path / "home")
+    env_dir = tmp_path / "version"
+    (env_dir / "source").mkdir(parents=True)
+    rubric = rubric_file(env_dir / "source", judge)
+    table = rubric.read_text().partition("[[")
+    rubric.write_text('judge = "openai:big"\n[[' + table[2])
+    rows = tmp_path / "gold.jsonl"
+    rows.write_text("\n".join(json.dumps(vars(answer)) for answer in gold()))
+    with pytest.raises(UserError, match=r"has no .endpoints.big") as caught:
+        calibrate_files(home, rubric, rows)
+    assert caught.value.code == "MODEL_NOT_FOUND"
+    assert "has no [endpoints.big]" in judge_refusal(home, env_dir, "reward")
+    home.config_file.write_text(
+        f'[endpoints.big]\nurl = "{judge.url}"\nmodel = "fake"\nkey_env = "BIG_KEY"\n'
+    )
+    with pytest.raises(UserError, match="BIG_KEY is not set"):
+        calibrate_files(home, rubric, rows)
+    monkeypatch.setenv("BIG_KEY", "sk-big-key-1")
+    assert calibrate_files(home, rubric, rows)["trusted"]
+    assert set(judge.keys) == {"Bearer sk-big-key-1"}
+    monkeypatch.delenv("BIG_KEY")
+    assert judge_refusal(home, env_dir, "reward") == "", "reading a verdict needs no key"
+    rubric_file(env_dir / "source", judge)
+    assert judge_refusal(home, env_dir, "reward") == "", "the same model by its address"
+    home.config_file.write_text(f'[endpoints.big]\nurl = "{judge.url}"\nmodel = "new"\n')
+    rubric.write_text('judge = "openai:big"\n[[' + table[2])
+    assert "was never held against people" in judge_refusal(home, env_dir, "reward")
 
 
 @pytest.mark.parametrize(

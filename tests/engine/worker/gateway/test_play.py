@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from loops import PEBBLE
+from reward_server import reward_server
 
 from engine.worker.components import make_sampler
 from engine.worker.core.trajectory import Group, Trajectory
@@ -188,6 +189,25 @@ def test_a_program_asks_and_its_reward_is_read(player: Player, renderer: Rendere
     # The members of a group are drawn apart.
     drawn = [tuple(t.ids) for t in groups[0].members]
     assert len(set(drawn)) > 1, drawn
+
+
+def test_a_server_is_told_what_was_played_and_says_what_it_earned(player: Player):
+    with reward_server() as rewards:
+        rewards.reply = b'{"reward": 0.75, "metrics": {"steps": 2}}'
+        http = {"reward": "http", "reward_url": rewards.url}
+        trajectory = player.one(THRICE, **http)
+        assert (trajectory.error, trajectory.reward) == (None, 0.75)
+        assert trajectory.metrics["steps"] == 2
+        (told,) = rewards.asked
+        assert told["task"]["id"] == "sum-21" and told["turns"] == 3
+        assert [message["role"] for message in told["messages"]] == ["user", "assistant"] * 3
+        assert told["messages"][-1]["content"] == trajectory.messages[-1]["content"]
+        assert told["output"] == "1\n"
+        silent = player.one("print(1)", **http)
+        assert silent.error == "the command asked the model nothing"
+        rewards.status = 500
+        assert str(player.one(ONCE, **http).error).startswith(f"{rewards.url} answered 500")
+        assert len(rewards.asked) == 2
 
 
 def test_a_conversation_that_goes_on_is_one_trajectory(

@@ -1,0 +1,262 @@
+"""Lets user code ask models behind a URL by name, without the address, the key or a network.
+
+The env process reaches one port, on which this relay answers outside its box. What is asked there
+for a name goes to the one address that the owner of the home wrote for it, with the key, which
+never enters the box. Calls, tokens and money are counted and capped here, where user code cannot
+reach.
+
+Standard library only.
+"""
+
+import hmac
+import http.client
+import json
+import secrets
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from envs.config.endpoints import NAMES, SPENT
+from envs.metering.judge_calls import JudgeUse, Meter
+
+CHAT = "/v1/chat/completions"  # what stands behind the name in a path; nothing else is asked
+MOST_ASKED, MOST_ANSWERED = 4 << 20, 1 << 20  # bytes of a question and of a reply
+IDLE_SECONDS = 600.0  # a connection from the box that is silent for longer is closed
+# The fields of a question that are passed on; the model is always that of the owner.
+PASSED = (
+    "messages temperature top_p max_tokens max_completion_tokens seed stop response_format"
+    " reasoning_effort"
+).split()
+
+
+# OSError: no connection or too slow; HTTPException: no HTTP; the others: no reply of a chat API.
+_NO_ANSWER = (
+    *(OSError, http.client.HTTPException),
+    *(ValueError, TypeError, ArithmeticError, RecursionError),
+)
+
+
+@dataclass
+class Upstream:
+    """A model behind a URL, which user code knows by its name.
+
+    Args:
+        url: the address of its server, up to and including /v1.
+        model: the model's name there.
+        key: the bearer token; "" for none.
+        identity: stands for url and model where judges are told apart (`Judge.judge_hash`).
+        price_in, price_out: money per million tokens of prompts and of answers.
+        timeout_s: seconds after which one request is given up.
+        at_once: the most requests under way at once.
+    """
+
+    url: str
+    model: str
+    key: str = ""
+    identity: str = ""
+    price_in: float = 0.0
+    price_out: float = 0.0
+    timeout_s: float = 120.0
+    at_once: int = 4
+    gate: threading.BoundedSemaphore = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make the gate, which all processes of one environment share."""
+        self.gate = threading.BoundedSemaphore(self.at_once)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What goes back into the box: an HTTP status and a JSON text."""
+
+    status: int
+    data: bytes
+
+    @staticmethod
+    def refused(status: int, message: str) -> "_Answer":
+        """Return an answer with an error, in the form of OpenAI's API."""
+        return _Answer(status, json.dumps({"error": {"message": message}}).encode())
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: nothing is asked but the address that the owner wrote."""
+
+    def redirect_request(
+        self, req: object, fp: object, code: object, msg: object, headers: object, newurl: object
+    ) -> None:
+        """Return None, which makes the redirect an error."""
+
+
+class Relay:
+    """The relay of one env process.
+
+    Args:
+        upstreams: name -> the model that may be asked by it.
+
+    Attributes:
+        meter: counts what was asked through this relay, and holds how much more may be.
+        ours, theirs: a pair of sockets; through `theirs` the parent of user code sends the
+            listening socket that user code can reach.
+    """
+
+    def __init__(self, upstreams: Mapping[str, Upstream]) -> None:
+        """Store the models; nothing is served before `serve`."""
+        self.upstreams = dict(upstreams)
+        self.meter = Meter()
+        self.ours, self.theirs = socket.socketpair()
+        # Anybody on this machine may reach the port where namespaces do not work.
+        self._token = secrets.token_urlsafe(24)
+        self._opener = urllib.request.build_opener(NoRedirects)
+        self._server: ThreadingHTTPServer | None = None
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variable that tells user code which models it may ask; without address
+        and key."""
+        known = {
+            name: {
+                "model": upstream.model,
+                "identity": upstream.identity,
+                "timeout_s": upstream.timeout_s,
+                "token": self._token,
+            }
+            for name, upstream in self.upstreams.items()
+        }
+        return {NAMES: json.dumps(known)}
+
+    def serve(self, seconds: float) -> None:
+        """Take the listening socket from the parent of user code and answer on it, in threads.
+
+        If none comes within `seconds`, nothing is served: the process has then failed to start.
+        """
+        self.ours.settimeout(seconds)
+        try:
+            _, descriptors, _, _ = socket.recv_fds(self.ours, 1, 1)
+        except OSError:
+            return
+        if descriptors:
+            self._server = _server_on(socket.socket(fileno=descriptors[0]), self)
+
+    def close(self) -> None:
+        """Stop answering."""
+        self.ours.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+    def answer(self, path: str, token: str, data: bytes) -> _Answer:
+        """Pass one question on and return what goes back into the box.
+
+        `path` and `token` are those of the request, `data` is its body.
+        """
+        name = path.removeprefix("/").removesuffix(CHAT)
+        upstream = self.upstreams.get(name)
+        if not hmac.compare_digest(token.encode(), f"Bearer {self._token}".encode()):
+            return _Answer.refused(401, "this port answers one env process alone")
+        if upstream is None or path != f"/{name}{CHAT}":
+            return _Answer.refused(404, f"nothing is asked here but /NAME{CHAT}")
+        try:
+            asked = json.loads(data)
+        except (ValueError, RecursionError):
+            asked = None
+        if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list):
+            return _Answer.refused(400, "a question is a JSON object with messages")
+        question = {key: asked[key] for key in PASSED if key in asked} | {"model": upstream.model}
+        with upstream.gate:
+            if not self.meter.admit():
+                return _Answer.refused(SPENT, "the run allows no more calls")
+            return self._ask(upstream, question)
+
+    def _ask(self, upstream: Upstream, question: dict[str, Any]) -> _Answer:
+        """Send a question to a model, once; count it if it is answered.
+
+        Nothing of a failure is passed on but its status: some servers repeat a part of the key.
+        """
+        headers = {"Content-Type": "application/json"}
+        if upstream.key:
+            headers["Authorization"] = f"Bearer {upstream.key}"
+        url = f"{upstream.url.rstrip('/')}/chat/completions"
+        request = urllib.request.Request(url, json.dumps(question).encode(), headers)
+        began = time.monotonic()
+        try:
+            with self._opener.open(request, timeout=upstream.timeout_s) as reply:
+                data = reply.read(MOST_ANSWERED + 1)
+            usage = _usage_in(data)
+        except urllib.error.HTTPError as error:
+            status = 502 if 300 <= error.code < 400 else error.code
+            return _Answer.refused(status, f"the endpoint answered {error.code}")
+        except _NO_ANSWER as error:
+            return _Answer.refused(504, f"the endpoint gave no answer: {type(error).__name__}")
+        prompt, completion, tokens = usage
+        cost = (prompt * upstream.price_in + completion * upstream.price_out) / 1e6
+        seconds = time.monotonic() - began
+        self.meter.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
+        if upstream.key:
+            data = data.replace(upstream.key.encode(), b"[secret]")
+        return _Answer(200, data)
+
+
+def _usage_in(data: bytes) -> tuple[int, int, int]:
+    """Return the tokens of prompt, answer and both that a reply says it took.
+
+    Raises ValueError or TypeError if the reply is too long, or no JSON object.
+    """
+    if len(data) > MOST_ANSWERED:
+        raise ValueError("the reply is too long")
+    reply = json.loads(data)
+    if not isinstance(reply, dict):
+        raise TypeError("the reply is no JSON object")
+    usage = reply.get("usage")
+    usage = usage if isinstance(usage, dict) else {}
+    prompt, completion, tokens = (
+        max(0, int(usage.get(f"{part}_tokens") or 0)) for part in ("prompt", "completion", "total")
+    )
+    return prompt, completion, tokens or prompt + completion
+
+
+def _server_on(listener: socket.socket, relay: Relay) -> ThreadingHTTPServer:
+    """Return an HTTP server that answers on a listening socket by `relay`, in threads of its
+    own."""
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = IDLE_SECONDS
+
+        def do_POST(self) -> None:
+            """Answer one question."""
+            length = self.headers.get("Content-Length", "")
+            if not (length.isascii() and length.isdigit() and int(length) <= MOST_ASKED):
+                answer = _Answer.refused(413, f"a question has at most {MOST_ASKED >> 20} MiB")
+            else:
+                data = self.rfile.read(int(length))
+                answer = relay.answer(self.path, self.headers.get("Authorization", ""), data)
+            self.send_response(answer.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer.data)))
+            self.end_headers()
+            self.wfile.write(answer.data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Write nothing: standard error may be anything here."""
+
+        def version_string(self) -> str:
+            """Tell nothing of this machine."""
+            return "relay"
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """Ignore a client that went away."""
+
+    server = Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="relay").start()
+    return server
