@@ -11,6 +11,7 @@ SFT = "sft"
 DPO = "dpo"
 GRPO = "grpo"
 DISTILL = "distill"
+PROMPT = "prompt"
 ROWS = (SFT, DPO)
 SAMPLED = (GRPO, DISTILL)
 ALL = (SFT, DPO, GRPO, DISTILL)
@@ -296,6 +297,27 @@ _LIST = (
         "tokens/s",
         ALL,
     ),
+    Metric(
+        "reward_before",
+        "Mean reward of the round's train tasks with the prompt that was taken up.",
+        "reward",
+        (PROMPT,),
+    ),
+    Metric(
+        "tried_reward",
+        "Mean reward of the same tasks with the prompt that the endpoint wrote.",
+        "reward",
+        (PROMPT,),
+    ),
+    Metric(
+        "chosen_reward",
+        "Mean reward of the best prompt so far on the tasks that choose.",
+        "reward",
+        (PROMPT,),
+    ),
+    Metric("rollouts", "Answers of the search so far.", "rollouts", (PROMPT,)),
+    Metric("reflection_calls", "Requests to the endpoint so far.", "requests", (PROMPT,)),
+    Metric("reflection_cost", "Money for them, by the prices of config.toml.", "money", (PROMPT,)),
     Metric(
         "heldout_success",
         "Share of held-out tasks solved, greedy, errors counted as not solved; of the half "

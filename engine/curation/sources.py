@@ -24,7 +24,9 @@ from engine.records.run_config import (
     DistillConfig,
     EvaluateConfig,
     GRPOConfig,
+    LearningConfig,
     ProbeConfig,
+    PromptConfig,
     RunConfig,
     TrainConfig,
 )
@@ -469,7 +471,7 @@ def _files_to_regrade(
     a pair (name, path). The name is that of the model that answered, e.g. "r-1@step20"; for
     rollouts it is e.g. "r-1, rollouts of step 20".
     """
-    if not isinstance(config, TrainConfig):
+    if not isinstance(config, LearningConfig):
         models = enumerate(config.model_refs)
         return [(model, run.model_evals(index)) for index, model in models], []
     if split == "train":
@@ -483,7 +485,7 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
     settings = config.settings
     # The config of a regraded evaluation holds the settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
-    if isinstance(config, TrainConfig) and split != "train":
+    if isinstance(config, LearningConfig) and split != "train":
         sampling |= _evaluation_sampling(run)
     return sampling
 
@@ -498,7 +500,7 @@ def _attempts_per_task(config: RunConfig, split: str) -> int:
         return 1  # SFT and DPO have no rollouts, so the number does not matter
     if isinstance(config, ProbeConfig):
         return config.settings.group_size
-    return config.attempts
+    return 1 if isinstance(config, PromptConfig) else config.attempts
 
 
 def _heldout_files(run: RunDir, start_model: str) -> tuple[list[tuple[str, Path]], list[str]]:

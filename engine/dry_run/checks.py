@@ -18,6 +18,7 @@ from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
+from engine.evidence.robustness.probe_calls import told_badly
 from engine.fast_paths.results import why_off
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.home.run_dir import Home
@@ -264,9 +265,18 @@ class DryRun:
         return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
 
     def check_wording(self) -> Outcome:
-        """Check whether all training rows share a text, e.g. a system prompt: the model may come to
-        depend on it."""
-        return judge_wording(required(self.facts.record), required(self.facts.resolved).settings)
+        """Whether all training rows share a text, on which the model may come to depend; and
+        whether the model was seen to do better in other words, so that a prompt alone may do."""
+        record = required(self.facts.record)
+        outcome = judge_wording(record, required(self.facts.resolved).settings)
+        told = told_badly(self.home, record.env_id, required(self.facts.model).ref)
+        if not told:
+            return outcome
+        fix = (
+            'Search for a prompt first (algorithm="prompt", its setting reflection names an '
+            "endpoint of config.toml that writes it), then train from the version that it makes."
+        )
+        return Outcome("warn", f"{told[0]} {outcome.detail}", fix)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """Return one row as SFT would train on it; {} if there is none."""

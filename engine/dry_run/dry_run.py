@@ -11,11 +11,12 @@ from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.dry_run.checks import DryRun
 from engine.dry_run.plan import dry_run_plan
+from engine.dry_run.prompt_check import dry_run_prompt
 from engine.dry_run.report import report_of, results_of
 from engine.dry_run.trials import try_model
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
-from engine.records.settings import GivenSettings
+from engine.records.settings import PROMPT, GivenSettings
 from engine.runs.submit.requests import DryRunRequest
 
 MOST_SAMPLES = 256
@@ -41,6 +42,8 @@ def dry_run_request(
     _check_samples(request.samples)
     if request.is_plan:
         return dry_run_plan(home, request, began, cap_function)
+    if request.algorithm == PROMPT:
+        return dry_run_prompt(home, request)
     run = DryRun(home, request.env_id, request.model, request.algorithm, dict(request.settings))
     run.run_checks(began)
     report = report_of(run)  # made before the probe, so that a second call gives the same hash

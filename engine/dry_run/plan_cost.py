@@ -10,6 +10,8 @@ from engine.endpoints.references import is_endpoint
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.records.estimate import Estimate, Range
+from engine.records.settings import PROMPT
+from engine.runs.prompts.submit import estimate_search
 from engine.runs.submit import plans
 from engine.runs.submit.evaluation import estimate_endpoint
 from engine.runs.submit.plans import PlanTraining, ResolvedSteps
@@ -24,12 +26,15 @@ def estimate_request(home: Home, request: TrainRequest) -> Reply:
 
     Raises UserError if a submit would refuse an environment, a model or the settings.
     """
+    trains = request.is_plan or request.algorithm == PROMPT
     # A model behind a URL cannot be trained, only evaluated.
-    if is_endpoint(request.model) and not request.is_plan:
+    if is_endpoint(request.model) and not trains:
         asked = EvaluationRequest(request.env_id, [request.model], settings=request.settings)
         return estimate_endpoint(home, asked)
     if request.is_plan:
         return estimate_plan(home, request)
+    if request.algorithm == PROMPT:
+        return estimate_search(home, request)
     return estimate.estimate_cost(
         home, request.env_id, request.model, request.algorithm, request.settings
     )

@@ -39,6 +39,10 @@ _SHOWN_SETTINGS = frozenset(
         "max_turns",
         "beta",
         "teacher",
+        "reflection",
+        "max_rollouts",
+        "max_calls",
+        "select_rows",
     }
 )
 _FAULTY = ("warn", "risk")  # verdicts of audit probes that stay in a shortened reply

@@ -3,6 +3,7 @@ No torch. Start with `play.py`.
 
     chat_client.py  one request: its form, its retries, what came back
     answered.py     what was answered so far, also before an interruption, and what may be spent
+    metered.py      one turn asked once, within the caps of the run
     checks.py       what a model behind a URL cannot be asked
     judges.py       judges by the name of an endpoint, in an env process and outside of one
     play.py         tasks of an environment played and scored, as rows of an evaluation

@@ -10,14 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from engine.endpoints.answered import (
-    Answered,
-    OutOfBudget,
-    hash_of,
-    most_tokens_in,
-)
-from engine.endpoints.chat_client import Cancelled, ChatClient, Refused, to_openai
-from engine.endpoints.references import cost_of
+from engine.endpoints.answered import Answered, OutOfBudget
+from engine.endpoints.chat_client import Cancelled, ChatClient, Refused
+from engine.endpoints.metered import Request, ask_once
 from engine.records.lines.answer import StopReason
 from engine.records.lines.endpoint_call import EndpointCall
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -220,45 +215,9 @@ class Player:
         """Return the model's next turn: the stored answer, if the same request was answered before
         an interruption; else ask for it now."""
         messages = [*asked_prompt(rollout.task), *rollout.messages]
-        options = self._options(rollout.attempt)
-        request: JsonObject = {
-            "messages": [to_openai(message) for message in messages],
-            "tools": rollout.tools,
-            "options": options,
-        }
-        digest = hash_of(request)
+        request = Request(messages, rollout.tools, self._options(rollout.attempt))
         place = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
-        known = self._answered.find(place, digest)
-        if known is not None:
-            return known
-        most_in = most_tokens_in(request)
-        most_cost = cost_of(self.endpoint, most_in, options["max_tokens"])
-        self._answered.admit(most_cost)
-        try:
-            turn = self.client.ask(messages, rollout.tools, options)
-        except BaseException:
-            self._answered.drop(most_cost)
-            raise
-        # If the server does not count tokens, the most that there can be are counted.
-        tokens_in = most_in if turn.tokens_in is None else turn.tokens_in
-        tokens_out = options["max_tokens"] if turn.tokens_out is None else turn.tokens_out
-        call = EndpointCall(
-            model=self.ref,
-            task=rollout.task["id"],
-            attempt=rollout.attempt,
-            turn=rollout.turns,
-            request=digest,
-            message=turn.message,
-            invalid_calls=turn.invalid_calls or None,
-            is_cut=turn.is_cut,
-            tokens_in=tokens_in,
-            tokens_out=tokens_out,
-            cost=cost_of(self.endpoint, tokens_in, tokens_out),
-            seconds=round(turn.seconds, 3),
-            retries=turn.retries,
-        )
-        self._answered.keep(call, most_cost)
-        return call
+        return ask_once(self.client, self._answered, place, request)
 
     def _options(self, attempt: int) -> JsonObject:
         """Make the parameters of a request. A single attempt takes the likeliest tokens; several

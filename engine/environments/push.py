@@ -298,6 +298,7 @@ class _Played:
         split: the sides, and how they were decided.
         audit: the content of audit.json.
         isolation: how the process was isolated, in words.
+        prompt_of: the version that is the same but for the texts of [prompt]; "" for none.
     """
 
     description: EnvDescription
@@ -305,6 +306,7 @@ class _Played:
     split: Split
     audit: JsonObject
     isolation: str
+    prompt_of: str = ""
 
 
 def _play(draft: Draft) -> _Played:
@@ -328,6 +330,9 @@ def _play(draft: Draft) -> _Played:
         task_rows.add_gold(env, rows, env_kind, draft)
         if draft.settings.drop_leaks:
             split = task_rows.drop_leaks(rows, named_splits, split, draft)
+        # Only now, so that sides and leaks are those of the same tasks without these texts.
+        description = task_rows.put_prompt(rows, description, draft.settings.prompt)
+        prompt_of = task_rows.prompt_source(rows, draft)
         draft.warnings += family_hint(rows)
         draft.problems += task_rows.scorer_problem(rows, kind, draft)
         audit = push_audit.run_audit(env, rows, env_kind, second_process, draft)
@@ -339,6 +344,7 @@ def _play(draft: Draft) -> _Played:
         split=split,
         audit=audit,
         isolation=isolation,
+        prompt_of=prompt_of,
     )
 
 
@@ -382,6 +388,7 @@ def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> En
         params=_params_as_json(settings),
         rows=played.split.counts(),
         split=played.split.source,
+        prompt_of=played.prompt_of,
         contamination=contamination,
         files=len(copied.files),
         size=copied.size,

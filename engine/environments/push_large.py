@@ -67,12 +67,13 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
 
 def _refuse_split_settings(draft: Draft) -> None:
     """Raise UserError DATASET_INVALID if `environment.toml` has a setting that works only on data
-    that are copied: `scorer`, `drop_leaks`, or a share of the rows as dev tasks."""
+    that are copied: `scorer`, `drop_leaks`, `[prompt]`, or a share of the rows as dev tasks."""
     settings = draft.settings
     switched_on = {
         "scorer": bool(settings.scorer),
         "drop_leaks under [split]": settings.drop_leaks,
         "dev under [split]": settings.dev_share > 0,
+        "[prompt]": settings.prompt is not None,
     }
     refused_names = [name for name, is_on in switched_on.items() if is_on]
     if refused_names:

@@ -10,23 +10,85 @@ from pathlib import Path
 
 from engine.core import split
 from engine.core.errors import UserError
+from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.evidence.overlap import overlap
 from engine.evidence.overlap.leaks import asked_once, leaking_pairs
+from engine.wording.prompt_texts import SYSTEM, as_texts, prompt_with, tools_with
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
-from envs.config.settings import SCORERS
+from envs.config.settings import FILE, SCORERS, Prompt
 from envs.dataset import data_files, read_rows
 from envs.host.loader import ENTRY
 from envs.host.process import EnvProcess, EpisodeFailed
-from envs.json_types import ChatMessage, TaskRow
+from envs.json_types import ChatMessage, EnvDescription, TaskRow
 from envs.scored_rows import fitting_scorer
+from envs.tool_schemas import tools_of
 
 GIVE_UP_REPLAYS = 20  # failures after which the remaining reference answers are not replayed
 _MOST_PROBLEMS = 5  # failures that the reply lists
 _MOST_LEAKS = 20  # pairs of a training row and a held-out task that the reply lists
 _LEAST_SCAN_S = 0.1  # seconds for the search for such pairs, however little time is left
 _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # characters kept of a failure's text
+
+
+def put_prompt(
+    rows: list[TaskRow], description: EnvDescription, texts_given: Prompt | None
+) -> EnvDescription:
+    """Put the texts of [prompt] in environment.toml into the rows, and into the tools of what the
+    environment says of itself, which is returned. Nothing changes without that table.
+
+    Raises EnvProblem ENV_INVALID for a text of a tool that no task has.
+    """
+    if texts_given is None:
+        return description
+    texts = as_texts(texts_given.system, texts_given.tools)
+    tools = description["tools"]
+    names = {
+        tool.get("function", tool).get("name") for row in rows for tool in tools_of(row, tools)
+    }
+    unknown = [name for name in texts_given.tools if name not in names]
+    if unknown:
+        known = ", ".join(sorted(names)) or "none"
+        raise EnvProblem(
+            "ENV_INVALID", f"[prompt.tools] names {unknown[0]!r}; there are: {known}", file=FILE
+        )
+    for row in rows:
+        prompt = prompt_with(row["prompt"], texts)
+        if row.get("gold"):
+            row["gold"] = [*prompt, *row["gold"][len(row["prompt"]) :]]
+        row["prompt"] = prompt
+        own_tools = tools_of(row, tools)
+        if own_tools is not tools:  # of this row alone
+            row["tools"] = tools_with(own_tools, texts)
+    return {**description, "tools": tools_with(tools, texts)}
+
+
+def prompt_source(rows: Sequence[TaskRow], draft: Draft) -> str:
+    """The id of the version that these rows are of but for the texts of [prompt], as `of` in
+    environment.toml names it; "" where it names none, or one that is not here or asks other
+    tasks, of which the draft gets a warning."""
+    prompt = draft.settings.prompt
+    if prompt is None or not prompt.of:
+        return ""
+    name, _, hash12 = prompt.of.partition("@")
+    try:
+        stored = registry.read_tasks(registry.read_version(draft.home, name, hash12))
+    except UserError:
+        stored = []
+    if _without_system(stored) == _without_system(rows):
+        return prompt.of
+    draft.warnings.append(
+        f"[prompt] is of {prompt.of}, which is not here or asks other tasks: the two versions "
+        "cannot be compared task by task"
+    )
+    return ""
+
+
+def _without_system(rows: Sequence[TaskRow]) -> list[object]:
+    """What the rows ask beside their system messages: id, side, messages, answer."""
+    bare = {SYSTEM: ""}
+    return [[row["id"], row["split"], prompt_with(row["prompt"], bare)] for row in rows]
 
 
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:

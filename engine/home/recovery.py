@@ -284,7 +284,7 @@ def _config_columns(config: "RunConfig") -> Columns:
 
 def _device_count(config: "RunConfig") -> int:
     """Return how many devices a run is to have; 0 if it asks only models behind a URL."""
-    if config.kind != "train":
+    if config.kind != "train" or config.algorithm == "prompt":
         return int(config.needs_device)
     # A CPU is one device, however many processes (`gpus`) share it.
     return config.settings.gpus if config.device != "cpu" else 1
@@ -292,7 +292,7 @@ def _device_count(config: "RunConfig") -> int:
 
 def _estimated_hours(config: "RunConfig") -> float:
     """Return the device hours that a run was expected to take; 0 if its config does not say."""
-    if config.kind == "train":
+    if config.kind == "train" and config.algorithm != "prompt":
         return config.estimate.gpu_hours.likely
     return getattr(config, "estimated_hours", 0.0)  # a probe and a regrade have no estimate
 

@@ -387,6 +387,16 @@ class RunDir:
         return self.path / "endpoint_calls.jsonl"
 
     @property
+    def prompts(self) -> Path:
+        """The prompts that a search tried, a line for each."""
+        return self.path / "prompts.jsonl"
+
+    @property
+    def search(self) -> Path:
+        """Where a search for a prompt keeps what it goes on from."""
+        return self.path / "search"
+
+    @property
     def rollouts_dir(self) -> Path:
         """The folder of the rollouts of training steps, a file for each step."""
         return self.path / "rollouts"

@@ -25,7 +25,7 @@ NEEDED = {"cpu": 3 * GB, "gpu": 12 * GB}
 PROOF = (
     "import torch, transformers, peft, gguf; print(torch.__version__, torch.cuda.is_available())"
 )
-EXTRAS = ("train", "gguf")  # what workers and the importer of GGUF files need
+EXTRAS = ("train", "gguf", "prompt")  # what workers and the importer of GGUF files need
 # For machines with a GPU: fused kernels, which do in one launch what torch does in several, and
 # 4-bit weights.
 GPU_EXTRAS = ("gpu", "nf4")

@@ -59,6 +59,8 @@ def trainer_command(home: Home, algorithm: str, gpus: int = 1) -> list[str]:
     """
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
+    if gpus == 0 and algorithm == "prompt":
+        return [sys.executable, "-P", *programs.command("prompter")]
     if gpus == 0:  # the run only asks models behind a URL
         return [sys.executable, "-P", *programs.command("asker")]
     return [worker_python(home), "-P", *programs.command("trainer")]
@@ -301,6 +303,7 @@ def missing_secrets(run: RunDir) -> list[str]:
         DistillConfig,
         EndpointTeacher,
         EvaluateConfig,
+        PromptConfig,
     )
 
     config = run.find_config()
@@ -312,7 +315,7 @@ def missing_secrets(run: RunDir) -> list[str]:
         names = []
     missing = [name for name in names if not os.environ.get(name)]
     key_names = _keys_of_endpoints(run.home, Path(config.env_dir) / "source")
-    if isinstance(config, EvaluateConfig):
+    if isinstance(config, EvaluateConfig | PromptConfig):
         key_names |= {endpoint.key_env for endpoint in config.endpoints.values()}
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
         key_names.add(config.teacher.key_env)
@@ -443,10 +446,13 @@ def _endpoint_keys(run: RunDir) -> dict[str, str]:
     They are read here and passed on as environment variables, because a file `.env` that this
     process finds may not be found from the run's folder.
     """
-    from engine.records.run_config import EvaluateConfig  # noqa: PLC0415 - it loads pydantic
+    from engine.records.run_config import (  # noqa: PLC0415 - it loads pydantic
+        EvaluateConfig,
+        PromptConfig,
+    )
 
     config = run.find_config()
-    if not isinstance(config, EvaluateConfig):
+    if not isinstance(config, EvaluateConfig | PromptConfig):
         return {}
     names = {endpoint.key_env for endpoint in config.endpoints.values()} - {""}
     return {name: key_of(run.home.root, name) for name in names}

@@ -31,6 +31,8 @@ class EnvVersion(Record):
         params: the arguments of `load_environment`, from environment.toml.
         rows: split (train, heldout, and perhaps dev) -> number of task rows.
         split: how the split was decided, in words.
+        prompt_of: the version that asks the same tasks in other words of [prompt] in
+            environment.toml; "" if none is known.
         contamination: which training rows and held-out tasks overlap
             (engine/evidence/overlap/overlap.py); empty if they were not compared.
         data: large data files that are part of the version but are not copied, with the number of
@@ -55,6 +57,7 @@ class EnvVersion(Record):
     params: JsonObject = Field(default_factory=dict)
     rows: dict[str, int]
     split: str = ""
+    prompt_of: str = ""
     contamination: JsonObject = Field(default_factory=dict)
     data: tuple[IndexedFile, ...] = ()
     distinct_prompts: int = 0

@@ -15,6 +15,7 @@ from engine.records.settings import (
     DPOSettings,
     EvaluationSettings,
     GRPOSettings,
+    PromptSettings,
     SFTSettings,
 )
 from engine.wording.kinds import Kind
@@ -316,6 +317,46 @@ class EvaluateConfig(RunConfigBase):
         return len(self.endpoints) < len(self.models)
 
 
+class PromptConfig(RunConfigBase):
+    """A search for a better prompt, which trains no weights.
+
+    Attributes:
+        models: the one model that is asked.
+        reflection: the model behind a URL that reads its answers and writes prompts.
+        estimated_hours: the device hours that it is likely to take.
+    """
+
+    kind: Literal["train"]
+    algorithm: Literal["prompt"]
+    models: list[ModelEntry] = Field(min_length=1, max_length=1)
+    reflection: EndpointEntry
+    settings: PromptSettings
+    note: str = ""
+    expect: str = ""
+    parent: str = ""
+    estimated_hours: float = 0.0
+
+    @property
+    def model(self) -> str:
+        """The reference of the model that is asked."""
+        return self.models[0].ref
+
+    @property
+    def model_refs(self) -> list[str]:
+        return [self.model]
+
+    @property
+    def endpoints(self) -> dict[str, EndpointEntry]:
+        """The models behind a URL, by their reference."""
+        asked = self.models[0].endpoint
+        own = {self.model: asked} if asked is not None else {}
+        return {self.settings.reflection: self.reflection, **own}
+
+    @property
+    def needs_device(self) -> bool:
+        return self.models[0].endpoint is None
+
+
 class RegradeConfig(RunConfigBase):
     """The config of a regrade: another environment version scores stored answers of a run.
 
@@ -366,7 +407,8 @@ class ProbeConfig(RunConfigBase):
 
 TrainConfig = SFTConfig | DPOConfig | GRPOConfig | DistillConfig
 AskingConfig = EvaluateConfig | RegradeConfig | ProbeConfig
-RunConfig = TrainConfig | AskingConfig
+LearningConfig = TrainConfig | PromptConfig  # runs that are held against their own start
+RunConfig = LearningConfig | AskingConfig
 
 _ANY_CONFIG: TypeAdapter[RunConfig] = TypeAdapter(
     Annotated[RunConfig, Field(discriminator="algorithm")]

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from pydantic.fields import Field, FieldInfo
 
 ALGORITHMS = ("sft", "dpo", "grpo", "distill")
+PROMPT = "prompt"  # it trains no weights: it searches for a better prompt
 ROW_ALGORITHMS = ("sft", "dpo")  # they learn from existing rows
 REPLAYING_ALGORITHMS = ("sft", "grpo")  # they have the setting `keep`
 SAMPLING_ALGORITHMS = ("grpo", "distill")  # they learn from answers that they sample
@@ -118,6 +119,7 @@ USUAL_KEEP, USUAL_GRPO_KEEP, HARMLESS_STEPS = 0.35, 0.1, 10
 StopText = Annotated[str, Field(min_length=1, max_length=64)]
 TeacherName = Annotated[str, Field(min_length=1, max_length=4096)]
 TeacherText = Annotated[str, Field(max_length=200)]
+EndpointName = Annotated[str, Field(min_length=1, max_length=200)]
 EnvName = Annotated[str, Field(max_length=200)]
 # "" or a variable whose name begins with TEACHER_, so that a caller cannot make the server send any
 # other secret to a URL.
@@ -152,37 +154,6 @@ def _min_p() -> Any:
     )
 
 
-def _score_workers() -> Any:
-    """Make the field of score_workers, which is the same for training and for evaluations."""
-    return _setting(
-        "Env processes that score at once.",
-        "1 for scores under 0.02 s, else the cores (with network x 4), at most 32",
-        default=1,
-        ge=1,
-        le=64,
-    )
-
-
-def _max_judge_calls() -> Any:
-    """Make the field of max_judge_calls, which is the same for training and for evaluations."""
-    return _setting(
-        "Most requests to judges (envs.judge); more end the run.",
-        "no limit",
-        default=None,
-        ge=1,
-    )
-
-
-def _max_judge_cost() -> Any:
-    """Make the field of max_judge_cost, which is the same for training and for evaluations."""
-    return _setting(
-        "Most money for them, by the judges' prices.",
-        "no limit",
-        default=None,
-        gt=0,
-    )
-
-
 def _keep(description: str, usual: float) -> Any:
     """Make the field of `keep` (the share of replayed rows) for one algorithm.
 
@@ -197,7 +168,42 @@ def _keep(description: str, usual: float) -> Any:
     )
 
 
-class CommonSettings(Settings):
+class AnswerSettings(Settings):
+    """How long an answer may get."""
+
+    max_tokens: int = _setting(
+        "Longest assistant turn in tokens.",
+        "twice the longest reference turn, from 16 to 1024, or what 19 in 20 need; 256 without one",
+        ge=1,
+    )
+    stop: list[StopText] = _setting(
+        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
+    )
+    thinking: bool = _setting("Let the model fill its think block.", "false")
+    max_turns: int = _setting(
+        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
+    )
+
+
+class ScoringSettings(Settings):
+    """How answers are scored."""
+
+    score_workers: int = _setting(
+        "Env processes that score at once.",
+        "1 for scores under 0.02 s, else the cores (with network x 4), at most 32",
+        default=1,
+        ge=1,
+        le=64,
+    )
+    max_judge_calls: int | None = _setting(
+        "Most requests to judges (envs.judge); more end the run.", "no limit", default=None, ge=1
+    )
+    max_judge_cost: float | None = _setting(
+        "Most money for them, by the judges' prices.", "no limit", default=None, gt=0
+    )
+
+
+class CommonSettings(ScoringSettings):
     """Settings of every trainer."""
 
     learning_rate: float = _setting(
@@ -293,9 +299,6 @@ class CommonSettings(Settings):
         "true where the model fits only so",
         default=False,
     )
-    score_workers: int = _score_workers()
-    max_judge_calls: int | None = _max_judge_calls()
-    max_judge_cost: float | None = _max_judge_cost()
     stop_early: Literal["none", "heldout", "alert"] = _setting(
         "heldout: end the run once three evaluations in a row brought neither a better score nor, "
         "unless every task is solved, a clearly smaller loss; alert: end it, with checkpoint and "
@@ -382,25 +385,13 @@ class DPOSettings(RowSettings):
     )
 
 
-class RolloutSettings(CommonSettings):
+class RolloutSettings(AnswerSettings, CommonSettings):
     """Settings of training on completions that the policy samples: GRPO, distillation."""
 
     steps: int = _setting("Optimizer batches.", "60", ge=1, le=1_000_000)
     prompts_per_step: int = _setting("Tasks per step.", "16, at most the train rows", ge=1)
-    max_tokens: int = _setting(
-        "Longest assistant turn in tokens.",
-        "twice the longest reference turn, from 16 to 1024, or what 19 in 20 need; 256 without one",
-        ge=1,
-    )
-    stop: list[StopText] = _setting(
-        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
-    )
     tis_cap: float = _setting(
         "Largest weight that corrects for the sampler's own probabilities.", "2", ge=1, le=100
-    )
-    thinking: bool = _setting("Let the model fill its think block.", "false")
-    max_turns: int = _setting(
-        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
     )
     max_reward_errors: float = _setting(
         "The run fails when a larger share of its scores raised or hung, from 32 of them on.",
@@ -488,31 +479,16 @@ class DistillSettings(RolloutSettings):
     group_size: int = _setting("Completions of each task.", "4", ge=1, le=512)
 
 
-class SamplingSettings(Settings):
+class SamplingSettings(AnswerSettings, ScoringSettings):
     """Settings of an evaluation: how a model is asked."""
 
-    max_tokens: int = _setting(
-        "Longest assistant turn in tokens.",
-        "twice the longest reference turn, from 16 to 1024, or what 19 in 20 need; 256 without one",
-        ge=1,
-    )
     temperature: float = _setting(
         "Sampling temperature; one attempt is greedy.", "0 for one attempt, else 1", ge=0, le=2
     )
     top_p: float = _setting("Share of probability sampled from.", "1", gt=0, le=1)
     top_k: int = _top_k()
     min_p: float = _min_p()
-    stop: list[StopText] = _setting(
-        "Texts that end a turn, beside the end-of-turn token.", "none", max_length=8
-    )
-    thinking: bool = _setting("Let the model fill its think block.", "false")
-    max_turns: int = _setting(
-        "Most assistant turns of an episode (multi-turn environments).", "8", ge=1, le=64
-    )
     seed: int = _setting("Decides the samples of several attempts.", "0", ge=0, le=2**31 - 1)
-    score_workers: int = _score_workers()
-    max_judge_calls: int | None = _max_judge_calls()
-    max_judge_cost: float | None = _max_judge_cost()
     max_calls: int | None = _setting(
         "Most turns of openai: models; the run then ends.",
         "no limit",
@@ -528,6 +504,48 @@ class EvaluationSettings(SamplingSettings):
     max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=1)
 
 
+class PromptSettings(AnswerSettings, ScoringSettings):
+    """Settings of the search for a better prompt, in which no weight is trained."""
+
+    reflection: EndpointName = _setting(
+        "The endpoint of config.toml that reads answers and writes prompts.",
+        "none: it must be given",
+    )
+    max_rollouts: int = _setting(
+        "Most answers of the model, beside those to held-out tasks.",
+        "4 x select_rows + 24 x prompts_per_step",
+        ge=3,
+    )
+    max_calls: int = _setting("Most requests to the endpoint.", "20", ge=1, le=10_000)
+    max_cost: float | None = _setting("Most money for all models behind a URL.", "no limit", gt=0)
+    reflection_tokens: int = _setting("Longest answer of the endpoint.", "2048", ge=64, le=65_536)
+    prompts_per_step: int = _setting(
+        "Train tasks that a new prompt is written from and tried on.",
+        "4, at most half of the train rows",
+        ge=1,
+        le=64,
+    )
+    select_rows: int = _setting(
+        "Dev rows that choose; without any, train rows that the endpoint never sees.",
+        "30, at most half of the train rows",
+        ge=1,
+    )
+    tool_texts: bool = _setting(
+        "Rewrite what tools say of themselves too.", "true where the environment has tools"
+    )
+    eval_rows: int = _setting(
+        "Held-out rows, asked with the old prompt and with the new one.",
+        "all, at most 400",
+        ge=0,
+        given_from=1,
+    )
+    max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=8)
+    seed: int = _setting("Decides which rows are drawn.", "0", ge=0, le=2**31 - 1)
+    accept_reward_risk: bool = _setting(
+        "Search although the reward audit fails; the verdict says so.", "false"
+    )
+
+
 TrainSettings = SFTSettings | DPOSettings | GRPOSettings | DistillSettings
 
 TRAINERS: dict[str, type[TrainSettings]] = {
@@ -537,6 +555,7 @@ TRAINERS: dict[str, type[TrainSettings]] = {
     "distill": DistillSettings,
 }
 SCHEMAS: dict[str, type[Settings]] = {**TRAINERS, "evaluate": SamplingSettings}
+SCHEMAS[PROMPT] = PromptSettings
 
 
 def _with_optional_fields(schema: type[Settings]) -> type[Settings]:

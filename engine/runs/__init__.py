@@ -1,5 +1,6 @@
 """The life of a run outside its processes: submit, look, wait, cancel, delete, score again. Start
-with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations share in `evaluation/`.
+with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations share in `evaluation/`,
+a search for a prompt in `prompts/`.
 
     deletion.py        runs thrown away: what stands against it, what stays
     diff.py            two trainings side by side before either has a result
@@ -11,5 +12,4 @@ with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations sha
     rerun.py           a training run once more, with the same versions and settings
     plan_status.py     where a plan stands: a verdict per step
     run_status.py      where a run stands, as a client sees it
-    stored_answers.py  stored answers scored by an env process; a sample of the last exam again
 """

@@ -30,13 +30,15 @@ from engine.pace.progress import (
 )
 from engine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
+from engine.records.settings import PROMPT
 from engine.runs import plan_status
 from engine.runs.overview import overview
 from engine.runs.run_status import status_of
 from engine.runs.submit.admission import check_texts
 from engine.runs.submit.evaluation import submit_evaluation
-from engine.runs.submit.plans import submit
+from engine.runs.submit.plans import submit as submit_training
 from engine.runs.submit.probe import submit_probe
+from engine.runs.submit.requests import TrainRequest
 
 __all__ = [
     "cancel",
@@ -57,6 +59,17 @@ _REPORT_S = 1.0  # how often a wait reports progress if nothing has changed
 # States of an open run that nobody has asked to stop.
 _WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
 _EVENT_KEYS = ("event", "time", "message")  # every event has these; its other keys hold its values
+
+
+def submit(home: Home, request: TrainRequest) -> Reply:
+    """Queue a training run, a plan of several, a search for a prompt, or a new attempt of one;
+    returns the reply about it. Raises the errors of the function that does it."""
+    if request.algorithm == PROMPT and not request.resume and not request.is_plan:
+        # Imported late: few calls need it, and it brings a client for HTTP.
+        from engine.runs.prompts.submit import submit_search  # noqa: PLC0415
+
+        return submit_search(home, request)
+    return submit_training(home, request)
 
 
 def status(home: Home, run_id: str) -> Reply:

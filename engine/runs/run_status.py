@@ -537,4 +537,6 @@ def _ended_early(row: RunRow, status: Reply) -> str:
     step, total_steps = status["step"], status["total_steps"]
     if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""
+    if row.algorithm == "prompt":  # its result says what ended it
+        return ""
     return f" (stop_early ended it at step {step} of {total_steps})"

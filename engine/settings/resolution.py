@@ -19,17 +19,21 @@ from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
     ALGORITHMS,
     GIVEN,
+    PROMPT,
     SCHEMAS,
     TRAINERS,
+    AnswerSettings,
     CommonSettings,
     DistillSettings,
     DPOSettings,
     GivenSettings,
     GRPOSettings,
+    PromptSettings,
     Reasoning,
     RolloutSettings,
     RowSettings,
     SamplingSettings,
+    ScoringSettings,
     Settings,
     SFTSettings,
     TrainSettings,
@@ -42,7 +46,7 @@ from engine.settings.value_errors import invalid_values_error, range_in_brief
 _EXPLAINED = 4  # the most settings that are explained one by one
 _MOST_NAMES, _NAME_CHARS = 6, 40  # the most names in a list, and characters of a name
 _HINT_CHARS = 600  # the most characters of a hint
-SETTINGS_PAGES = (*ALGORITHMS, "evaluate")  # each has a page of its settings
+SETTINGS_PAGES = (*ALGORITHMS, PROMPT, "evaluate")  # each has a page of its settings
 _INTRODUCTION = (
     "# Settings\n\nEvery setting may be left out; `dry_run` shows the value chosen and its source. "
     "A name that is not here is refused."
@@ -100,10 +104,17 @@ def check_algorithm(algorithm: str) -> None:
     """Raise UserError BAD_ARGUMENT unless `algorithm` is one of ALGORITHMS."""
     if algorithm in ALGORITHMS:
         return
+    if algorithm == PROMPT:
+        raise UserError(
+            "BAD_ARGUMENT",
+            "prompt makes no model, so it is no step of a plan",
+            hint="Submit it by itself; then train from the environment version that it makes.",
+            field="algorithm",
+        )
     meant_algorithm = aliases.suggest_algorithm(str(algorithm))
     raise UserError(
         "BAD_ARGUMENT",
-        f"algorithm {algorithm!r} does not exist; there are {', '.join(ALGORITHMS)}",
+        f"algorithm {algorithm!r} does not exist; there are {', '.join((*ALGORITHMS, PROMPT))}",
         hint=Hint(
             f"Use {meant_algorithm}." if meant_algorithm else "Use one of these.",
             change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
@@ -128,7 +139,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
             hint='Give an object, as in settings={"learning_rate": 1e-4}.',
             field="settings",
         )
-    if algorithm != "evaluate":
+    if algorithm not in ("evaluate", PROMPT):
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
@@ -359,6 +370,8 @@ def _other_owner(name: str, algorithm: str) -> str:
     it, or if `algorithm` has it, possibly under another name.
     """
     owners = [candidate for candidate in ALGORITHMS if name in SCHEMAS[candidate].model_fields]
+    if not owners and algorithm != PROMPT and name in PromptSettings.model_fields:
+        return PROMPT
     if not owners or algorithm in owners:
         return ""
     if aliases.other_name(name, algorithm, SCHEMAS[algorithm].model_fields):
@@ -403,18 +416,29 @@ class _Table:
 
 def _tables() -> list[_Table]:
     """Make every table of settings; tables of several algorithms come before those of one."""
-    common, of_rows, of_rollouts = (
-        tuple(schema.model_fields) for schema in (CommonSettings, RowSettings, RolloutSettings)
+    answers, scoring, common, of_rows, of_rollouts = (
+        tuple(schema.model_fields)
+        for schema in (
+            AnswerSettings,
+            ScoringSettings,
+            CommonSettings,
+            RowSettings,
+            RolloutSettings,
+        )
     )
+    asking, shared = ("grpo", "distill", PROMPT, "evaluate"), (*answers, *scoring)
     return [
-        _Table("All algorithms", CommonSettings, ALGORITHMS),
+        _Table("All algorithms", CommonSettings, ALGORITHMS, scoring),
+        _Table("Scoring", ScoringSettings, (*ALGORITHMS, PROMPT, "evaluate")),
+        _Table("Answers", AnswerSettings, asking),
         _Table("SFT and DPO", RowSettings, ("sft", "dpo"), common),
         _Table("SFT", SFTSettings, ("sft",), of_rows),
         _Table("DPO", DPOSettings, ("dpo",), of_rows),
-        _Table("GRPO and distillation", RolloutSettings, ("grpo", "distill"), common),
+        _Table("GRPO and distillation", RolloutSettings, ("grpo", "distill"), (*answers, *common)),
         _Table("GRPO", GRPOSettings, ("grpo",), of_rollouts),
         _Table("Distillation", DistillSettings, ("distill",), of_rollouts),
-        _Table("Evaluation", SamplingSettings, ("evaluate",)),
+        _Table("Search for a prompt", PromptSettings, (PROMPT,), shared),
+        _Table("Evaluation", SamplingSettings, ("evaluate",), shared),
     ]
 
 

@@ -6,7 +6,7 @@ each a training loop from top to bottom.
     components.py    base, renderer, environment, sampler, made ready
     distill.py       on-policy distillation, top to bottom
     dpo.py           direct preference optimisation, top to bottom
-    evaluate.py      evaluations and probes
+    evaluate.py      evaluations, probes, searches for a prompt
     grpo.py          group relative policy optimisation, top to bottom
     manifest.py      what was trained on what, with what
     probe_speed.py   how fast this machine is

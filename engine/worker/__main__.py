@@ -26,7 +26,7 @@ from engine.worker.core.failures import explain
 from engine.worker.core.job import Job, Result, Stopped
 from engine.worker.distill import train as train_distill
 from engine.worker.dpo import train as train_dpo
-from engine.worker.evaluate import evaluate, probe
+from engine.worker.evaluate import evaluate, probe, search_prompt
 from engine.worker.grpo import train as train_grpo
 from engine.worker.sft import train as train_sft
 
@@ -38,6 +38,7 @@ LOOPS: dict[str, Callable[[Job[Any]], Result]] = {
     "dpo": train_dpo,
     "grpo": train_grpo,
     "distill": train_distill,
+    "prompt": search_prompt,
     "evaluate": evaluate,
     "probe": probe,
 }

@@ -24,6 +24,7 @@ from engine.records.run_config import (
     EvaluateConfig,
     GRPOConfig,
     ProbeConfig,
+    PromptConfig,
     RegradeConfig,
     RunConfig,
     SFTConfig,
@@ -116,8 +117,8 @@ class Loading:
 def loading_of(config: RunConfig) -> Loading:
     """Return how a run loads its base model, from the run's config.
 
-    Evaluations have no settings for precision and quantization, and DPO has none for thinking;
-    these keep their defaults.
+    Evaluations and searches for prompts have no settings for precision and quantization, and DPO
+    has none for thinking; these keep their defaults.
 
     Raises:
         ValueError: for a regrade, which loads no model.
@@ -148,7 +149,7 @@ def loading_of(config: RunConfig) -> Loading:
                 steps=settings.steps,
                 thinking=settings.thinking,
             )
-        case EvaluateConfig(settings=settings):
+        case EvaluateConfig(settings=settings) | PromptConfig(settings=settings):
             return Loading(thinking=settings.thinking)
         case RegradeConfig():
             raise ValueError("stored answers are scored again without a model")

@@ -1,4 +1,5 @@
-"""Evaluates any models on one environment, and probes whether GRPO could learn something there.
+"""Evaluates any models on one environment, probes whether GRPO could learn something there, and
+searches for a better prompt.
 
 Every model plays the same tasks with the same sampling parameters. Models that share a base are
 played on one loaded base, each with its own adapter. A single attempt is greedy; several attempts
@@ -7,26 +8,30 @@ are sampled at temperature 1.
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import Appender, write_text
+from engine.endpoints.chat_client import EndpointDown, Refused
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.hashes import weight_hashes
 from engine.records.manifest import BasesAsked
-from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig
+from engine.records.run_config import EvaluateConfig, ModelEntry, ProbeConfig, PromptConfig
 from engine.records.settings import EvaluationSettings
-from engine.runs import stored_answers
-from engine.runs.evaluation import exam
+from engine.runs.evaluation import exam, stored_answers
 from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words
+from engine.runs.prompts.checks import require_gepa
+from engine.runs.prompts.job import PromptJob
+from engine.runs.prompts.reflection import Reflection
 from engine.worker.components import Components, environment, prepare, tasks_of
 from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, Result, require
 from engine.worker.core.trajectory import Group, Trajectory
 from engine.worker.evaluation import heldout
+from engine.worker.evaluation.prompt_desk import Desk, endpoint_failure
 from engine.worker.evaluation.reworded import RewordedExam, reworded_exams
 from engine.worker.network.adapter import LoraSpec, read_adapter
 from engine.worker.network.sampler import SamplingParams
@@ -86,6 +91,36 @@ def _report_model(
     # The number of models played so far stands in for a step.
     curves = _metric_curves(groups, job.config.split)
     job.metrics(step=evaluated_count, values={"model": ref} | curves)
+
+
+def search_prompt(job: Job[PromptConfig]) -> Result:
+    """Search for a better prompt with a model that is loaded here; no weight is trained. Returns
+    the result record.
+
+    Raises:
+        WorkerFailure: the search cannot go on; its kind says why.
+        Stopped: when asked to stop; a later attempt goes on after the last round.
+    """
+    config = job.config
+    require_gepa()
+    model = config.models[0]
+    components = prepare(job, Path(model.base_path))
+    base_weights = weight_hashes(job.run.home, components.base.path)
+    with (
+        closing(components.sampler),
+        environment(components, job) as process,
+        adapter_loaded(components, model.adapter, base_weights),
+        closing(Reflection(job.run, config, job.stop_signal, pulse.beat)) as reflection,
+    ):
+        if process is None:
+            raise WorkerFailure("config", "This environment scores nothing to search by.")
+        context = components.context(process, config.settings)
+        desk = Desk(job, components.sampler, context)
+        work = PromptJob(job.run, config, components.env, desk, desk.why_not)
+        try:
+            return work.carry_out(reflection)
+        except (Refused, EndpointDown) as failure:
+            raise endpoint_failure(job, failure) from failure
 
 
 def probe(job: Job[ProbeConfig]) -> Result:

@@ -73,7 +73,24 @@ class Rollout:
     at_once: int = 8
 
 
-_TABLES = tuple("params secrets endpoints limits split command rollout scorer adapter".split())
+@dataclass(frozen=True)
+class Prompt:
+    """Texts in which every task is asked, whatever its own are.
+
+    Args:
+        system: the system message; "" for none; None leaves each task its own.
+        tools: by the name of a tool, what it says of itself.
+        of: id of the version that is the same but for these texts; "" where none is known.
+    """
+
+    system: str | None = None
+    tools: Mapping[str, str] = field(default_factory=dict)
+    of: str = ""
+
+
+_TABLES = tuple(
+    "params secrets endpoints limits split command rollout scorer adapter prompt".split()
+)
 _ROLLOUT_BOUNDS = {
     "seconds": (0.5, 3600.0),
     "at_once": (1, 64),
@@ -108,6 +125,7 @@ class EnvSettings:
         scorer: how rows of data files are scored by their answers, one of `SCORERS`; "" for not at
             all.
         adapter: the foreign format in which the folder is written; None for our own.
+        prompt: texts in which every task is asked; None leaves all as they are.
     """
 
     params: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +137,7 @@ class EnvSettings:
     scorer: str = ""
     adapter: Adapter | None = None
     endpoints: tuple[str, ...] = ()
+    prompt: Prompt | None = None
 
     @property
     def network(self) -> bool:
@@ -159,6 +178,7 @@ def read_settings(folder: Path) -> EnvSettings:
         scorer=_scorer(data, text),
         adapter=_adapter(data, text),
         endpoints=_endpoints(data, text, folder),
+        prompt=_prompt(data, text),
     )
 
 
@@ -370,6 +390,31 @@ def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
         if name in data:
             raise _problem_at(text, name, f"a {name} is for environments without an adapter")
     return Adapter(kind, {name: value for name, value in table.items() if name != "kind"})
+
+
+def _prompt(data: Mapping[str, Any], text: str) -> Prompt | None:
+    """The texts that the table [prompt] gives; None without it.
+
+    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
+    EnvProblem ENV_INVALID for an unknown name or a value that is no text, and beside a command,
+    which writes its prompts itself.
+    """
+    table = data.get("prompt")
+    if table is None:
+        return None
+    if not isinstance(table, dict):
+        raise _problem_at(text, "prompt", "prompt is a table: [prompt]")
+    _refuse_unknown(table, ("system", "tools", "of"), text, kind="text")
+    if _rollout(data, text) is not None:
+        raise _problem_at(text, "prompt", "a command writes its prompts itself")
+    tools = table.get("tools", {})
+    is_named = isinstance(tools, dict) and all(isinstance(value, str) for value in tools.values())
+    if not is_named:
+        raise _problem_at(text, "tools", 'prompt.tools is a table: get_weather = "Tells ..."')
+    for name in ("system", "of"):
+        if not isinstance(table.get(name, ""), str):
+            raise _problem_at(text, name, f"prompt.{name} is a text")
+    return Prompt(table.get("system"), tools, table.get("of", ""))
 
 
 def _check_reward_file(table: Mapping[str, Any], text: str) -> None:

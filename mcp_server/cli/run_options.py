@@ -42,9 +42,9 @@ class PlanOptions:
         str, typer.Option(help="pebble, a path, a hub id or a run. Default: pebble, or the file's.")
     ] = ""
     algorithm: Annotated[
-        Literal["", "sft", "dpo", "grpo", "distill"],
+        Literal["", "sft", "dpo", "grpo", "distill", "prompt"],
         typer.Option(
-            metavar="<sft|dpo|grpo|distill>", help="Default: grpo, or what the file says."
+            metavar="<sft|dpo|grpo|distill|prompt>", help="Default: grpo, or what the file says."
         ),
     ] = ""
     teacher: Annotated[

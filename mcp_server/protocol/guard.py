@@ -383,6 +383,7 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
         settings = step.get("settings") if isinstance(step, dict) else None
         if isinstance(settings, dict):
             values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
+            values.append(_reflecting(settings))
     if isinstance(varied_settings, dict) and isinstance(varied_settings.get("teacher"), list):
         values += varied_settings["teacher"]
     return [name for name in values if isinstance(name, str) and name]
@@ -397,6 +398,14 @@ def envs_of(arguments: Mapping[str, Any]) -> list[str]:
     steps = [arguments, *(following_steps if isinstance(following_steps, list) else [])]
     values = [step.get("env_id") for step in steps if isinstance(step, dict)]
     return [name for name in values if isinstance(name, str) and name]
+
+
+def _reflecting(settings: Mapping[str, Any]) -> object:
+    """The endpoint that writes prompts in a run by `prompt`, with PREFIX before it."""
+    name = settings.get("reflection")
+    if not isinstance(name, str) or not name.strip() or name.strip().startswith(PREFIX):
+        return name
+    return f"{PREFIX}{name.strip()}"
 
 
 def refusal(error: UserError) -> CallToolResult:

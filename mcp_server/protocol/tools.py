@@ -38,19 +38,19 @@ from mcp_server.protocol.threads import answer_in_thread, asks_for_progress, wai
 EnvPath = Annotated[
     str, Field(description='Folder with environment.py or data, hub id "ORG/NAME", benchmark:gsm8k')
 ]
-EnvId = Annotated[str, Field(description='e.g. "arith" (newest) or "arith@3f9c01"')]
+EnvId = Annotated[str, Field(description='e.g. "arith" (newest), "arith@3f9c01"')]
 RunId = Annotated[str, Field(description='e.g. "arith-grpo-7"')]
 RunOrPlan = Annotated[str, Field(description='Run or plan, e.g. "arith-grpo-7"')]
 Model = Annotated[
     str,
-    Field(description='"pebble" (built in), a path, a hub id, or a run, e.g. "arith-sft-1@best"'),
+    Field(description='"pebble" (built in), a path, a hub id, a run, e.g. "arith-sft-1@best"'),
 ]
-Algorithm = Literal["sft", "dpo", "grpo", "distill"]
+Algorithm = Literal["sft", "dpo", "grpo", "distill", "prompt"]
 Settings = Annotated[
     dict[str, Any],
     Field(
         default_factory=dict,
-        description='What should differ from the defaults, e.g. {"steps": 60}; all: train://settings',
+        description='What should differ from defaults, e.g. {"steps": 60}; all: train://settings',
     ),
 ]
 Sampling = Annotated[

@@ -15,7 +15,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.core.hints import Call, Hint
 from engine.evidence.stats.results import TEST, in_half
-from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.lineage import prompt_source, prompts_warning, trained_by
 from engine.evidence.verdict.sides import (
     evaluated_models,
     is_same_checkpoint,
@@ -117,16 +117,15 @@ def find_candidates(
             not on `env_id`); NOT_COMPARABLE if the ids share no environment or were sampled
             differently; BAD_ARGUMENT if fewer than `least_count` or too many models result.
     """
-    # An offer is an evaluation that an id may stand for.
-    chosen_offers, other_envs = _choose_offers(ids, _offers_by_id(home, ids, env_id))
+    offers = _with_same_tasks(home, ids, _offers_by_id(home, ids, env_id))
+    chosen_offers, other_envs = _choose_offers(ids, offers)
     loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
-    candidates = _with_distinct_labels(
-        [candidate for candidate in loaded_candidates if candidate.rows]
-    )
+    candidates = _with_distinct_labels([each for each in loaded_candidates if each.rows])
     _check_count(candidates, least_count)
     _check_same_sampling(candidates)
-    env_warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
-    return candidates, env_warnings + _sampling_warnings(candidates)
+    warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
+    warnings += prompts_warning(each.env_id for each in candidates) + _sampling_warnings(candidates)
+    return candidates, warnings
 
 
 def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list[Offer]]:
@@ -137,6 +136,18 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
     if not env_id:
         return offers
     return {ref: _offers_on(env_id, ref, offers_of_ref) for ref, offers_of_ref in offers.items()}
+
+
+def _with_same_tasks(
+    home: Home, ids: Sequence[str], offers: Mapping[str, list[Offer]]
+) -> Mapping[str, list[Offer]]:
+    """The offers; if the ids share none, a version counts as that whose tasks it asks otherwise."""
+    if _shared_environments(ids, offers):
+        return offers
+    return {
+        ref: [replace(each, env_id=prompt_source(home, each.env_id)) for each in offers[ref]]
+        for ref in ids
+    }
 
 
 def _other_envs_warning(chosen_env_id: str, other_env_ids: Sequence[str]) -> list[str]:
@@ -465,11 +476,7 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
     Raises UserError NOT_COMPARABLE if there is none.
     """
-    env_ids_of_first = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
-    shared_env_ids = set(env_ids_of_first)
-    for ref in ids:
-        shared_env_ids &= {offer.env_id for offer in offers[ref]}
-    common_env_ids = [env_id for env_id in env_ids_of_first if env_id in shared_env_ids]
+    common_env_ids = _shared_environments(ids, offers)
     if common_env_ids:
         return common_env_ids
     evaluated_on = "; ".join(f"{ref}: {_env_ids_text(offers[ref])}" for ref in ids)
@@ -479,6 +486,15 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
         hint="Evaluate all of them on one env_id, then compare that evaluation.",
         field="ids",
     )
+
+
+def _shared_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:
+    """The environments on which all ids were evaluated, in the order of the first id's offers."""
+    return [
+        env_id
+        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
+        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
+    ]
 
 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
@@ -571,13 +587,14 @@ def _env_ids_text(offers: Iterable[Offer]) -> str:
 def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates with distinct labels.
 
-    If several have the same label, each of their labels also names its source. If several have the
-    same label and source, only the last is returned.
+    If several have the same label, each of their labels also names its source, or on several
+    environments its own. If several still have the same label, only the last is returned.
     """
     uses_of_label = Counter(candidate.label for candidate in candidates)
+    place = "on {0.env_id}" if len({c.env_id for c in candidates}) > 1 else "in {0.source}"
     by_label: dict[str, Candidate] = {}
     for candidate in candidates:
         if uses_of_label[candidate.label] > 1:
-            candidate = replace(candidate, label=f"{candidate.label} in {candidate.source}")
+            candidate = replace(candidate, label=f"{candidate.label} {place.format(candidate)}")
         by_label[candidate.label] = candidate
     return list(by_label.values())

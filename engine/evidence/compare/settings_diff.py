@@ -6,14 +6,16 @@ difference of results may be attributed to it. If several differ, it may not, an
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from engine.evidence.bases.bases import BaseThen, base_then, trained_base
 from engine.evidence.compare.candidates import Candidate
 from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.sides import step_in_ref
 from engine.home.run_dir import Home
-from engine.records.run_config import TrainConfig
+from engine.records.lines.prompt_line import chosen_prompt
+from engine.records.run_config import PromptConfig, TrainConfig
 
 # Settings that change what is recorded or how fast, not what is learned.
 NEUTRAL = frozenset(
@@ -162,10 +164,16 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     start model, the algorithm, the environment and the settings are compared. A difference of
     results is attributed only if exactly one thing differs.
     """
+    first, first_prompt = _model_and_prompt(home, first)
+    second, second_prompt = _model_and_prompt(home, second)
     first_making, second_making = making_of(home, first), making_of(home, second)
-    changes = _trainings_between(home, first, second, first_making, second_making)
+    changes: list[str] | None = []
+    if first_prompt == second_prompt or (first.label, first.step) != (second.label, second.step):
+        changes = _trainings_between(home, first, second, first_making, second_making)
     if changes is None:
         changes = changed_names(first_making, second_making)
+    if first_prompt != second_prompt:
+        changes = ["prompt", *(name for name in changes if name != "env_id")]
     if swapped_base(home, first, second) is not None:
         changes = [*changes, _BASE_WEIGHTS]
     if len(changes) == 1:
@@ -198,6 +206,21 @@ def _base_of(home: Home, candidate: Candidate) -> BaseThen | None:
     ref, _, _ = candidate.label.partition(" in ")  # a label may be "r-1@best in e-1"
     ref, _, _ = ref.partition(" (#")  # or "pebble (#2)", where a model was asked twice
     return base_then(home.run(candidate.source), ref)
+
+
+def _model_and_prompt(home: Home, candidate: Candidate) -> tuple[Candidate, str]:
+    """A candidate as the model that it is, and the environment version whose prompt it was asked
+    with: a run that searched for a prompt stands for its model with the new one."""
+    run = home.run(candidate.run_id or candidate.source)
+    config = run.find_config()
+    label = candidate.label.removesuffix(f" on {candidate.env_id}")
+    if not candidate.run_id or not isinstance(config, PromptConfig):
+        return replace(candidate, label=label), candidate.env_id
+    chosen = chosen_prompt(run.prompts)
+    env_id = chosen.env_id if chosen and chosen.env_id else candidate.env_id
+    maker = trained_by(home, config.model)
+    step = step_in_ref(config.model) if maker else None
+    return replace(candidate, label=config.model, run_id=maker, step=step), env_id
 
 
 def _reason_for_noise(first: Making, second: Making) -> str:

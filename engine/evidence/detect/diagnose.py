@@ -23,6 +23,7 @@ from engine.evidence.detect.detectors import find_all, not_judged
 from engine.evidence.detect.examples import Example, Examples
 from engine.evidence.detect.findings import Finding
 from engine.evidence.detect.views import Facts, Failure, TrainingRows, View, view_of
+from engine.evidence.robustness.robustness import robustness_of, told_badly_sentences
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
@@ -147,7 +148,11 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
         findings=[_shown_finding(finding, examples, redact) for finding in findings],
         looked_at=_looked_at(facts),
         not_judged=not_judged(facts),
-        warnings=[*damaged_answers_warning(run), *_warnings(row, facts)],
+        warnings=[
+            *damaged_answers_warning(run),
+            *_warnings(row, facts),
+            *told_badly_sentences(robustness_of(run, config, redact)),
+        ],
         next_calls=_next_calls(
             row, findings, examples.step, again=_call_with_keep(facts, findings, config)
         ),

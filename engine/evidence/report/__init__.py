@@ -7,7 +7,7 @@ what is known. `outcome.py`, `progress.py` and `origins.py` build sections from 
     dossier.py      everything a report says about a run, gathered once
     html_report.py  the sections as one HTML file that opens anywhere
     markdown.py     the same as Markdown, and the model card
-    other_words.py  the section on the same tasks in other words
+    other_words.py  the sections on the same tasks in other words, and on prompts that were tried
     origins.py      sections on reward, rows, cost, settings, lineage, hashes
     outcome.py      sections on the verdict, the models, tasks and skills
     progress.py     the section on curves

@@ -14,13 +14,21 @@ from engine.core.files import write_text
 from engine.evidence.report import origins, outcome, progress
 from engine.evidence.report.dossier import Dossier, gather
 from engine.evidence.report.markdown import card_of, markdown_of
-from engine.evidence.report.other_words import other_words
+from engine.evidence.report.other_words import other_words, prompts
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 
 _TEMPLATE = "report.html.j2"
 _SECTIONS = (
-    *(outcome.models, other_words, outcome.tasks, outcome.skills, progress.curves, outcome.answers),
+    *(
+        outcome.models,
+        prompts,
+        other_words,
+        outcome.tasks,
+        outcome.skills,
+        progress.curves,
+        outcome.answers,
+    ),
     *(origins.audit, origins.contamination, origins.cost, origins.settings),
     *(origins.lineage, origins.provenance, origins.hashes),
 )

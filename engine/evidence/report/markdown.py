@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.evidence.report import blocks, origins, outcome, progress
 from engine.evidence.report.blocks import Block, Section
 from engine.evidence.report.dossier import Dossier, Station
-from engine.evidence.report.other_words import other_words
+from engine.evidence.report.other_words import other_words, prompts
 from engine.evidence.report.values import value_text
 from engine.home.sanitize import clip, one_line
 
@@ -23,7 +23,7 @@ _MARKUP = re.compile(r"[\\`*\[\]<>|]|(?<![^\W_])_|_(?![^\W_])")
 BuildSection = Callable[[Dossier], Section | None]
 # The most important first: if the text becomes too long, the last sections are left out.
 _REPORT: Sequence[BuildSection] = (
-    *(outcome.verdict, other_words, outcome.skills, outcome.tasks, outcome.answers),
+    *(outcome.verdict, prompts, other_words, outcome.skills, outcome.tasks, outcome.answers),
     *(
         outcome.models,
         progress.curves,

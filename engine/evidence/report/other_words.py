@@ -1,12 +1,16 @@
-"""The report's section on how models do if their tasks are asked in other words (reworded)."""
+"""The report's sections on words: how models do if their tasks are asked in other words (reworded),
+and the prompts that a search tried."""
 
 from collections.abc import Sequence
 
+from engine.core.format import significant
 from engine.evidence.report import blocks
 from engine.evidence.report.blocks import Block, Section, Tag
 from engine.evidence.report.dossier import Dossier
 from engine.evidence.robustness.robustness import KindResult, Robustness
 from engine.evidence.stats.results import show, show_change
+from engine.home.sanitize import clip
+from engine.records.lines.prompt_line import PromptLine
 
 _HEADS = (
     "model",
@@ -18,6 +22,7 @@ _HEADS = (
     "tasks",
     "how",
 )
+_PROMPT_CHARS = 600  # of a prompt in the table
 _STYLES = ("name", "num", "num", "num", "num", "", "num rest", "rest")
 
 
@@ -44,6 +49,29 @@ def other_words(dossier: Dossier) -> Section | None:
     return Section(
         title="In other words", short="Other words", blocks=[table, *examples], lead=[lead]
     )
+
+
+def prompts(dossier: Dossier) -> Section | None:
+    """The section of the report on the prompts that a search tried; None for other runs."""
+    lines = PromptLine.read_all(dossier.run.prompts)
+    if not lines:
+        return None
+    rows = []
+    for line in lines:
+        texts = [f"{name}: {text}" for name, text in line.texts.items()]
+        earned = (line.before, line.after, line.chosen_by)
+        numbers = ["" if value is None else significant(value) for value in earned]
+        what = "its own" if line.round == 0 else str(line.round)
+        name = f"chosen: {line.env_id}" if line.env_id else what
+        rows.append((name, *numbers, clip(dossier.redact.text("; ".join(texts)), _PROMPT_CHARS)))
+    heads = ("round", "earned before", "earned with it", "on the tasks that choose", "prompt")
+    table = blocks.Table(heads, rows, ("name", "num", "num", "num", "rest"), style="models")
+    lead = (
+        "Mean reward on the train tasks of a round, by the prompt that was taken up and by the one "
+        "that the endpoint wrote of its answers; those that earned more answered the tasks that "
+        "choose. All texts in full: prompts.jsonl."
+    )
+    return Section(title="Prompts", short="Prompts", blocks=[table], lead=[lead])
 
 
 def _rows(dossier: Dossier, probed: Robustness) -> Sequence[Sequence[str | Tag]]:

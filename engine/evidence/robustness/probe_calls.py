@@ -1,12 +1,17 @@
-"""The call that evaluates a trained model on reworded tasks, for a run whose rows all share a
-text."""
+"""The call that evaluates a trained model on reworded tasks, for a run whose rows all share a text;
+and what earlier evaluations on reworded tasks say of a model that is to be trained."""
 
 from engine.core.hints import Call
-from engine.home.run_dir import RunDir
+from engine.evidence.robustness.robustness import robustness_of, told_badly_sentences
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import redactor_for
+from engine.home.store import Store
 from engine.records.manifest import read_manifest
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
 from engine.wording.kinds import Kind
+
+_LOOK_BACK = 100  # newest evaluations that are searched
 
 
 def shared_by_rows(run: RunDir) -> list[Kind]:
@@ -29,3 +34,20 @@ def probe_calls(run: RunDir, config: RunConfig | None) -> list[Call]:
         return []
     arguments = {"env_id": config.env_id, "models": [f"{run.id}@best"], "perturb": list(kinds)}
     return [Call("evaluate", arguments)]
+
+
+def told_badly(home: Home, env_id: str, model: str) -> list[str]:
+    """That the newest evaluation of `model` on a version in other words was better in them, as a
+    list of one sentence; [] where it was not, and where nobody asked it so."""
+    with Store(home) as store:
+        rows = store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate")
+    for row in rows:
+        if row.env_id != env_id:
+            continue
+        run = home.run(row.run_id)
+        config = run.find_config()
+        probed = robustness_of(run, config, redactor_for(home, None))
+        of_model = [result for result in probed if result.model == model]
+        if of_model:
+            return told_badly_sentences(of_model)
+    return []

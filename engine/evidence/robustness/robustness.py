@@ -144,6 +144,11 @@ class Robustness:
         they are."""
         return [kind for kind in self.kinds if kind.word == "fragile"]
 
+    @property
+    def improved(self) -> list[KindResult]:
+        """The kinds of other words in which it is significantly better."""
+        return [kind for kind in self.kinds if kind.word == "improved"]
+
     def to_json(self) -> dict[str, object]:
         """The model's results as a JSON object, one for each kind of rewording."""
         return {"model": self.model, "kinds": [kind.to_json() for kind in self.kinds]}
@@ -161,6 +166,22 @@ def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
                 "system message)."
             )
     return warnings
+
+
+def remarks_on(probed: Sequence[Robustness]) -> list[str]:
+    """What an evaluation warns of: models that are worse in other words, and better ones."""
+    return [*fragile_sentences(probed), *told_badly_sentences(probed)]
+
+
+def told_badly_sentences(probed: Sequence[Robustness]) -> list[str]:
+    """That a model is better in other words, with what to try before its weights are changed, a
+    sentence for each such model."""
+    return [
+        f"{result.model} is better in other words ({', '.join(k.sentence for k in result.improved)}"
+        '): a prompt alone may do; algorithm="prompt" searches for one.'
+        for result in probed
+        if result.improved
+    ]
 
 
 def robustness_of(

@@ -12,8 +12,8 @@ from envs.audit import rescore
 
 
 def rescored(run_dir: RunDir) -> dict[str, Any]:
-    """The result of scoring a run's answers a second time, as engine/runs/stored_answers.py stored
-    it.
+    """The result of scoring a run's answers a second time, as stored_answers.py in
+    engine/runs/evaluation stored it.
 
     It has the fields of `Rescoring`. Returns {} if the answers were not scored again, or if the
     file is damaged.

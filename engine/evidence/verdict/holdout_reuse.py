@@ -13,6 +13,7 @@ from typing import Any
 from engine.core.format import whole_percent
 from engine.evidence.stats.inference import ALPHA
 from engine.evidence.stats.power import split_rows
+from engine.evidence.verdict.lineage import prompt_source
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -239,13 +240,17 @@ def _models_with_results(run: RunDir, config: EvaluateConfig) -> set[str]:
 
 
 def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow]:
-    """The runs on a version, oldest first, up to and including the run with the id `last_run`.
+    """The runs on a version, or on one that asks its tasks with another prompt, oldest first, up to
+    and including the run with the id `last_run`.
 
     Returns all runs on the version if `last_run` is not among them.
     """
     with Store(home) as store:
         newest_first = store.list_runs(_MOST_RUNS)
-    rows = [row for row in reversed(newest_first) if row.env_id == env_id]
+    name, source = env_id.partition("@")[0], prompt_source(home, env_id)
+    others = {row.env_id for row in newest_first if row.env_id.partition("@")[0] == name}
+    versions = {env_id, *(other for other in others if prompt_source(home, other) == source)}
+    rows = [row for row in reversed(newest_first) if row.env_id in versions]
     ids = [row.run_id for row in rows]
     return rows[: ids.index(last_run) + 1] if last_run in ids else rows
 

@@ -1,7 +1,10 @@
-"""Which runs a run's model comes from, and whether the run is worth continuing from."""
+"""Which runs a run's model comes from, whether the run is worth continuing from, and for which
+version another prompt was written."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.core.files import read_object
 from engine.evidence.stats.results import (
     VALIDATION,
     Measure,
@@ -12,7 +15,7 @@ from engine.evidence.stats.results import (
 )
 from engine.home.run_dir import Home, RunDir
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
-from engine.records.run_config import TrainConfig
+from engine.records.run_config import LearningConfig, TrainConfig
 
 _MOST_GENERATIONS = 12  # of ancestors that are looked up
 
@@ -38,6 +41,24 @@ def trained_by(home: Home, ref: str) -> str:
     return name if isinstance(config, TrainConfig) else ""
 
 
+def prompt_source(home: Home, env_id: str) -> str:
+    """The version that asks the tasks of `env_id` with another prompt, from which it was made;
+    `env_id` itself where there is none."""
+    name, _, hash12 = env_id.partition("@")
+    if not name or not hash12:
+        return env_id
+    return str(read_object(home.env(name, hash12) / "env.json").get("prompt_of") or env_id)
+
+
+def prompts_warning(env_ids: Iterable[str]) -> list[str]:
+    """A warning that models were asked the same tasks on several versions, which have different
+    prompts; else []."""
+    versions = list(dict.fromkeys(env_ids))
+    if len(versions) < 2:
+        return []
+    return [f"The same tasks with different prompts, those of {' and '.join(versions)}."]
+
+
 def ancestry(run_dir: RunDir) -> list[RunDir]:
     """The chain of runs that led to this run's model: this run, the run that trained the model it
     began with, and so on.
@@ -61,15 +82,16 @@ def started_from(run_dir: RunDir) -> str:
 
 
 def better_start(
-    run_dir: RunDir, config: TrainConfig | None, step: int | None, verdict: str
+    run_dir: RunDir, config: LearningConfig | None, step: int | None, verdict: str
 ) -> Start | None:
     """The model that training started from, if the run did not improve on it; else None.
 
     The run did not improve if its best checkpoint (at `step`) did not beat the start on the tasks
     that chose the checkpoint, or if the `verdict` is "worse". Returns None if the verdict is
-    "better" or "unknown", or if the config is missing.
+    "better" or "unknown", if the config is missing, or if no
+    weights were trained.
     """
-    model = config.model if config else ""
+    model = config.model if isinstance(config, TrainConfig) else ""
     if verdict in ("better", "unknown") or not model:
         return None
     start = _start_not_beaten(run_dir, model, step)

@@ -18,8 +18,10 @@ from engine.evidence.stats.power import tasks_for_share
 from engine.evidence.stats.results import TEST, rounded, show_change
 from engine.evidence.verdict.comparison import Comparison, calls_for_errors, compare_rows
 from engine.evidence.verdict.sides import Sides
+from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow
-from engine.records.run_config import RunConfig, TrainConfig
+from engine.records.lines.prompt_line import chosen_prompt
+from engine.records.run_config import LearningConfig, PromptConfig, RunConfig, TrainConfig
 
 _OTHER_HALF = ", half of its eval_rows: the other half chose the checkpoint"
 _CUT_MOVED = 0.2  # a change of the share of cut answers from which it is reported
@@ -186,7 +188,7 @@ def target_sentences(expected: str, comparison: Comparison) -> list[str]:
 
 
 def calls_to_go_on(
-    run_id: str, config: TrainConfig | None, comparison: Comparison, *, is_constant: bool = False
+    run: RunDir, config: LearningConfig | None, comparison: Comparison, *, is_constant: bool = False
 ) -> list[Call]:
     """The calls to suggest after a training run, by its verdict.
 
@@ -195,8 +197,11 @@ def calls_to_go_on(
     further. `is_constant` means that one answer to every task would do as well: then the training
     tasks are evaluated first, to see what was learned.
     """
+    run_id = run.id
     if comparison.errors_decide:
         return calls_for_errors(run_id)
+    if isinstance(config, PromptConfig):
+        return _calls_after_prompt(run, config, comparison)
     if is_constant and config is not None and comparison.outcome.verdict == "better":
         best = f"{run_id}@best"
         ask = {"env_id": config.env_id, "models": [best], "split": "train"}
@@ -211,6 +216,23 @@ def calls_to_go_on(
     if config is None or not _falls_short(config, comparison):
         return [show_changed, Call("deploy", {"run_id": f"{run_id}@best"})]
     return [_call_to_train_on(run_id, config, comparison), diagnose, show_changed]
+
+
+def _calls_after_prompt(run: RunDir, config: PromptConfig, comparison: Comparison) -> list[Call]:
+    """The calls to suggest after a search for a prompt: what changed; where the new prompt is
+    better, also to train from it and to ask it again, as any environment version."""
+    changed = Call("read_rollouts", {"run_id": run.id, "pick": "changed"})
+    made = chosen_prompt(run.prompts)
+    verdict = comparison.outcome.verdict
+    if made is None:
+        return [Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
+    if verdict != "better":
+        return [changed, Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
+    ask = {"env_id": made.env_id, "models": [config.model]}
+    if config.models[0].endpoint is not None:
+        return [Call("evaluate", ask), changed]
+    train = {"env_id": made.env_id, "model": config.model, "algorithm": "grpo"}
+    return [Call("submit_train", train), Call("evaluate", ask), changed]
 
 
 def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:

@@ -14,7 +14,7 @@ from engine.core.hints import Call
 from engine.evidence.bases.bases import base_warnings
 from engine.evidence.judges.trust import judge_refusal, judge_sentences
 from engine.evidence.robustness.probe_calls import probe_calls
-from engine.evidence.robustness.robustness import Robustness, fragile_sentences, robustness_of
+from engine.evidence.robustness.robustness import Robustness, remarks_on, robustness_of
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.results import (
     Level,
@@ -71,7 +71,7 @@ from engine.evidence.verdict.sides import (
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import Redactor, redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow
-from engine.records.run_config import AskingConfig, RunConfig, TrainConfig
+from engine.records.run_config import AskingConfig, LearningConfig, RunConfig
 
 _MOST_COMPARISONS = 8  # that a result shows, in the order of the models
 
@@ -307,12 +307,12 @@ def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:
     return replace(
         verdict,
         summary=" ".join([verdict.summary, *(each.sentence for each in probed)]),
-        warnings=[*verdict.warnings, *fragile_sentences(probed)],
+        warnings=[*verdict.warnings, *remarks_on(probed)],
         evaluation=replace(verdict.evaluation, robustness=probed),
     )
 
 
-def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redactor) -> Verdict:
+def _training_verdict(run_dir: RunDir, config: LearningConfig | None, redact: Redactor) -> Verdict:
     """The verdict of a training run: its start (before) compared with its result (after).
 
     They are compared on held-out tasks that did not choose the checkpoint. Raises DamagedRecord if
@@ -343,7 +343,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
             *_warnings_about_comparison(sides, comparison, facts, config),
         ],
         next_calls=[
-            *calls_to_go_on(run_dir.id, config, comparison, is_constant=bool(constant)),
+            *calls_to_go_on(run_dir, config, comparison, is_constant=bool(constant)),
             *again_with_keep(config, facts.kept_skills),
             *probe_calls(run_dir, config),
         ],
@@ -352,7 +352,7 @@ def _training_verdict(run_dir: RunDir, config: TrainConfig | None, redact: Redac
 
 
 def _warnings_about_comparison(
-    sides: Sides, comparison: Comparison, facts: TrainingFacts, config: TrainConfig | None
+    sides: Sides, comparison: Comparison, facts: TrainingFacts, config: LearningConfig | None
 ) -> list[str]:
     """One sentence for each thing that weakens the comparison by which a training run is judged."""
     outcome = comparison.outcome
@@ -365,7 +365,7 @@ def _warnings_about_comparison(
 
 def _training_facts(
     run_dir: RunDir,
-    config: TrainConfig | None,
+    config: LearningConfig | None,
     sides: Sides,
     comparison: Comparison,
     redact: Redactor,
@@ -579,7 +579,7 @@ def _cautions(comparison: Comparison, config: RunConfig | None, half: str = "all
     # If failed scorings decide the verdict, more tasks would not settle it.
     if outcome.verdict == "inconclusive" and not comparison.errors_decide:
         notes += note_on_tasks_needed(comparison, half)
-    if isinstance(config, TrainConfig) and config.settings.accept_reward_risk:
+    if isinstance(config, LearningConfig) and config.settings.accept_reward_risk:
         notes.append(
             "The reward audit of this environment failed and accept_reward_risk was set: a higher "
             "reward may not mean better answers."

@@ -26,8 +26,7 @@ from engine.processes.outcome import EXIT_DONE
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig
-from engine.runs import stored_answers
-from engine.runs.evaluation import exam
+from engine.runs.evaluation import exam, stored_answers
 from engine.runs.evaluation.endpoint_models import Asked, ask_endpoints
 from engine.runs.evaluation.process import Explanation, carry_out
 from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words

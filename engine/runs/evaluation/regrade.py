@@ -32,9 +32,9 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RegradeConfig
-from engine.runs import stored_answers
+from engine.runs.evaluation import stored_answers
 from engine.runs.evaluation.process import carry_out
-from engine.runs.stored_answers import score_stored
+from engine.runs.evaluation.stored_answers import score_stored
 from envs.host.process import EnvProcess
 from envs.json_types import ScoreReply
 

@@ -29,7 +29,7 @@ from engine.models.catalog import ModelRef
 from engine.processes import launcher, outcome
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
-from engine.records.settings import RolloutSettings, TrainSettings
+from engine.records.settings import PROMPT, RolloutSettings, TrainSettings
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -403,7 +403,9 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     row = _queue_attempt(store, run, row, request)
     warnings = taken_as("resume", request.resume, row.run_id)
     checkpoint = note_resumed(run, row)
-    if row.gpus == 0:  # an evaluation of models behind a URL has no checkpoints
+    if row.algorithm == PROMPT:
+        warnings.append("it goes on after the last round that was saved")
+    elif row.gpus == 0:  # an evaluation of models behind a URL has no checkpoints
         warnings.append("what was answered before is not asked again")
     elif not checkpoint:
         warnings.append("no checkpoint was complete: the run starts again from step 0")
@@ -425,6 +427,8 @@ def note_resumed(run: RunDir, row: RunRow) -> str:
     """
     checkpoint = outcome.checkpoint_name(run)
     message = f"continues from {checkpoint}" if checkpoint else "starts again from step 0"
+    if row.algorithm == PROMPT:
+        message = "continues after the last round that was saved"
     outcome.note_event(run, "resumed_by_request", message, attempt=row.attempt)
     return checkpoint
 

@@ -70,6 +70,11 @@ class Job(Generic[ConfigT]):
                 target=_exit_with_supervisor, args=(int(lifeline),), daemon=True
             ).start()
 
+    @property
+    def stop_signal(self) -> threading.Event:
+        """Set once the run was asked to stop."""
+        return self._stop
+
     def check_stop(self) -> None:
         """Raise Stopped if the run was asked to stop. Code that waits calls this again and again,
         so it also gives a sign of life."""

@@ -18,8 +18,7 @@ from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.summary import summarise
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
-from engine.runs import stored_answers
-from engine.runs.evaluation import exam
+from engine.runs.evaluation import exam, stored_answers
 from engine.worker.core import pulse
 from engine.worker.core.job import Job
 from engine.worker.evaluation import heldout

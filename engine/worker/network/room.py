@@ -21,12 +21,14 @@ from engine.records.run_config import (
     GRPOConfig,
     LocalTeacher,
     ProbeConfig,
+    PromptConfig,
     RunConfig,
     SFTConfig,
 )
 from engine.records.settings import (
     DPOSettings,
     EvaluationSettings,
+    PromptSettings,
     SFTSettings,
     TrainSettings,
 )
@@ -52,7 +54,7 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
     facts = _counted_rows(job, env) if base.network.device.type == "cuda" else None
     if isinstance(config, SFTConfig | DPOConfig | GRPOConfig | DistillConfig):
         size = _training_size(config, base, facts, memory)
-    elif isinstance(config, EvaluateConfig | ProbeConfig):
+    elif isinstance(config, EvaluateConfig | ProbeConfig | PromptConfig):
         size = size_of_answers(base, memory, _longest(config.settings, facts, base))
     else:  # a regrade, which loads no model
         size = size_of_answers(base, memory, base.network.shape.context)
@@ -70,7 +72,7 @@ def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
             return env_facts(home, env, Path(config.base.path), thinking=config.settings.thinking)
         case DPOConfig():  # pairs are trained as they are written, reasoning included
             return env_facts(home, env, Path(config.base.path), thinking="keep")
-        case EvaluateConfig() | ProbeConfig():
+        case EvaluateConfig() | ProbeConfig() | PromptConfig():
             return env_facts(home, env, Path(config.models[0].base_path))
         case _:
             return None
@@ -110,7 +112,9 @@ def _training_size(
 
 
 def _longest(
-    settings: TrainSettings | EvaluationSettings, facts: EnvFacts | None, base: Base
+    settings: TrainSettings | EvaluationSettings | PromptSettings,
+    facts: EnvFacts | None,
+    base: Base,
 ) -> int:
     """Tokens of the longest sequence that the run samples. Settings of SFT and DPO have no limits
     of answers; those of their evaluations on held-out tasks are taken from the environment.

@@ -7,7 +7,9 @@ import pytest
 
 from engine.core.files import write_json
 from engine.evidence.compare.compare import compare_runs
+from engine.evidence.detect.diagnose import diagnose
 from engine.evidence.report import html_report
+from engine.evidence.robustness.probe_calls import told_badly
 from engine.evidence.stats.inference import tango_interval
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
@@ -153,3 +155,23 @@ def test_a_comparison_of_models_says_what_became_of_each_in_other_words(
     (told,) = arms["arith-sft-1@best"]["in_other_words"]
     assert told.startswith("tool descriptions reworded: 87.0 % -> 4.0 %")
     assert "in_other_words" not in arms["pebble"]
+
+
+def test_a_model_that_is_better_in_other_words_was_told_badly_and_nothing_else_says_so(
+    make_run: Any, rows: Any
+):
+    home = make_run(kind="evaluate", models=MODELS).run.home
+    ref = MODELS[0]["ref"]
+    steady = probed(make_run, rows, {"": 50, "system": 52})
+    assert not [each for each in run_verdict(steady.run).warnings if "prompt" in each]
+    assert told_badly(home, "arith@abc", ref) == []
+    better = probed(make_run, rows, {"": 20, "system": 70})
+    (warning,) = [each for each in run_verdict(better.run).warnings if "prompt alone" in each]
+    assert "another system message: 20.0 % -> 70.0 %" in warning
+    env_id = better.run.read_config().env_id
+    assert told_badly(home, env_id, ref) == []  # it is still asking
+    better.finish()
+    assert told_badly(home, env_id, ref) == [warning]
+    assert told_badly(home, env_id, "pebble") == []
+    told = diagnose(home, better.run.id)
+    assert warning in told["warnings"]

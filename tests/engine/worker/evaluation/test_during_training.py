@@ -68,7 +68,7 @@ def test_scoring_again_changes_no_curve_and_no_weight(
     one = make_run(home, env_id, "grpo", settings, run_id="sums-run-1")
     two = make_run(home, env_id, "grpo", settings, run_id="sums-run-2")
     go(one)
-    monkeypatch.setattr("engine.runs.stored_answers.MOST", 0)
+    monkeypatch.setattr("engine.runs.evaluation.stored_answers.MOST", 0)
     go(two)
     assert curve(one) == curve(two) and weights(one) == weights(two)
     assert (rescored(one)["scored"], rescored(two)["scored"]) == (9, 0)

@@ -11,7 +11,7 @@ from answered import GUESS, SUMS, answer, push, training
 from engine.environments.registry import find_env, read_tasks
 from engine.evidence.verdict.fresh_scores import rescored, rewards_depend_on_past, warnings
 from engine.home.run_dir import Home, RunDir
-from engine.runs import stored_answers
+from engine.runs.evaluation import stored_answers
 from envs.host.pipe import Pipe
 
 pytestmark = pytest.mark.timeout(30)

@@ -1,0 +1,123 @@
+"""Whether a search for a prompt can be made: gepa, the endpoint, the tasks, the budget."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.core.hints import Change, Hint
+from engine.endpoints.references import find_endpoint, is_endpoint, is_priced
+from engine.environments.registry import EnvRecord, read_tasks
+from engine.home.run_dir import Home
+from engine.home.user_config import PREFIX, Endpoint
+from engine.records.settings import PromptSettings
+from engine.runs.prompts.job import no_texts_error
+from engine.runs.prompts.search import PACKAGE, rollouts_per_round
+from engine.runs.prompts.tasks import SearchTasks
+from engine.wording.prompt_texts import texts_of
+
+_TASKS_READ = 2000  # whose texts are looked at
+
+
+def require_gepa(python: str = "") -> None:
+    """Raise UserError BAD_ARGUMENT if gepa is not installed for the interpreter `python`; ""
+    stands for this one."""
+    if not python or python == sys.executable:
+        installed = importlib.util.find_spec(PACKAGE) is not None
+    else:  # another interpreter: its folder is searched, which is faster than running it
+        folder = Path(python).parent.parent
+        installed = any(folder.glob(f"lib/python*/site-packages/{PACKAGE}"))
+    if not installed:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"algorithm prompt needs the package {PACKAGE}, which {python or sys.executable} has "
+            "not",
+            hint=f"Run `{python or sys.executable} -m pip install 'honesmith[prompt]'`, then call "
+            "again.",
+            field="algorithm",
+        )
+
+
+def reflecting_endpoint(home: Home, name: object) -> Endpoint:
+    """The endpoint that the setting `reflection` names, with "openai:" before it or without.
+
+    Raises UserError SETTING_INVALID where it is missing, MODEL_NOT_FOUND, ENV_SECRETS.
+    """
+    known = ", ".join(f"{PREFIX}{each}" for each in home.user_config().endpoints) or "none"
+    if not name or not isinstance(name, str):
+        raise UserError(
+            "SETTING_INVALID",
+            "algorithm prompt has no endpoint that writes prompts",
+            hint=f'Name one of config.toml, e.g. settings={{"reflection": "openai:big"}}; there '
+            f"are: {known}.",
+            field="settings.reflection",
+        )
+    return find_endpoint(home, as_reference(name), field="settings.reflection")
+
+
+def as_reference(name: str) -> str:
+    """The name of an endpoint as a reference, such as "openai:big" for "big"."""
+    return name.strip() if is_endpoint(name) else f"{PREFIX}{name.strip()}"
+
+
+def check_env(env: EnvRecord) -> None:
+    """Raise UserError BAD_ARGUMENT for an environment in which no prompt can be searched for."""
+    obstacle = ""
+    if not env.scored:
+        obstacle = "scores nothing, so no prompt is better than another"
+    elif env.kind == "command":
+        obstacle = "is played by a command, which writes its prompts itself"
+    elif env.version.data:
+        obstacle = "has data that stay where they are, of which no version can be made"
+    elif env.rows.get("train", 0) < 2:
+        obstacle = "has fewer than 2 train rows: one to reflect on and one to choose by"
+    elif not texts_of(read_tasks(env)[:_TASKS_READ], env.tools, with_tools=True):
+        raise no_texts_error(env.env_id)
+    if obstacle:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{env.env_id} {obstacle}",
+            hint="Use another environment, or another algorithm.",
+            field="env_id",
+        )
+
+
+def check_prices(endpoint: Endpoint | None, settings: PromptSettings) -> None:
+    """Raise UserError SETTING_INVALID if money is to be capped and the endpoint has no price; None
+    stands for a model that is loaded here."""
+    if endpoint is not None and settings.max_cost is not None and not is_priced(endpoint):
+        missing = "price_in" if endpoint.price_in is None else "price_out"
+        raise UserError(
+            "SETTING_INVALID",
+            f"max_cost cannot be kept: [endpoints.{endpoint.name}] has no {missing}",
+            hint="The owner of config.toml writes price_in and price_out there, money per million "
+            "tokens (0 for a server of your own); or cap the requests: max_calls.",
+            field="settings.max_cost",
+        )
+
+
+def check_budget(tasks: SearchTasks, settings: PromptSettings, env_id: str) -> None:
+    """Raise UserError SETTING_INVALID if the rollouts do not suffice for one round, BAD_ARGUMENT if
+    no task is left to reflect on."""
+    if not tasks.reflected:
+        sealed = f": {tasks.sealed} hold tasks of a sealed exam" if tasks.sealed else ""
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"no train task of {env_id} may be shown to the endpoint{sealed}",
+            hint="Push train rows of their own.",
+            field="env_id",
+        )
+    choosing = len(tasks.choosing)
+    needed = choosing + rollouts_per_round(settings, choosing)
+    if settings.max_rollouts < needed:
+        raise UserError(
+            "SETTING_INVALID",
+            f"max_rollouts = {settings.max_rollouts} does not suffice for one round: {choosing} "
+            f"tasks that choose are answered before and after it, and {settings.prompts_per_step} "
+            f"are tried with the old and the new prompt, {needed} in all",
+            hint=Hint(
+                "Raise it, or lower select_rows or prompts_per_step.",
+                change=Change(settings={"max_rollouts": 4 * needed}),
+            ),
+            field="settings.max_rollouts",
+        )

@@ -1,0 +1,117 @@
+"""The endpoint that reads answers and writes prompts, within the caps of the run.
+
+gepa calls it with the text of a request and takes the answer's text. It tries again where a call
+raises, and goes on with the next round: what went wrong is kept here, for the search to end by.
+"""
+
+import hashlib
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from engine.core.files import JsonObject
+from engine.endpoints.answered import Answered, OutOfBudget, Use
+from engine.endpoints.chat_client import Cancelled, ChatClient, EndpointDown, Refused
+from engine.endpoints.metered import Request, ask_once
+from engine.home.run_dir import RunDir
+from engine.home.user_config import key_of
+from engine.records.run_config import PromptConfig
+
+_BEAT_S = 2.0  # between signs of life
+
+
+class Reflection:
+    """Asks the endpoint of a run; what it was asked before an interruption is not asked again.
+
+    Attributes:
+        stopped_by: the cap that allows no further request, with its value; "" as long as none does.
+        failure: why the endpoint cannot be asked at all; None if it can.
+        answered: what the models behind a URL of this run answered and took.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: PromptConfig,
+        stop: threading.Event,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Ask the endpoint of `config`; once `stop` is set no further request is sent. `beat` gives
+        a sign of life, again and again while a request is under way."""
+        self.stopped_by = ""
+        self.failure: Refused | EndpointDown | None = None
+        self.answered = Answered(run.endpoint_calls, None, config.settings.max_cost)
+        key = key_of(run.home.root, config.reflection.key_env)
+        self.client = ChatClient(config.reflection, key, stop)
+        self._config, self._beat = config, beat
+        self._name = f"{config.settings.reflection} (reflection)"
+        self._asked: Counter[str] = Counter()  # how often in this process, by hash of the text
+
+    def close(self) -> None:
+        """Close the connections and the file."""
+        self.client.close()
+        self.answered.close()
+
+    @property
+    def use(self) -> Use:
+        """What reflecting took so far, in all attempts of the run."""
+        return self.answered.use.get(self._name, Use())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can be asked."""
+        most = self._config.settings.max_calls
+        if self.use.calls >= most and not self.stopped_by:
+            self.stopped_by = f"max_calls = {most}"
+        return bool(self.stopped_by) or self.failure is not None
+
+    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
+        """The endpoint's answer to `prompt`, a text or messages.
+
+        Raises OutOfBudget, Refused, EndpointDown or Cancelled.
+        """
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        digest = hashlib.sha256(str(messages).encode("utf-8", "replace")).hexdigest()[:16]
+        place = (self._name, f"reflection {digest}", 0, self._asked[digest])
+        self._asked[digest] += 1
+        request = Request(messages, [], self._options)
+        try:
+            if self.is_over:
+                raise OutOfBudget(self.stopped_by)
+            with self._beating():
+                call = ask_once(self.client, self.answered, place, request)
+        except OutOfBudget as cap:
+            self.stopped_by = self.stopped_by or str(cap)
+            raise
+        except (Refused, EndpointDown) as failure:
+            self.failure = failure
+            raise
+        except Cancelled:
+            raise
+        return str(call.message.get("content") or "")
+
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """A context in which signs of life are given: a request has limits of its own, and may take
+        longer than a process may be silent."""
+        is_over = threading.Event()
+
+        def beat() -> None:
+            while not is_over.wait(_BEAT_S):
+                self._beat()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+
+    @property
+    def _options(self) -> JsonObject:
+        """Parameters of a request: the endpoint's own temperature, since gepa wants variety."""
+        settings = self._config.settings
+        return {"max_tokens": settings.reflection_tokens, "seed": settings.seed}

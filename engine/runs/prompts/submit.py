@@ -1,0 +1,364 @@
+"""Queuing a search for a prompt; what would be refused, what it asks and costs."""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.core import hardware as machine
+from engine.core.errors import UserError
+from engine.core.format import counted, words
+from engine.core.hints import Call
+from engine.core.reply import Reply
+from engine.cost.evaluation_cost import Asking, endpoint_cost
+from engine.cost.plan_total import NO_HOURS
+from engine.endpoints.references import cost_of, entry_of, is_priced
+from engine.environments import env_facts, registry
+from engine.environments.env_facts import EnvFacts
+from engine.environments.registry import EnvRecord
+from engine.home.database import reports_unwritable_disk
+from engine.home.rows import NewRun, RunRow
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.home.user_config import Endpoint
+from engine.models.catalog import ModelRef
+from engine.processes import launcher
+from engine.records.estimate import Range
+from engine.records.settings import PROMPT, PromptSettings
+from engine.runs.prompts import checks
+from engine.runs.prompts.choices import resolve_settings
+from engine.runs.prompts.search import most_rounds
+from engine.runs.prompts.tasks import SearchTasks, search_tasks
+from engine.runs.submit import contamination
+from engine.runs.submit.admission import (
+    bad_argument,
+    check_hours_left,
+    no_env_error,
+    require_files,
+    sampling_hours,
+    scored_env,
+)
+from engine.runs.submit.evaluation import model_entry
+from engine.runs.submit.queued import reply_of, start_and_reply
+from engine.runs.submit.requests import TrainRequest
+from engine.runs.submit.run_folder import RunFiles, adapters_of, awaited_of
+from engine.runs.submit.training import check_request, full_parent
+from engine.settings import resolution, start_models
+from engine.settings.defaults import SamplingLimits
+
+_CHARS_PER_TOKEN = 4  # roughly, of what an endpoint reads
+_TEMPLATE_CHARS = 1_000  # of a request beside its examples
+_EXAMPLE_CHARS = 600  # of an example beside its question and answer
+
+
+@dataclass(frozen=True)
+class ResolvedSearch:
+    """A search with everything resolved.
+
+    Attributes:
+        record: the environment version whose prompt is searched for.
+        model: the model that answers.
+        endpoint: the model behind a URL that writes prompts.
+        tasks: which tasks are reflected on, and which choose.
+        facts: measured facts about the tasks, in the model's tokens.
+        hours: the device hours that it takes.
+        money: what the endpoint may take: low, likely and high; None where it has no price.
+    """
+
+    record: EnvRecord
+    model: ModelRef
+    endpoint: Endpoint
+    settings: PromptSettings
+    sources: Mapping[str, str]
+    tasks: SearchTasks
+    facts: EnvFacts
+    hours: Range
+    money: Range | None
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds that there can be."""
+        return most_rounds(self.settings, len(self.tasks.choosing))
+
+    @property
+    def answers(self) -> int:
+        """The most answers of the model: of the search, and to the held-out tasks twice."""
+        heldout = min(self.settings.eval_rows, self.record.rows.get("heldout", 0))
+        return self.settings.max_rollouts + 2 * heldout
+
+    def in_words(self) -> str:
+        """What it asks and what that takes."""
+        hours = self.hours
+        asked = f"up to {self.answers} answers of {self.model.ref}"
+        calls = min(self.settings.max_calls, self.rounds)
+        asked += f", up to {counted(calls, 'request')} to {self.settings.reflection}"
+        if self.money is not None and self.money.high:
+            asked += f" ({self.money.likely:.4g} in money, at most {self.money.high:.4g})"
+        if self.model.endpoint is not None:
+            return asked
+        between = f"{words(hours.low)} to {words(hours.high)}"
+        return f"{asked}, about {words(hours.likely)} ({between})"
+
+    def to_json(self) -> Reply:
+        """The estimate by name."""
+        estimate: Reply = {
+            "answers": self.answers,
+            "calls": min(self.settings.max_calls, self.rounds),
+            "hours": self.hours.to_json(),
+            "gpu_hours": self.hours.to_json(),
+        }
+        return estimate | ({"money": self.money.to_json()} if self.money is not None else {})
+
+
+def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
+    """Find everything that the search needs, and choose its settings.
+
+    Raises UserError: BAD_ARGUMENT, NO_TORCH, ENV_*, MODEL_*, SETTING_*.
+    """
+    if not request.env_id:
+        raise no_env_error()
+    resolution.validate(PROMPT, request.settings)
+    endpoint = checks.reflecting_endpoint(home, request.settings.get("reflection"))
+    record = scored_env(home, request.env_id, "given a better prompt")
+    checks.check_env(record)
+    model = _model(home, request)
+    checks.require_gepa(sys.executable if model.endpoint else launcher.worker_python(home))
+    facts = env_facts.env_facts(
+        home,
+        record,
+        model.base_path,
+        thinking=resolution.is_switched_on(request.settings, "thinking"),
+    )
+    given = {**request.settings, "reflection": checks.as_reference(request.settings["reflection"])}
+    settings, sources = resolve_settings(
+        given, model.facts, record, facts, machine.detect(home.root)
+    )
+    for each in (endpoint, model.endpoint):
+        checks.check_prices(each, settings)
+    tasks = search_tasks(home, record, settings)
+    checks.check_budget(tasks, settings, record.env_id)
+    hours = _hours(home, model, settings, facts, record)
+    money = _money(endpoint, settings, tasks, facts)
+    own = endpoint_cost([model], _asking(settings, facts, record))
+    if own is not None and money is not None:
+        money = _sum(money, own.money, settings.max_cost)
+    return ResolvedSearch(record, model, endpoint, settings, sources, tasks, facts, hours, money)
+
+
+def _model(home: Home, request: TrainRequest) -> ModelRef:
+    """The model that answers. Raises UserError MODEL_*; SETTING_NOT_APPLICABLE for `thinking` of
+    one behind a URL."""
+    model = start_models.model_to_ask(home, request.model)
+    if model.endpoint is None:
+        require_files(model)
+    elif request.settings.get("thinking"):
+        raise UserError(
+            "SETTING_NOT_APPLICABLE",
+            f"thinking switches a chat template; {model.ref} has one of its provider's",
+            hint="Leave thinking out; raise max_tokens where the model thinks before it answers.",
+            field="settings.thinking",
+        )
+    return model
+
+
+def audit_warnings(record: EnvRecord, settings: PromptSettings) -> list[str]:
+    """What the stored reward audit says. Raises UserError REWARD_RISK where it fails, as for GRPO:
+    a search for reward finds what a scorer pays for wrongly."""
+    if record.audit.verdict != "risk":
+        return []
+    problem = record.audit.headline or "degenerate answers earn"
+    if settings.accept_reward_risk:
+        return [f"reward_audit: {problem}; held-out success means little until it is mended"]
+    raise UserError(
+        "REWARD_RISK",
+        f"the audit of {record.env_id} found: {problem}",
+        hint="Mend the reward and push again, or set accept_reward_risk = true to search by it "
+        "knowingly.",
+        field="settings.accept_reward_risk",
+        playbook="rewards",
+    )
+
+
+def _hours(
+    home: Home, model: ModelRef, settings: PromptSettings, facts: EnvFacts, record: EnvRecord
+) -> Range:
+    """The device hours of all answers that there may be."""
+    if model.endpoint is not None:
+        return NO_HOURS
+    return sampling_hours(home, [model], _asking(settings, facts, record))
+
+
+def _asking(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
+    """All answers that the model may give."""
+    limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
+    heldout = min(settings.eval_rows, record.rows.get("heldout", 0))
+    rows = settings.max_rollouts + 2 * heldout
+    return Asking(limits, facts, rows, 1, score_workers=settings.score_workers)
+
+
+def _money(
+    endpoint: Endpoint, settings: PromptSettings, tasks: SearchTasks, facts: EnvFacts
+) -> Range | None:
+    """The money for the requests to the endpoint: one request, as many as there are rounds, all
+    that are allowed with answers of full length. None where it has no price."""
+    if not is_priced(endpoint):
+        return None
+    calls = min(settings.max_calls, most_rounds(settings, len(tasks.choosing)))
+    question = facts.longest_prompt + settings.max_tokens + _EXAMPLE_CHARS / _CHARS_PER_TOKEN
+    read = _TEMPLATE_CHARS / _CHARS_PER_TOKEN + settings.prompts_per_step * question
+    usual = cost_of(endpoint, read / 2, settings.reflection_tokens / 4)
+    most = cost_of(endpoint, 2 * read, settings.reflection_tokens) * settings.max_calls
+    cap = settings.max_cost if settings.max_cost is not None else most
+    return Range(
+        low=round(min(cap, usual), 6),
+        likely=round(min(cap, calls * usual), 6),
+        high=round(min(cap, most), 6),
+    )
+
+
+def _sum(first: Range, second: Range, cap: float | None) -> Range:
+    """Two sums of money together, at most `cap`."""
+    most = math.inf if cap is None else cap
+    return Range(
+        low=min(most, first.low + second.low),
+        likely=min(most, first.likely + second.likely),
+        high=min(most, first.high + second.high),
+    )
+
+
+def price_warnings(plan: ResolvedSearch) -> list[str]:
+    """A warning that the endpoint has no price; [] where it has one."""
+    if plan.money is not None:
+        return []
+    return [f"{plan.settings.reflection} has no price in config.toml: no cost is known"]
+
+
+def warnings_of(request: TrainRequest, plan: ResolvedSearch) -> list[str]:
+    """What is doubtful about the search but no reason to refuse it. Raises UserError REWARD_RISK
+    where the reward audit is one."""
+    said = [
+        *registry.prefix_meant(request.env_id, plan.record),
+        *audit_warnings(plan.record, plan.settings),
+        *price_warnings(plan),
+    ]
+    if plan.tasks.sealed:
+        said.append(
+            f"{plan.tasks.sealed} train tasks hold tasks of a sealed exam: they are not sent away"
+        )
+    if not plan.record.rows.get("heldout"):
+        said.append("no task is held out: there will be no verdict")
+    return said
+
+
+@reports_unwritable_disk
+def submit_search(home: Home, request: TrainRequest) -> Reply:
+    """Queue a search for a prompt; returns the reply about it.
+
+    A request that was made before with the same `request_id` queues nothing and gets the reply
+    about the run that it made first. Raises the errors of `resolve`, and BUDGET, NOT_APPROVED,
+    REQUEST_CONFLICT.
+    """
+    check_request(request)
+    if request.profile:
+        raise bad_argument("profile", value=True, hint="It traces training; leave it out.")
+    with Store(home) as store:
+        earlier = store.requested_run(request.request_id, request.body())
+        if earlier is not None:
+            launcher.reap(home)
+            row = store.get_run(earlier.run_id)
+            return reply_of(home, row, ["this request was answered before"])
+        plan = resolve(home, request)
+        warnings = warnings_of(request, plan)
+        check_spend(home, store, request, plan)
+        row = _insert(home, store, request, plan, warnings)
+    reply = start_and_reply(home, row, warnings)
+    summary = f"{str(reply['summary']).removesuffix('.')}: {plan.in_words()}."
+    return reply | {"estimate": plan.to_json(), "summary": summary}
+
+
+def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch) -> None:
+    """Raise UserError BUDGET or NOT_APPROVED if the search takes more than may be spent."""
+    check_hours_left(home, store)
+    likely, cap = plan.hours.likely, request.cap_hours
+    if likely > cap:
+        raise UserError(
+            "BUDGET",
+            f"the search likely takes {likely:.2f} GPU-hours, above max_gpu_hours = {cap:g}",
+            hint="Lower max_rollouts or eval_rows, or raise max_gpu_hours.",
+            field="max_gpu_hours",
+        )
+    limit = home.user_config().auto_approve_gpu_hours
+    if limit is not None and likely > limit and not request.approved:
+        raise UserError(
+            "NOT_APPROVED",
+            f"the search likely takes {likely:.2f} GPU-hours; above {limit:g} a person must agree",
+            hint="Ask the user, who may raise auto_approve_gpu_hours in config.toml; or lower "
+            "max_rollouts.",
+        )
+
+
+def _insert(
+    home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch, warnings: list[str]
+) -> RunRow:
+    """Write the run; adds warnings about it to the list."""
+    parent, parent_warnings = full_parent(store, request)
+    warnings += parent_warnings
+    report = contamination.of_training(home, plan.record, plan.model.ref)
+    warnings += report.warnings
+    files = RunFiles(
+        config_of(request, plan, parent),
+        model_adapters=adapters_of([plan.model]),
+        awaited=awaited_of([plan.model]),
+        contamination=report,
+    )
+    new_run = NewRun(
+        name=f"{plan.record.name}-{PROMPT}",
+        kind="train",
+        algorithm=PROMPT,
+        env_id=plan.record.env_id,
+        model=plan.model.ref,
+        note=request.note,
+        expect=request.expect,
+        parent=parent,
+        max_gpu_hours=request.cap_hours,
+        estimated_hours=plan.hours.likely,
+        request_id=request.request_id,
+        body=request.body(),
+        waits_for=plan.model.waits_for,
+        gpus=0 if plan.model.endpoint is not None else 1,
+    )
+    return store.insert_run(new_run, files.writer(home))
+
+
+def config_of(request: TrainRequest, plan: ResolvedSearch, parent: str) -> Mapping[str, object]:
+    """Make the content of config.json, without the run's id."""
+    return {
+        "kind": "train",
+        "algorithm": PROMPT,
+        "env_id": plan.record.env_id,
+        "env_dir": str(plan.record.dir),
+        "models": [model_entry(plan.model)],
+        "reflection": entry_of(plan.endpoint).to_json(),
+        "settings": plan.settings.model_dump(),
+        "sources": dict(plan.sources),
+        "note": request.note,
+        "expect": request.expect,
+        "parent": parent,
+        "max_gpu_hours": request.cap_hours,
+        "estimated_hours": plan.hours.likely,
+    }
+
+
+def estimate_search(home: Home, request: TrainRequest) -> Reply:
+    """Say what a search may take, without queuing it. Raises the errors of `resolve`."""
+    plan = resolve(home, request)
+    given = request.given_arguments()
+    call = Call("submit_train", {name: value for name, value in given.items() if value})
+    return {
+        "summary": f"A search for a prompt: {plan.in_words()}.",
+        "fits": True,
+        "basis": "model",
+        **plan.to_json(),
+        "next": [call.to_json()],
+        "warnings": warnings_of(request, plan),
+    }

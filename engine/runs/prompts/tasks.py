@@ -1,0 +1,64 @@
+"""Which tasks a search for a prompt reflects on, and which choose among prompts.
+
+Held-out tasks are in neither. Dev tasks choose where there are any; else train tasks that the
+endpoint is never shown, so that a prompt which gives away answers gains nothing by it.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.environments.registry import SOURCE, EnvRecord, read_rows, read_tasks
+from engine.evidence.overlap.overlap import HeldOut
+from engine.home.run_dir import Home
+from engine.records.env_version import SEAL
+from engine.records.settings import PromptSettings
+from engine.runs.evaluation import exam
+from envs.json_types import TaskRow
+
+
+@dataclass(frozen=True)
+class SearchTasks:
+    """The tasks of a search.
+
+    Attributes:
+        reflected: train tasks whose answers the endpoint is shown.
+        choosing: tasks that choose among prompts, and that it is not shown.
+        sealed: how many train tasks are not reflected on, as they hold tasks of a sealed exam.
+    """
+
+    reflected: Sequence[TaskRow]
+    choosing: Sequence[TaskRow]
+    sealed: int = 0
+
+
+def search_tasks(home: Home, env: EnvRecord, settings: PromptSettings) -> SearchTasks:
+    """The tasks of a search, the same at every call."""
+    train = read_tasks(env, "train")
+    choosing = exam.ordered(read_tasks(env, "dev"), settings.select_rows)
+    reflected = list(train)
+    if not choosing:
+        drawn = random.Random(f"{settings.seed}-choosing").sample(range(len(train)), len(train))
+        chosen = set(drawn[: min(settings.select_rows, len(train) // 2)])
+        choosing = [task for place, task in enumerate(train) if place in chosen]
+        reflected = [task for place, task in enumerate(train) if place not in chosen]
+    allowed = without_sealed(home, reflected)
+    return SearchTasks(allowed, choosing, sealed=len(reflected) - len(allowed))
+
+
+def without_sealed(home: Home, tasks: Sequence[TaskRow]) -> list[TaskRow]:
+    """The tasks that hold no task of a sealed exam of this home, in whole or in part: those of a
+    sealed exam are not sent away."""
+    allowed = list(tasks)
+    for seal in sorted(home.envs.glob(f"*/*/{SEAL}")):
+        if not (seal.parent / SOURCE).is_dir():
+            continue
+        index = HeldOut(_exam_rows(seal.parent))
+        allowed = [task for task in allowed if not index.matches(task)]
+    return allowed
+
+
+def _exam_rows(folder: Path) -> list[TaskRow]:
+    """The held-out and dev rows of the version in `folder`."""
+    return [row for row in read_rows(folder / "tasks.jsonl") if row["split"] != "train"]

@@ -1,0 +1,82 @@
+"""An environment version of the prompt that a search chose: the same files, and a table [prompt] in
+environment.toml."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.environments import registry
+from engine.environments.push import push_env
+from engine.environments.registry import EnvRecord
+from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.wording.prompt_texts import SYSTEM, Texts, tool_descriptions
+from envs.config.settings import FILE
+
+_TABLE = re.compile(r"^\s*\[prompt(\.tools)?\]")
+_HEADER = re.compile(r"^\s*\[")
+
+
+def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
+    """Push a version of `env` whose tasks are asked with `texts`; returns its id.
+
+    The bare name of the environment goes on meaning the version that it meant before. Raises
+    UserError where the version cannot be pushed.
+    """
+    newest = registry.find_env(home, env.name, sealed=True)
+    with tempfile.TemporaryDirectory(prefix="honesmith-prompt-") as scratch:
+        folder = Path(scratch) / "environment"
+        shutil.copytree(env.source, folder)
+        path = folder / FILE
+        text = path.read_text("utf-8-sig") if path.is_file() else ""
+        path.write_text(with_prompt(text, texts, env.version.prompt_of or env.env_id), "utf-8")
+        reply = push_env(home, folder, name=env.name)
+    if newest.env_id != reply.env_id:
+        _make_newest(home, newest)
+    return reply.env_id
+
+
+def _make_newest(home: Home, record: EnvRecord) -> None:
+    """Let the bare name of an environment mean this version again."""
+    with Store(home) as store:
+        row = next(row for row in store.find_env(record.env_id) if row.env_id == record.env_id)
+        store.add_env(row.name, row.hash, kind=row.kind, info=row.info)
+
+
+def with_prompt(toml: str, texts: Texts, of: str) -> str:
+    """The text of an environment.toml with a table [prompt] of these texts, in place of one that it
+    has. `of` is the version whose tasks are asked so."""
+    lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(of)}"]
+    if SYSTEM in texts:
+        lines.append(f"system = {_quoted(texts[SYSTEM])}")
+    tools: Mapping[str, str] = tool_descriptions(texts)
+    if tools:
+        lines += ["", "[prompt.tools]"]
+        lines += [f"{_quoted(name)} = {_quoted(text)}" for name, text in tools.items()]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _without_tables(toml: str) -> list[str]:
+    """The lines of a file that stand in no table [prompt], as this module writes such tables."""
+    kept: list[str] = []
+    is_inside = False
+    for line in toml.rstrip("\n").split("\n"):
+        if _HEADER.match(line):
+            is_inside = _TABLE.match(line) is not None
+        if not is_inside:
+            kept.append(line)
+    while kept and not kept[-1].strip():
+        kept.pop()
+    return kept
+
+
+def _quoted(text: str) -> str:
+    """A text as a basic string of TOML, on one line."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    parts = [
+        escapes.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else char)
+        for char in text.encode("utf-8", "replace").decode("utf-8")
+    ]
+    return f'"{"".join(parts)}"'
