@@ -155,7 +155,8 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
         home: the home that holds the runs.
         speed: the machine's speed as it is known now; the times of the runs are predicted again
             with it.
-        kind: the kind of device, "cpu" or "cuda"; runs on the other kind are left out.
+        kind: the kind of device, "cpu" or "cuda", or the other machine that it belongs to, such as
+            "ssh:box"; runs on any other are left out.
     """
     if not home.db.is_file():  # a new home; opening the store would create the database
         return Experience()
@@ -186,11 +187,14 @@ def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, fl
 
 
 def _device_kind(features: Mapping[str, object]) -> str:
-    """Return the kind of device that a finished run used, "cpu" or "cuda".
+    """Return the kind of device that a finished run used, "cpu" or "cuda"; of a run on another
+    machine that machine, such as "ssh:box".
 
     `features` is a column of the run's row in the database's table of calibrations.
     """
     device = str(features.get("device") or "cpu")  # such as "cuda:0"
+    if device.startswith("ssh:"):
+        return device
     return "cpu" if device.startswith("cpu") else "cuda"
 
 

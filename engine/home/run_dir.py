@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engine.core.errors import UserError
 from engine.home.user_config import UserConfig, read_config
@@ -32,11 +32,9 @@ class Home:
 
     @staticmethod
     def locate(path: str | Path | None = None) -> "Home":
-        """Find the home: at `path`, else at the variable `HONESMITH_HOME`, else in the platform's
-        folder for user data.
+        """Find the home: at `path`, at `HONESMITH_HOME`, or in the platform's folder for user data.
 
-        Missing folders are created, readable only by this user. Raises UserError HOME_UNUSABLE if
-        they cannot be created.
+        Creates missing folders, readable only by this user. Raises UserError HOME_UNUSABLE.
         """
         chosen_path = path or os.environ.get("HONESMITH_HOME") or _default_home()
         root = Path(os.path.abspath(os.path.expanduser(chosen_path)))
@@ -176,6 +174,11 @@ class Home:
         return self.cache / "fast-paths.json"
 
     @property
+    def hosts(self) -> Path:
+        """What is known of the machines over SSH, a file for each, and this home's id there."""
+        return self.root / "hosts"
+
+    @property
     def page(self) -> Path:
         """The page of all runs and reports that `honesmith ui` wrote last."""
         return self.cache / "ui" / "index.html"
@@ -214,8 +217,7 @@ class Home:
         return DeployDir(self.deployments / deployment_id)
 
     def user_config(self) -> UserConfig:
-        """Read and check `config.toml`. Raises UserError SETTING_UNKNOWN for an unknown key, or
-        SETTING_INVALID for an unusable value or file."""
+        """Read and check `config.toml`. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
         return read_config(self.config_file)
 
 
@@ -381,6 +383,10 @@ class RunDir:
         """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
         return self.path / "pins.json"
 
+    def far(self, record: Literal["placement", "launch", "lease"]) -> Path:
+        """A record about the other machine that the run is on, or that started it here."""
+        return self.path / f"{record}.json"
+
     @property
     def endpoint_calls(self) -> Path:
         """What models behind a URL answered and took, a line for each turn."""
@@ -496,11 +502,9 @@ class RunDir:
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
-        """Read the run's config.json. Raises FileNotFoundError if there is none, DamagedRecord,
-        which names the file and the key, if it is damaged."""
-        # Imported late: each run has a supervisor process, which imports this module and does not
-        # need the config. pydantic and the schema would make its start a third longer and hold
-        # 12 MB as long as it lives.
+        """Read the run's config.json. Raises FileNotFoundError, or DamagedRecord naming the key."""
+        # Imported late: pydantic would make the start of a supervisor, which needs no config, a
+        # third longer, and take 12 MB.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
 
         return read_run_config(self.config)
@@ -510,8 +514,7 @@ class RunDir:
 
         For callers that must work without it, such as a list of runs or a verdict.
         """
-        # Imported late: the module loads pydantic, and a supervisor must not load it.
-        from engine.records.run_config import find_run_config  # noqa: PLC0415
+        from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
 
         return find_run_config(self.config)
 
@@ -525,7 +528,6 @@ class RunDir:
         steps = []
         for name in _listed_names(self.checkpoints):
             match = _STEP_NAME.fullmatch(name)
-            # The manifest is written last: a folder without it is no complete checkpoint.
             if match and (self.checkpoints / name / CHECKPOINT_MANIFEST).is_file():
                 steps.append(int(match.group(1)))
         return sorted(steps)
@@ -536,8 +538,7 @@ class RunDir:
         return self.checkpoint(steps[-1]) if steps else None
 
     def resolve_checkpoint(self, name: str = "") -> Path | None:
-        """Return the folder of the checkpoint `name`; None if there is no complete checkpoint of
-        that name.
+        """Return the folder of the complete checkpoint `name`; None if there is none.
 
         Args:
             name: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
@@ -564,8 +565,7 @@ class RunDir:
     def _best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint; None if none was chosen or it is incomplete.
 
-        `best` is a symlink to the folder, or on a file system without symlinks a file that holds
-        the folder's name.
+        `best` is a symlink to it, or a file that holds its name.
         """
         try:
             if self.best.is_symlink():
