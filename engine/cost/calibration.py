@@ -11,8 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.core.hardware import Hardware
+from engine.cost import throughput
 from engine.cost.flops import Seen, Work
 from engine.cost.throughput import Speed
+from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.estimate import EarlierWorkload, Workload
@@ -172,6 +175,22 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
             if finished_run is not None:
                 runs.append(finished_run)
     return Experience(tuple(runs), tuple(left_out))
+
+
+def speed_here(
+    home: Home, hardware: Hardware, precision: str, compute: str = LOCAL
+) -> tuple[Speed, Experience]:
+    """Return the speed of a machine at a precision, and the finished runs of the home.
+
+    The runs correct the predictions made from that speed. Another machine than this one is not
+    measured: its own runs alone correct the table.
+    """
+    device = hardware.device
+    if compute != LOCAL:
+        speed = throughput.table(device, hardware.cores, precision)
+        return speed, experience(home, speed, compute)
+    speed = throughput.load(home, device, hardware.cores, precision)
+    return speed, experience(home, speed, device.kind)
 
 
 def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, float]]:

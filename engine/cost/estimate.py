@@ -19,7 +19,7 @@ from engine.core.reply import Reply
 from engine.cost import lowering, run_work, throughput
 from engine.cost import memory as footprint
 from engine.cost.batteries import batteries
-from engine.cost.calibration import Experience, experience
+from engine.cost.calibration import Experience, speed_here
 from engine.cost.flops import Plan
 from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
@@ -290,23 +290,6 @@ def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
     on_share = replace(plan, device=device)
     least_bytes = int(footprint.least_memory(on_share).total * factor)
     return on_share if lowering.fit_of(least_bytes, share) != "too_big" else plan
-
-
-def speed_here(
-    home: Home, hardware: Hardware, precision: str, compute: str = LOCAL
-) -> tuple[throughput.Speed, Experience]:
-    """Return the speed of a machine at a precision, and the finished runs of the home.
-
-    The runs correct the predictions made from that speed.
-
-    Another machine than this one is not measured: its own runs alone correct the table.
-    """
-    device = hardware.device
-    if compute != LOCAL:
-        speed = throughput.table(device, hardware.cores, precision)
-        return speed, experience(home, speed, compute)
-    speed = throughput.load(home, device, hardware.cores, precision)
-    return speed, experience(home, speed, device.kind)
 
 
 def _download_bytes(*folders: Path | None) -> int:
