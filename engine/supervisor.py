@@ -27,6 +27,7 @@ from engine.pace.progress import write_status
 from engine.pace.staleness import LEAST_GRACE_S
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
+from engine.processes.lease import LeaseWatch
 from engine.processes.limits import Limit, limit_of_home, limit_of_run, nearest_cap
 from engine.processes.trainer_variables import trainer_variables
 from engine.processes.vigil import Vigil
@@ -34,6 +35,8 @@ from envs.isolation import kernel
 
 POLL_S = 0.5  # seconds between two looks at the run's row, and so how soon a cancel is noticed
 _STATUS_S = 15.0  # seconds between two updates of STATUS.md
+_RESTARTS = 3  # how often the process that looks after a run on another machine is restarted
+_TIDY_S = 60.0  # seconds that removing an ended run from another machine may take
 _KILL_PATIENCE_S = 10.0  # seconds to wait until killed descendants are gone
 
 
@@ -58,6 +61,8 @@ class Watch:
     sigterm_sent_at: float | None = None  # when the trainer got SIGTERM
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
     vigil: Vigil | None = None  # watches the trainer's heartbeats; None before it is started
+    lease: LeaseWatch | None = None  # set together with `vigil`
+    restarts: int = 0  # of the process that looks after a run on another machine
     # Whether this process got SIGTERM: another supervisor will then continue the run.
     was_told_to_end: bool = False
 
@@ -94,7 +99,23 @@ def supervise(path: Path) -> int:
         outcome.apply(store, run, store.get_run(run.id), result)
         _write_aftermath(watch, result)
     launcher.start_queued(run.home)
+    if row.is_elsewhere:
+        _tidy(run)
     return 0
+
+
+def _tidy(run: RunDir) -> None:
+    """Remove what is left of the run on another machine, if that is reached."""
+    command = launcher.trainer_command(run.home, "", is_elsewhere=True)
+    with open(run.supervisor_log, "ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            [*command, str(run.path), "--tidy"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=_TIDY_S,
+            check=False,
+        )
 
 
 def _run_attempt(watch: Watch) -> outcome.Outcome | None:
@@ -111,6 +132,7 @@ def _run_attempt(watch: Watch) -> outcome.Outcome | None:
             _start_trainer(watch)
             watch.wall_limit_s = _wall_limit(watch)
             watch.vigil = Vigil(watch.run, watch.row)
+            watch.lease = LeaseWatch(watch.run)
             _watch_until_end(watch, wakeup)
     # OSError: a file cannot be read or written, or the trainer cannot be started. ValueError: a
     # record is damaged, or the device is gone. UserError: the home cannot be used.
@@ -140,7 +162,7 @@ def _prepare_attempt(watch: Watch) -> int:
     for stale in (run.exit_record, run.result, run.failure, run.heartbeat):
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
-    on_device = watch.row.gpus > 0
+    on_device = watch.row.gpus > 0 and not watch.row.is_elsewhere
     stopped_deployments = make_room(run.home, run, watch.row.device or "") if on_device else []
     if stopped_deployments:
         message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
@@ -184,7 +206,9 @@ def _start_trainer(watch: Watch) -> None:
     ends.
     """
     run, row = watch.run, watch.row
-    command = launcher.trainer_command(run.home, row.algorithm, row.gpus)
+    command = launcher.trainer_command(
+        run.home, row.algorithm, row.gpus, is_elsewhere=row.is_elsewhere
+    )
     # `write_end` closes when this process ends; the trainer sees that at `read_end` and ends too.
     read_end, write_end = os.pipe()
     outcome.note_event(
@@ -246,7 +270,7 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
         _reap_children(watch)
-        if watch.status is not None:
+        if watch.status is not None and not _was_restarted(watch):
             return
         _record_elapsed(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
@@ -258,6 +282,22 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
         if time.monotonic() > next_status_at:
             write_status(watch.run, watch.row)
             next_status_at = time.monotonic() + _STATUS_S
+
+
+def _was_restarted(watch: Watch) -> bool:
+    """Start the process again that looks after a run on another machine, if it was killed: the run
+    goes on over there. Returns whether that was done; a trainer is never started again."""
+    is_stopping = watch.row.state == "stopping" or watch.was_told_to_end
+    was_killed = watch.status is not None and watch.status < 0
+    if not (watch.row.is_elsewhere and was_killed) or is_stopping or watch.restarts >= _RESTARTS:
+        return False
+    watch.restarts += 1
+    os.close(watch.lifeline)
+    message = f"what looks after the run was killed by signal {-(watch.status or 0)}: once more"
+    outcome.note_event(watch.run, "attendant_restarted", message)
+    watch.status = None
+    _start_trainer(watch)
+    return True
 
 
 def _look_at_heartbeat(watch: Watch) -> None:
@@ -290,6 +330,7 @@ def _limits(watch: Watch) -> list[Limit]:
         limit_of_home(watch.store, watch.run),
         _limit_without_answers(watch),
         watch.vigil.limit(watch.elapsed) if watch.vigil else None,
+        watch.lease.limit(watch.elapsed) if watch.lease else None,
     )
     return sorted(limit for limit in limits if limit is not None)
 
@@ -360,7 +401,9 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     row = watch.store.get_run(watch.run.id)
     _note_end(watch.run, row, result)
     write_status(watch.run, row)
-    _write_report(watch.run)
+    is_from_here = not watch.run.far("launch").exists()  # else it is written where it was started
+    if is_from_here:
+        _write_report(watch.run)
     # Estimates learn only from training runs that were not resumed. A resumed run repeats work, and
     # the estimate of an evaluation is an upper bound, so their hours would distort the estimates.
     is_plain = row.kind == "train" and row.attempt == 1
@@ -399,7 +442,9 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
     """Return the environment variables of the trainer. `lifeline` is the descriptor of the pipe by
     which the trainer learns that this process has ended."""
     row, run = watch.row, watch.run
-    variables = trainer_variables(run.home.root, row.device, lifeline)
+    # A run on another machine has none of this one's.
+    device = "" if row.is_elsewhere else row.device
+    variables = trainer_variables(run.home.root, device, lifeline)
     return variables | {"HONESMITH_ATTEMPT": str(row.attempt)}
 
 

@@ -30,6 +30,7 @@ NOT_QUICK = (
     "vllm",
     "bench",
     "scale",
+    "machines",
     "evidence",
 )
 

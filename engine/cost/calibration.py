@@ -11,8 +11,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.core.hardware import Hardware
+from engine.cost import throughput
 from engine.cost.flops import Seen, Work
 from engine.cost.throughput import Speed
+from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.records.estimate import EarlierWorkload, Workload
@@ -155,7 +158,8 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
         home: the home that holds the runs.
         speed: the machine's speed as it is known now; the times of the runs are predicted again
             with it.
-        kind: the kind of device, "cpu" or "cuda"; runs on the other kind are left out.
+        kind: the kind of device, "cpu" or "cuda", or the other machine that it belongs to, such as
+            "ssh:box"; runs on any other are left out.
     """
     if not home.db.is_file():  # a new home; opening the store would create the database
         return Experience()
@@ -173,6 +177,22 @@ def experience(home: Home, speed: Speed, kind: str) -> Experience:
     return Experience(tuple(runs), tuple(left_out))
 
 
+def speed_here(
+    home: Home, hardware: Hardware, precision: str, compute: str = LOCAL
+) -> tuple[Speed, Experience]:
+    """Return the speed of a machine at a precision, and the finished runs of the home.
+
+    The runs correct the predictions made from that speed. Another machine than this one is not
+    measured: its own runs alone correct the table.
+    """
+    device = hardware.device
+    if compute != LOCAL:
+        speed = throughput.table(device, hardware.cores, precision)
+        return speed, experience(home, speed, compute)
+    speed = throughput.load(home, device, hardware.cores, precision)
+    return speed, experience(home, speed, device.kind)
+
+
 def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, float]]:
     """Return the newest finished runs of the algorithm on a device of this kind ("cpu" or "cuda"),
     as (run folder, seconds that the run took)."""
@@ -186,11 +206,14 @@ def _newest_runs(home: Home, algorithm: str, kind: str) -> list[tuple[RunDir, fl
 
 
 def _device_kind(features: Mapping[str, object]) -> str:
-    """Return the kind of device that a finished run used, "cpu" or "cuda".
+    """Return the kind of device that a finished run used, "cpu" or "cuda"; of a run on another
+    machine that machine, such as "ssh:box".
 
     `features` is a column of the run's row in the database's table of calibrations.
     """
     device = str(features.get("device") or "cpu")  # such as "cuda:0"
+    if device.startswith("ssh:"):
+        return device
     return "cpu" if device.startswith("cpu") else "cuda"
 
 

@@ -11,7 +11,6 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.core import hardware as machine
 from engine.core.errors import UserError
 from engine.core.format import size, words
 from engine.core.hardware import Device, Hardware
@@ -20,13 +19,15 @@ from engine.core.reply import Reply
 from engine.cost import lowering, run_work, throughput
 from engine.cost import memory as footprint
 from engine.cost.batteries import batteries
-from engine.cost.calibration import Experience, experience
+from engine.cost.calibration import Experience, speed_here
 from engine.cost.flops import Plan
 from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
+from engine.executors.admission import compute_of, has_vllm, machine_for
 from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
+from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -110,7 +111,8 @@ def estimate_cost(
     settings = dict(settings or {})
     run = planned_run(home, env_id, model, algorithm, settings)
     teacher = teachers.resolve_teacher(home, run.resolved.settings, run.model)
-    throughput.ensure(home, run.hardware, PROBE_WAIT_S)
+    if compute_of(settings) == LOCAL:
+        throughput.ensure(home, run.hardware, PROBE_WAIT_S)
 
     def forecast_of(candidate: settings_schema.Resolved) -> Forecast:
         """Estimate the run with these settings."""
@@ -158,7 +160,7 @@ def planned_run(
     settings_schema.validate(algorithm, settings)  # first, because counting the rows takes longer
     record = registry.find_env(home, env_id)
     model_ref = start_models.model_to_train(home, model)
-    hardware = machine.detect(home.root)
+    hardware = machine_for(home, settings)
     thinking = settings_schema.counted_thinking(algorithm, settings)
     facts = env_facts.env_facts(home, record, model_ref.base_path, thinking=thinking)
     resolved = settings_schema.resolve(
@@ -168,7 +170,7 @@ def planned_run(
         env=facts,
         hardware=hardware,
         inherited=model_ref.adapter_facts,
-        vllm=vllm_env.find_python(home) is not None,
+        vllm=has_vllm(settings, is_here=vllm_env.find_python(home) is not None),
         vllm_fault=why_off(home, hardware.device, "vllm"),
     )
     return PlannedRun(record.env_id, model_ref, facts, hardware, resolved)
@@ -231,7 +233,8 @@ def estimate(
         base_path: folder of the base model, None if it is not known. It identifies finished runs of
             the same model, and shows how much of the weights is still to be downloaded.
     """
-    speed, past_runs = speed_here(home, hardware, resolved.settings.precision)
+    settings = resolved.settings
+    speed, past_runs = speed_here(home, hardware, settings.precision, settings.compute)
     plan = _plan(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
     plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     teacher_model = teacher.model if teacher else None
@@ -239,7 +242,7 @@ def estimate(
         download_bytes=_download_bytes(
             base_path, teacher_model.base_path if teacher_model else None
         ),
-        gpu_hour_price=home.user_config().gpu_hour_price,
+        gpu_hour_price=home.user_config().price_of(settings.compute),
         disk_free=hardware.disk_free,
         load=hardware.load,
     )
@@ -287,16 +290,6 @@ def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
     on_share = replace(plan, device=device)
     least_bytes = int(footprint.least_memory(on_share).total * factor)
     return on_share if lowering.fit_of(least_bytes, share) != "too_big" else plan
-
-
-def speed_here(
-    home: Home, hardware: Hardware, precision: str
-) -> tuple[throughput.Speed, Experience]:
-    """Return the speed of this machine at a precision, and the finished runs of the home, which
-    correct the predictions made from that speed."""
-    device = hardware.device
-    speed = throughput.load(home, device, hardware.cores, precision)
-    return speed, experience(home, speed, device.kind)
 
 
 def _download_bytes(*folders: Path | None) -> int:

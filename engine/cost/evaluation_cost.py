@@ -10,6 +10,7 @@ from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops
+from engine.cost.calibration import speed_here
 from engine.cost.flops import SamplingPlan, Seen
 from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
 from engine.cost.throughput import Speed
@@ -62,7 +63,7 @@ def evaluation_hours(
     """
     device = hardware.device
     precision = "bfloat16" if device.bf16 else "float32"
-    speed, past_runs = estimate.speed_here(home, hardware, precision)
+    speed, past_runs = speed_here(home, hardware, precision)
     speed = estimate.with_score_time(speed, asking.env, asking.score_workers)
     factors = past_runs.factors("grpo")  # GRPO samples in the same way as an evaluation
     # Level ("low", "likely", "high") -> seconds of all models together.

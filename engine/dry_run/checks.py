@@ -19,8 +19,9 @@ from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.robustness.probe_calls import told_badly
+from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.fast_paths.results import why_off
-from engine.home.rows import DEFAULT_GPU_HOURS
+from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -161,7 +162,7 @@ class DryRun:
         Raises UserError if something does not fit.
         """
         ref = required(self.facts.model)
-        machine = self.facts.machine = hardware.detect(self.home.root)
+        machine = self.facts.machine = machine_for(self.home, self.settings)
         rows = self.facts.rows = self._row_facts(ref)
         resolved = self.facts.resolved = self._resolved(ref, rows, machine)
         # Called only for its UserError: keep_env may name an environment that does not exist.
@@ -198,7 +199,7 @@ class DryRun:
             env=rows,
             hardware=machine,
             inherited=ref.adapter_facts,
-            vllm=vllm_env.find_python(self.home) is not None,
+            vllm=has_vllm(self.settings, is_here=vllm_env.find_python(self.home) is not None),
             vllm_fault=why_off(self.home, machine.device, "vllm"),
         )
 
@@ -207,6 +208,10 @@ class DryRun:
 
         Raises UserError if there is none.
         """
+        if self.facts.resolved is not None and self.facts.record is not None:
+            place = check_placement(self.home, self.facts.resolved.settings, self.facts.record)
+            if place:
+                return Outcome("pass", place)
         python = launcher.worker_python(self.home)
         if self.facts.resolved is not None:  # it is None if an earlier check failed
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)
@@ -355,7 +360,8 @@ class DryRun:
         yet, because the summary says that.
         """
         wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
-        throughput.ensure(self.home, required(self.facts.machine), wait_s)
+        if compute_of(self.settings) == LOCAL:
+            throughput.ensure(self.home, required(self.facts.machine), wait_s)
         forecast = self.facts.forecast = self._forecast()
         detail = f"{estimate.summary(forecast.estimate)} Basis: {forecast.estimate.basis}."
         if forecast.left_out:

@@ -14,6 +14,7 @@ from engine.dry_run.plan import dry_run_plan
 from engine.dry_run.prompt_check import dry_run_prompt
 from engine.dry_run.report import report_of, results_of
 from engine.dry_run.trials import try_model
+from engine.executors.admission import refuse_trial
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
 from engine.records.settings import PROMPT, GivenSettings
@@ -40,6 +41,8 @@ def dry_run_request(
     """
     began = time.monotonic()
     _check_samples(request.samples)
+    asked = "smoke" if request.smoke else "samples" if request.samples else ""
+    refuse_trial(request.settings, asked)
     if request.is_plan:
         return dry_run_plan(home, request, began, cap_function)
     if request.algorithm == PROMPT:

@@ -147,11 +147,17 @@ def m004_several_gpus(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN gpus INTEGER NOT NULL DEFAULT 1")
 
 
+def m005_elsewhere(db: sqlite3.Connection) -> None:
+    """Runs say on which machine they run."""
+    db.execute("ALTER TABLE runs ADD COLUMN compute TEXT NOT NULL DEFAULT 'local'")
+
+
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m001_first_tables,
     m002_waiting_runs,
     m003_plans,
     m004_several_gpus,
+    m005_elsewhere,
 ]
 
 

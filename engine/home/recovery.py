@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, is_locked, read_lines, read_object, read_tail
 from engine.core.hints import Hint
-from engine.home.rows import STATES, TERMINAL
+from engine.home.rows import LOCAL, STATES, TERMINAL
 from engine.home.run_dir import DeployDir, Home, RunDir
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
         "created": created,
         "queued": created,
         "attempt": attempt,
-        **_config_columns(config),
+        **_config_columns(run, config),
         "spent_hours": max(status.spent_hours, _hours_in_events(run)),
         "state": "queued",
     }
@@ -259,7 +259,7 @@ def _run_row(run: RunDir, config: "RunConfig") -> Columns:
     return row | _end_columns(run, status, attempt)
 
 
-def _config_columns(config: "RunConfig") -> Columns:
+def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
     """Return the columns of a run's row that its config.json holds.
 
     `note`, `expect` and `parent` are "" unless the run is a training run.
@@ -279,7 +279,16 @@ def _config_columns(config: "RunConfig") -> Columns:
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
         "gpus": _device_count(config),
+        "compute": _compute(run, config),
     }
+
+
+def _compute(run: RunDir, config: "RunConfig") -> str:
+    """Return where a run is to run, such as "ssh:box"; `LOCAL` unless it trains weights."""
+    # A run that another machine put here runs here.
+    if config.kind != "train" or config.algorithm == "prompt" or run.far("launch").exists():
+        return LOCAL
+    return config.settings.compute
 
 
 def _device_count(config: "RunConfig") -> int:

@@ -28,6 +28,7 @@ HOLDS_DEVICE = ("preparing", "running", "stopping")  # the run has a device
 OPEN = ("queued", "interrupted", *HOLDS_DEVICE)  # the run has not ended
 TERMINAL = ("done", "failed", "cancelled")  # the run has ended
 
+LOCAL = "local"  # a run's `compute` on this machine
 DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
 
 
@@ -63,6 +64,7 @@ class NewRun:
     waits_for: str = ""  # ids of runs, see `RunRow`
     plan: str = ""
     gpus: int = 1
+    compute: str = LOCAL
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class RunRow:
             `max_gpu_hours`.
         gpus: how many devices the run is to have; 0 if it asks only models behind a URL.
         device: ids, separated by commas, of the devices that the run got last.
+        compute: where the run runs: "local", or "ssh:" and the name of a host, which is then its
+            device.
     """
 
     rowid: int
@@ -108,6 +112,12 @@ class RunRow:
     waits_for: str = ""
     plan: str = ""
     gpus: int = 1
+    compute: str = LOCAL
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on another machine."""
+        return self.compute != LOCAL
 
     @property
     def devices(self) -> list[str]:
@@ -121,7 +131,8 @@ class RunRow:
         """
         if self.gpus == 0:
             return 0.0
-        return seconds / 3600 * max(1, len(self.devices))
+        count = self.gpus if self.is_elsewhere else len(self.devices)
+        return seconds / 3600 * max(1, count)
 
     @property
     def awaited_ids(self) -> list[str]:

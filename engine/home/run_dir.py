@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from engine.core.errors import UserError
 from engine.home.user_config import UserConfig, read_config
@@ -32,11 +32,9 @@ class Home:
 
     @staticmethod
     def locate(path: str | Path | None = None) -> "Home":
-        """Find the home: at `path`, else at the variable `HONESMITH_HOME`, else in the platform's
-        folder for user data.
+        """Find the home: at `path`, at `HONESMITH_HOME`, or in the platform's folder for user data.
 
-        Missing folders are created, readable only by this user. Raises UserError HOME_UNUSABLE if
-        they cannot be created.
+        Creates missing folders, readable only by this user. Raises UserError HOME_UNUSABLE.
         """
         chosen_path = path or os.environ.get("HONESMITH_HOME") or _default_home()
         root = Path(os.path.abspath(os.path.expanduser(chosen_path)))
@@ -176,6 +174,11 @@ class Home:
         return self.cache / "fast-paths.json"
 
     @property
+    def hosts(self) -> Path:
+        """What is known of the machines over SSH, a file for each, and this home's id there."""
+        return self.root / "hosts"
+
+    @property
     def page(self) -> Path:
         """The page of all runs and reports that `honesmith ui` wrote last."""
         return self.cache / "ui" / "index.html"
@@ -214,8 +217,7 @@ class Home:
         return DeployDir(self.deployments / deployment_id)
 
     def user_config(self) -> UserConfig:
-        """Read and check `config.toml`. Raises UserError SETTING_UNKNOWN for an unknown key, or
-        SETTING_INVALID for an unusable value or file."""
+        """Read and check `config.toml`. Raises UserError SETTING_UNKNOWN or SETTING_INVALID."""
         return read_config(self.config_file)
 
 
@@ -289,7 +291,6 @@ class RunDir:
 
     @property
     def id(self) -> str:
-        """The run's id, which is the name of the folder."""
         return self.path.name
 
     @property
@@ -380,6 +381,10 @@ class RunDir:
     def pins(self) -> Path:
         """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
         return self.path / "pins.json"
+
+    def far(self, record: Literal["placement", "launch", "lease"]) -> Path:
+        """A record about the other machine that the run is on, or that started it here."""
+        return self.path / f"{record}.json"
 
     @property
     def endpoint_calls(self) -> Path:
@@ -506,22 +511,16 @@ class RunDir:
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
-        """Read the run's config.json. Raises FileNotFoundError if there is none, DamagedRecord,
-        which names the file and the key, if it is damaged."""
-        # Imported late: each run has a supervisor process, which imports this module and does not
-        # need the config. pydantic and the schema would make its start a third longer and hold
-        # 12 MB as long as it lives.
+        """Read the run's config.json. Raises FileNotFoundError, or DamagedRecord naming the key."""
+        # Imported late: pydantic would make the start of a supervisor, which needs no config, a
+        # third longer, and take 12 MB.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
 
         return read_run_config(self.config)
 
     def find_config(self) -> "RunConfig | None":
-        """Read the run's config.json; return None if the file is missing or damaged.
-
-        For callers that must work without it, such as a list of runs or a verdict.
-        """
-        # Imported late: the module loads pydantic, and a supervisor must not load it.
-        from engine.records.run_config import find_run_config  # noqa: PLC0415
+        """Read the run's config.json; return None if the file is missing or damaged."""
+        from engine.records.run_config import find_run_config  # noqa: PLC0415  as above
 
         return find_run_config(self.config)
 
@@ -532,13 +531,10 @@ class RunDir:
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, ascending."""
-        steps = []
-        for name in _listed_names(self.checkpoints):
-            match = _STEP_NAME.fullmatch(name)
-            # The manifest is written last: a folder without it is no complete checkpoint.
-            if match and (self.checkpoints / name / CHECKPOINT_MANIFEST).is_file():
-                steps.append(int(match.group(1)))
-        return sorted(steps)
+        names = _listed_names(self.checkpoints)
+        complete = (n for n in names if (self.checkpoints / n / CHECKPOINT_MANIFEST).is_file())
+        matches = map(_STEP_NAME.fullmatch, complete)
+        return sorted(int(match.group(1)) for match in matches if match)
 
     def latest_checkpoint(self) -> Path | None:
         """Return the folder of the newest complete checkpoint; None if there is none."""
@@ -546,12 +542,9 @@ class RunDir:
         return self.checkpoint(steps[-1]) if steps else None
 
     def resolve_checkpoint(self, name: str = "") -> Path | None:
-        """Return the folder of the checkpoint `name`; None if there is no complete checkpoint of
-        that name.
+        """Return the folder of the complete checkpoint `name`; None if there is none.
 
-        Args:
-            name: "" for the latest checkpoint, "best" for the best one, "step20" or "step_000020"
-                for the checkpoint of step 20.
+        `name`: "" is the latest, "best" the best one, "step20" and "step_000020" that of step 20.
         """
         if not name:
             return self.latest_checkpoint()
@@ -574,16 +567,14 @@ class RunDir:
     def _best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint; None if none was chosen or it is incomplete.
 
-        `best` is a symlink to the folder, or on a file system without symlinks a file that holds
-        the folder's name.
+        `best` is a symlink to it, or a file that holds its name.
         """
         try:
-            if self.best.is_symlink():
-                name = Path(os.readlink(self.best)).name
-            else:
-                name = self.best.read_text("utf-8").strip()
+            is_link = self.best.is_symlink()
+            text = os.readlink(self.best) if is_link else self.best.read_text("utf-8").strip()
         except OSError:
             return None
+        name = Path(text).name if is_link else text
         # A damaged `best` may hold any text. If it held "best", this would recurse for ever.
         return self.resolve_checkpoint(name) if _STEP_NAME.fullmatch(name) else None
 
@@ -604,7 +595,6 @@ def _jsonl_steps(folder: Path) -> list[int]:
 
 def _default_home() -> Path:
     """Return the platform's usual folder for user data."""
-    # Imported late: the import takes 10 ms, and only a process without a given home needs it.
-    import platformdirs  # noqa: PLC0415
+    import platformdirs  # noqa: PLC0415  takes 10 ms; only a process without a given home needs it
 
     return Path(platformdirs.user_data_dir("honesmith", appauthor=False))

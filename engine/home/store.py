@@ -7,19 +7,137 @@ store*.py and database.py contain SQL.
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Call, Hint
-from engine.home.rows import DeploymentRow, EnvRow
+from engine.home.rows import HOLDS_DEVICE, DeploymentRow, EnvRow, NewRun, RunRow
 from engine.home.store_connection import Connection, assignments, placeholders
 from engine.home.store_runs import RunTable
 
+MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
 _DEPLOYMENT_SETTABLE = frozenset(
     {"state", "url", "adapters", "serve_base", "memory_bytes", "ended", "message"}
 )
+
+
+class LeaseTable(RunTable):
+    """Queued runs and the devices that they get; and runs that another machine put here."""
+
+    def lease_next(
+        self,
+        devices: Sequence[str],
+        claim: Callable[[RunRow], bool] | None = None,
+        choose: Callable[[RunRow, Sequence[str]], str] | None = None,
+        can_start: Callable[[RunRow], bool] | None = None,
+        runs_per_device: int = 1,
+        elsewhere: Mapping[str, int] | None = None,
+    ) -> RunRow | None:
+        """Assign free devices to the oldest queued run and set its state to "preparing".
+
+        A run gets all of its `gpus` devices (at most those of the machine) or none. If fewer are
+        free, they are kept for the run: no later run starts before it.
+
+        Args:
+            devices: ids of the devices that may be assigned.
+            claim: takes the run's lock inside the transaction, so that nobody sees a run that is
+                preparing while its lock is free. If it returns False, the run stays queued, and the
+                next one is tried. None claims nothing.
+            choose: returns the ids of the free devices for a run, separated by commas, or "" if
+                none has room: the run then stays queued. None takes the first free devices.
+            can_start: returns whether a run could start if enough devices were free; if not, no
+                devices are kept for it. None means that every run could.
+            runs_per_device: how many runs may hold a device. If it is more than 1, `choose` says
+                whether a device has room for another run.
+            elsewhere: other machines, as `compute` of a run names them -> how many runs each takes
+                at once.
+
+        A run that waits for others is passed over. A run on no device starts at once, as long as
+        fewer than `MOST_WITHOUT_DEVICE` are under way. Returns the changed row; None if no device
+        is free or no queued run can start.
+        """
+        with self._write():
+            row = self._next_without_device(claim) or self._next_elsewhere(claim, elsewhere or {})
+            if row is not None:
+                return row
+            holders = self._holders()
+            free_devices = [device for device in devices if holders[device] < runs_per_device]
+            if not free_devices:
+                return None
+            for row in self.queue():
+                if row.waits_for or row.gpus == 0 or row.is_elsewhere:
+                    continue
+                count = min(row.gpus, len(devices))
+                if count > len(free_devices):
+                    if can_start is None or can_start(row):
+                        return None  # the free devices are kept for this run
+                    continue
+                if choose is not None:
+                    device = choose(row, free_devices)
+                else:
+                    device = ",".join(free_devices[:count])
+                if device and (claim is None or claim(row)):
+                    return self._lease(row.run_id, device)
+        return None
+
+    def _next_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
+        """Start the oldest queued run that needs no device; return its row, None if none can."""
+        waiting = [row for row in self.queue() if row.gpus == 0 and not row.waits_for]
+        if not waiting:
+            return None
+        question_marks = placeholders(HOLDS_DEVICE)
+        (count,) = self._db.execute(
+            f"SELECT COUNT(*) FROM runs WHERE gpus = 0 AND state IN ({question_marks})",
+            HOLDS_DEVICE,
+        ).fetchone()
+        if count >= MOST_WITHOUT_DEVICE:
+            return None
+        for row in waiting:
+            if claim is None or claim(row):
+                return self._lease(row.run_id, "")
+        return None
+
+    def _next_elsewhere(
+        self, claim: Callable[[RunRow], bool] | None, places: Mapping[str, int]
+    ) -> RunRow | None:
+        """Set the oldest queued run of another machine that takes one more to "preparing", with
+        that machine as its device; None where none can start."""
+        holders = self._holders()
+        for row in self.queue():
+            has_room = row.is_elsewhere and holders[row.compute] < places.get(row.compute, 0)
+            if has_room and not row.waits_for and (claim is None or claim(row)):
+                return self._lease(row.run_id, row.compute)
+        return None
+
+    def _lease(self, run_id: str, device: str) -> RunRow:
+        """Assign `device` (ids of devices, separated by commas) to a queued run, set its state to
+        "preparing", and return its row."""
+        self._change_state(run_id, old="queued", new="preparing", values={"device": device})
+        return self._run(run_id)
+
+    def _holders(self) -> Counter[str]:
+        """Return device id -> how many runs hold the device now."""
+        question_marks = placeholders(HOLDS_DEVICE)
+        leased = self._db.execute(
+            f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
+        )
+        return Counter(device for (devices,) in leased for device in devices.split(","))
+
+    def place_run(self, new: NewRun, run_id: str) -> RunRow:
+        """Queue a run under the id that it has on another machine, and return its row."""
+        with self._write():
+            self._insert_queued(new, run_id, int(run_id.rpartition("-")[2]))
+            self._log_state(run_id, old="", new="queued")
+            return self._run(run_id)
+
+    def forget_run(self, run_id: str) -> None:
+        """Delete the row of a run and its history, where there is one."""
+        with self._write():
+            for table in ("history", "requests", "runs"):
+                self._db.execute(f"DELETE FROM {table} WHERE run_id = ?", (run_id,))
 
 
 class EnvTable(Connection):
@@ -228,5 +346,5 @@ class EstimateTable(Connection):
         ]
 
 
-class Store(RunTable, EnvTable, DeploymentTable, EstimateTable):
+class Store(LeaseTable, EnvTable, DeploymentTable, EstimateTable):
     """All tables of a home over one connection."""

@@ -5,7 +5,6 @@ import hashlib
 import json
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
@@ -13,14 +12,13 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Hint
-from engine.home.rows import HOLDS_DEVICE, OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
+from engine.home.rows import OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
 from engine.home.store_connection import Connection, assignments, placeholders
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
 _LISTED_RUNS = 6  # the most runs of a plan that an error lists
-MOST_WITHOUT_DEVICE = 4  # the most runs at once that ask only models behind a URL
 RESUMABLE = ("failed", "cancelled", "interrupted")
 # Columns that a new attempt clears, because they are about the end of the last attempt.
 _NEW_ATTEMPT = {
@@ -208,90 +206,6 @@ class RunTable(Connection):
         is not queued."""
         ids = [row.run_id for row in self.queue()]
         return ids.index(run_id) + 1 if run_id in ids else 0
-
-    def lease_next(
-        self,
-        devices: Sequence[str],
-        claim: Callable[[RunRow], bool] | None = None,
-        choose: Callable[[RunRow, Sequence[str]], str] | None = None,
-        can_start: Callable[[RunRow], bool] | None = None,
-        runs_per_device: int = 1,
-    ) -> RunRow | None:
-        """Assign free devices to the oldest queued run and set its state to "preparing".
-
-        A run gets all of its `gpus` devices (at most those of the machine) or none. If fewer are
-        free, they are kept for the run: no later run starts before it.
-
-        Args:
-            devices: ids of the devices that may be assigned.
-            claim: takes the run's lock inside the transaction, so that nobody sees a run that is
-                preparing while its lock is free. If it returns False, the run stays queued, and the
-                next one is tried. None claims nothing.
-            choose: returns the ids of the free devices for a run, separated by commas, or "" if
-                none has room: the run then stays queued. None takes the first free devices.
-            can_start: returns whether a run could start if enough devices were free; if not, no
-                devices are kept for it. None means that every run could.
-            runs_per_device: how many runs may hold a device. If it is more than 1, `choose` says
-                whether a device has room for another run.
-
-        A run that waits for others is passed over. A run on no device starts at once, as long as
-        fewer than `MOST_WITHOUT_DEVICE` are under way. Returns the changed row; None if no device
-        is free or no queued run can start.
-        """
-        with self._write():
-            row = self._next_without_device(claim)
-            if row is not None:
-                return row
-            holders = self._holders()
-            free_devices = [device for device in devices if holders[device] < runs_per_device]
-            if not free_devices:
-                return None
-            for row in self.queue():
-                if row.waits_for or row.gpus == 0:
-                    continue
-                count = min(row.gpus, len(devices))
-                if count > len(free_devices):
-                    if can_start is None or can_start(row):
-                        return None  # the free devices are kept for this run
-                    continue
-                if choose is not None:
-                    device = choose(row, free_devices)
-                else:
-                    device = ",".join(free_devices[:count])
-                if device and (claim is None or claim(row)):
-                    return self._lease(row.run_id, device)
-        return None
-
-    def _next_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
-        """Start the oldest queued run that needs no device; return its row, None if none can."""
-        waiting = [row for row in self.queue() if row.gpus == 0 and not row.waits_for]
-        if not waiting:
-            return None
-        question_marks = placeholders(HOLDS_DEVICE)
-        (count,) = self._db.execute(
-            f"SELECT COUNT(*) FROM runs WHERE gpus = 0 AND state IN ({question_marks})",
-            HOLDS_DEVICE,
-        ).fetchone()
-        if count >= MOST_WITHOUT_DEVICE:
-            return None
-        for row in waiting:
-            if claim is None or claim(row):
-                return self._lease(row.run_id, "")
-        return None
-
-    def _lease(self, run_id: str, device: str) -> RunRow:
-        """Assign `device` (ids of devices, separated by commas) to a queued run, set its state to
-        "preparing", and return its row."""
-        self._change_state(run_id, old="queued", new="preparing", values={"device": device})
-        return self._run(run_id)
-
-    def _holders(self) -> Counter[str]:
-        """Return device id -> how many runs hold the device now."""
-        question_marks = placeholders(HOLDS_DEVICE)
-        leased = self._db.execute(
-            f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
-        )
-        return Counter(device for (devices,) in leased for device in devices.split(","))
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
         """Set the state of a run to `to`, and the fields in `values`, if its state is one of

@@ -24,6 +24,9 @@ from engine.core.format import host_of
 PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
 DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
+_FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
+_FOLDER = re.compile(rf"{_FOLDER_NAME}(/{_FOLDER_NAME}){{0,9}}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
@@ -33,7 +36,8 @@ _CHOICES = {"sandbox": ("auto", "required", "off"), "serve_with": ("auto", "torc
 # constants are numbers.
 _BOOLEANS = ("allow_root", "key_network", "allow_source_builds")
 _NAME_LISTS = ("key_secrets",)
-_ENDPOINTS = "endpoints"  # the key whose values are tables [endpoints.NAME]
+# The keys whose values are tables: [endpoints.NAME] and [hosts.NAME].
+_ENDPOINTS, _HOSTS = "endpoints", "hosts"
 
 
 # Minutes of silence after which a trainer is ended, if its usual pace does not explain them.
@@ -73,6 +77,35 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class Host:
+    """A machine over SSH, which runs are put on with `compute` "ssh:NAME".
+
+    Attributes:
+        name: in config.toml.
+        ssh: what the `ssh` program is given: a Host of the user's ssh config, or user@address.
+        folder: where everything of ours lies over there, below the user's home.
+        python: an interpreter over there that has what training needs; "" for the environment that
+            `honesmith hosts setup` builds.
+        runs: how many runs it takes at once.
+        lease_hours: how long a run goes on over there without a word from here.
+        gpu_hour_price: of one of its devices; 0 if it has none.
+    """
+
+    name: str
+    ssh: str
+    folder: str = ".honesmith-host"
+    python: str = ""
+    runs: int = 1
+    lease_hours: float = 24.0
+    gpu_hour_price: float = 0.0
+
+    @property
+    def compute(self) -> str:
+        """How the setting `compute` names it."""
+        return f"ssh:{self.name}"
+
+
+@dataclass(frozen=True)
 class UserConfig:
     """`config.toml` of a home; every key is optional."""
 
@@ -99,6 +132,13 @@ class UserConfig:
     stop_stalled_minutes: float = DEFAULT_STOP_MINUTES
     # Models behind a URL: NAME of a reference `openai:NAME` -> endpoint.
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
+    # Machines over SSH, by the name that `compute` refers to.
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+
+    def price_of(self, compute: str) -> float:
+        """The price of an hour of one device where a run with this `compute` runs."""
+        host = self.hosts.get(compute.removeprefix("ssh:"))
+        return host.gpu_hour_price if host is not None else self.gpu_hour_price
 
 
 def read_config(path: Path) -> UserConfig:
@@ -138,12 +178,14 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
                 hint=f"Known keys: {', '.join(sorted(known_keys))}.",
                 field=name,
             )
-    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS}
+    number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS, _HOSTS}
     # The order decides which of several wrong values is reported: a wrong number before others.
     ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
     checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
     if _ENDPOINTS in values:
         checked[_ENDPOINTS] = read_endpoints(path, values[_ENDPOINTS])
+    if _HOSTS in values:
+        checked[_HOSTS] = _read_hosts(path, values[_HOSTS])
     return UserConfig(**checked)
 
 
@@ -242,6 +284,54 @@ def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
             )
     values = {key: _checked_key(path, name, key, value) for key, value in table.items()}
     return Endpoint(name=name, **values)
+
+
+# Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
+_HOST_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "ssh": (
+        lambda value: isinstance(value, str) and bool(_DESTINATION.fullmatch(value)),
+        "a Host of your ssh config, or user@address",
+    ),
+    "folder": (
+        lambda value: isinstance(value, str) and bool(_FOLDER.fullmatch(value)),
+        "a folder below your home over there, of letters, digits, dot, - and _",
+    ),
+    "python": (
+        lambda value: isinstance(value, str) and (not value or value.startswith("/")),
+        "the whole path of an interpreter over there",
+    ),
+    "runs": (lambda value: _is_count(value) and value <= 64, "a number from 1 to 64"),
+    "lease_hours": (lambda value: _is_number(value) and value > 0, "hours above 0"),
+    "gpu_hour_price": (lambda value: _is_number(value), "a number that is 0 or more"),
+}
+
+
+def _read_hosts(path: Path, tables: Any) -> dict[str, Host]:
+    """Check the value of `hosts` in the config file at `path`; the hosts by name.
+
+    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    """
+    if not isinstance(tables, dict):
+        raise _invalid_endpoint(path, _HOSTS, "is no table", "Write [hosts.NAME] with its keys.")
+    hosts = {}
+    for name, table in tables.items():
+        if not _NAME.fullmatch(name) or not isinstance(table, dict):
+            hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
+            raise _invalid_endpoint(path, f"hosts.{name[:60]}", "is no table of a host", hint)
+        for key, value in table.items():
+            field = f"hosts.{name}.{key[:60]}"
+            if key not in _HOST_RULES:
+                raise UserError(
+                    "SETTING_UNKNOWN",
+                    f"{path} sets {field}, which does not exist",
+                    hint=f"Known keys: {', '.join(_HOST_RULES)}.",
+                    field=field,
+                )
+            is_allowed, in_words = _HOST_RULES[key]
+            if not is_allowed(value):
+                raise _invalid_endpoint(path, field, "cannot be used", f"{key} must be {in_words}.")
+        hosts[name] = Host(**{"name": name, "ssh": name, **table})
+    return hosts
 
 
 def _is_text(value: Any) -> bool:

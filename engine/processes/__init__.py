@@ -4,6 +4,7 @@ deployments build on this package; start with `launcher.py`.
     deployments.py   which serving processes live
     device_shares.py  several runs on one GPU: which bytes of it each run has
     launcher.py      starts queued runs, tells which live, settles those that died
+    lease.py         ends a run that another machine started and does not ask for any more
     lifeline.py      ends a process when its supervisor ends
     limits.py        the caps on hours, and when an attempt reaches them
     outcome.py       how an attempt ended

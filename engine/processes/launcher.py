@@ -51,12 +51,17 @@ def is_alive(run: RunDir) -> bool:
     return is_locked(run.lock)
 
 
-def trainer_command(home: Home, algorithm: str, gpus: int = 1) -> list[str]:
+def trainer_command(
+    home: Home, algorithm: str, gpus: int = 1, *, is_elsewhere: bool = False
+) -> list[str]:
     """Return the command that starts a run's trainer; the caller appends the run's folder.
 
     The algorithm "regrade" and a run without a device (`gpus` is 0) load no model and need no
-    torch. For others, raises UserError NO_TORCH if no interpreter has torch.
+    torch; nor does a run on another machine. For others, raises UserError NO_TORCH if no
+    interpreter has torch.
     """
+    if is_elsewhere:
+        return [sys.executable, "-P", *programs.command("attendant")]
     if algorithm == "regrade":
         return [sys.executable, "-P", *programs.command("regrader")]
     if gpus == 0 and algorithm == "prompt":
@@ -191,6 +196,7 @@ def _lease_next(
         choose=choose,
         can_start=lambda row: not missing_secrets(home.run(row.run_id)),
         runs_per_device=device_shares.runs_per_device(home, machine),
+        elsewhere={host.compute: host.runs for host in home.user_config().hosts.values()},
     )
 
 

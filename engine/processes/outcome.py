@@ -301,6 +301,8 @@ def _stopped(run: RunDir, row: RunRow, status: int) -> _End:
     if row.reason_kind == "stalled":
         advice = "What it hung in stands at the end of its console (read_logs, view console)."
         return _End("failed", "stalled", reason, resume_hint(run).after(advice))
+    if row.reason_kind == "lease":
+        return _End("failed", "lease", reason, resume_hint(run))
     if row.reason_kind not in ("budget", "timeout"):  # no cap was reached, so it was cancelled
         return _End("cancelled", "cancelled", reason, resume_hint(run))
     # Rounded to six digits, as a user would type it.

@@ -93,7 +93,8 @@ class Vigil:
         None if the owner of the home has switched this off, or for a process that sends no
         heartbeats.
         """
-        is_mute = self.row.algorithm == "regrade" or self.row.gpus == 0
+        # Of a run on another machine the supervisor over there listens for them.
+        is_mute = self.row.algorithm == "regrade" or self.row.gpus == 0 or self.row.is_elsewhere
         if is_mute or not self.run.home.user_config().stop_stalled_minutes:
             return None
         patience = self.patience()

@@ -123,7 +123,9 @@ EndpointName = Annotated[str, Field(min_length=1, max_length=200)]
 EnvName = Annotated[str, Field(max_length=200)]
 # "" or a variable whose name begins with TEACHER_, so that a caller cannot make the server send any
 # other secret to a URL.
-TeacherKeyName = Annotated[str, Field(pattern=r"^(TEACHER_[A-Z0-9_]{1,60})?$")]
+TEACHER_KEY_PATTERN = r"^(TEACHER_[A-Z0-9_]{1,60})?$"
+COMPUTE_PATTERN = r"^(local|ssh:[A-Za-z0-9][A-Za-z0-9._-]{0,59})$"
+TeacherKeyName = Annotated[str, Field(pattern=TEACHER_KEY_PATTERN)]
 
 
 class Settings(BaseModel):
@@ -293,6 +295,12 @@ class CommonSettings(ScoringSettings):
         default=1,
         ge=1,
         le=64,
+    )
+    compute: str = _setting(
+        'Where it runs: here, or on a machine of `honesmith hosts`, as in "ssh:box".',
+        "local",
+        default="local",
+        pattern=COMPUTE_PATTERN,
     )
     shard_base: bool = _setting(
         "Cut the frozen layers over the devices that train (FSDP2), where none holds all; slower.",

@@ -108,7 +108,7 @@ def _forecast(
     """
     spent_hours = sum(launcher.spent_hours(home, row) for row in rows)
     total_hours = Band(spent_hours, spent_hours, spent_hours) + left_hours
-    hour_price = _price(home)
+    hour_price = _price(home, rows)
     return Forecast(
         spent_hours=round(spent_hours, _DIGITS),
         left_hours=_range(left_hours),
@@ -178,12 +178,14 @@ def _is_measured(progress: Progress) -> bool:
     return progress.remaining is not None and progress.remaining.is_measured
 
 
-def _price(home: Home) -> float:
-    """Return the price of a GPU-hour; 0 if config.toml sets no price or is damaged."""
+def _price(home: Home, rows: Sequence[RunRow]) -> float:
+    """Return the price of a GPU-hour where these runs are, of several machines the highest; 0 if
+    config.toml sets no price or is damaged."""
     try:
-        return home.user_config().gpu_hour_price
+        config = home.user_config()
     except UserError:
         return 0.0
+    return max((config.price_of(row.compute) for row in rows), default=config.gpu_hour_price)
 
 
 def _range(band: Band) -> Range:

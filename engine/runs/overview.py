@@ -12,6 +12,7 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
+from engine.executors import hosts
 from engine.home.halves import ABOUT_USE
 from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
 from engine.home.run_dir import Home
@@ -22,6 +23,7 @@ from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
+_ALL_RUNS = 100_000  # more than any home has
 _MOST_OPEN = 10_000  # the most open runs that are read; no queue is nearly as long
 _ABOUT_BEST = (
     "score: the number to report, of held-out tasks that did not choose the checkpoint, with its "
@@ -185,6 +187,7 @@ def _hardware(home: Home, store: Store) -> Reply:
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} for each device; `run` is the id of
       the run that holds the device, "" if there is none;
+    - `hosts`: machines over SSH, if any are known, with the runs of this home there;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
     - `training`: whether the machine can train, in words.
     """
@@ -201,14 +204,28 @@ def _hardware(home: Home, store: Store) -> Reply:
         }
         for device in machine.devices
     ]
+    on_hosts = _hosts(home, active_runs)
     return {
         "devices": devices,
+        **({"hosts": on_hosts} if on_hosts else {}),
         "cores": machine.cores,
         "ram_gb": _gb(machine.ram_total),
         "ram_free_gb": _gb(machine.ram_free),
         "disk_free_gb": _gb(machine.disk_free),
         "training": _training(home),
     }
+
+
+def _hosts(home: Home, active_runs: list[RunRow]) -> list[Reply]:
+    """The machines over SSH, each with the runs of this home that it has; [] where none is known.
+
+    What is said of a machine is what its last check found: nothing is connected to.
+    """
+    return [
+        hosts.shown(home, host)
+        | {"runs": [row.run_id for row in active_runs if row.compute == host.compute]}
+        for host in home.user_config().hosts.values()
+    ]
 
 
 def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
@@ -255,8 +272,10 @@ def _budget(home: Home, store: Store) -> Reply:
             "max_gpu_hours_total": config.max_gpu_hours_total,
             "left_gpu_hours": round(hours_left, 3),
         }
-    if config.gpu_hour_price:
-        budget["spent_money"] = round(spent * config.gpu_hour_price, 2)
+    if config.gpu_hour_price or any(host.gpu_hour_price for host in config.hosts.values()):
+        rows = store.list_runs(_ALL_RUNS)
+        money = sum(row.spent_hours * config.price_of(row.compute) for row in rows)
+        budget["spent_money"] = round(money, 2)
     return budget
 
 

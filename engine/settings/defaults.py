@@ -589,5 +589,6 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     filled.default("save_every", filled["eval_every"])
     filled.default("keep_checkpoints", 3)
     filled.default("gpus", 1)
+    filled.default("compute", "local")
     filled.default("shard_base", False)
     filled.default("skill_rows", SKILL_ROWS)

@@ -132,7 +132,8 @@ def _options(
         return []
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    busy = {device for row in rows for device in row.devices}
+    compute = resolved.settings.compute
+    busy = {device for row in rows if row.compute == compute for device in row.devices}
     free = sum(d.name == hardware.device.name and d.id not in busy for d in hardware.devices)
     return [
         OnGpus(*_fitting(with_gpus(resolved, gpus), estimate), free_now=gpus <= free)

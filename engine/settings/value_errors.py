@@ -8,7 +8,14 @@ from pydantic.fields import FieldInfo
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
-from engine.records.settings import PROJECTIONS, GivenSettings, Settings, lowest_given
+from engine.records.settings import (
+    COMPUTE_PATTERN,
+    PROJECTIONS,
+    TEACHER_KEY_PATTERN,
+    GivenSettings,
+    Settings,
+    lowest_given,
+)
 
 _VALUE_HINTS = {
     "group_size": "With one completion per task every advantage is zero; 4 to 16 is usual.",
@@ -137,6 +144,13 @@ def _number_hint(name: str, text: str, expected: str) -> str:
     return f"{text[:_TEXT_CHARS]} is not a number; e.g. {example}."
 
 
+# What texts of a pattern are, in words.
+_TEXTS = {
+    TEACHER_KEY_PATTERN: "the name of a variable that begins with TEACHER_",
+    COMPUTE_PATTERN: "local, or ssh: and the name of a host",
+}
+
+
 def expects(field: FieldInfo) -> str:
     """Say which values a setting takes.
 
@@ -151,9 +165,8 @@ def expects(field: FieldInfo) -> str:
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
-        # Of all settings only `teacher_key_env` has a pattern.
-        is_key_name = any(getattr(limit, "pattern", None) for limit in field.metadata)
-        return "the name of a variable that begins with TEACHER_" if is_key_name else "a text"
+        patterns = [getattr(limit, "pattern", None) for limit in field.metadata]
+        return next((_TEXTS[pattern] for pattern in patterns if pattern), "a text")
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
 

@@ -174,7 +174,7 @@ class Relay:
                 return _Answer.refused(SPENT, "the run allows no more calls")
             return self._ask(upstream, question)
 
-    def _ask(self, upstream: Upstream, question: dict[str, Any]) -> _Answer:
+    def _ask(self, upstream: Upstream, question: Mapping[str, Any]) -> _Answer:
         """Send a question to a model, once; count it if it is answered.
 
         Nothing of a failure is passed on but its status: some servers repeat a part of the key.

@@ -29,6 +29,7 @@ from mcp_server.cli import (
     model_commands,
     run_commands,
 )
+from mcp_server.cli.machines import host_commands
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -368,6 +369,7 @@ app.add_typer(data_commands.app, name="data")
 app.add_typer(judge_commands.app, name="judge")
 app.add_typer(key_commands.app, name="key")
 app.add_typer(model_commands.models, name="models")
+app.add_typer(host_commands.app, name="hosts")
 app.add_typer(run_commands.runs, name="runs")
 for _name, _function in {
     "status": run_commands.status,

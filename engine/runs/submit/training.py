@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.format import whole_percent
 from engine.core.hardware import Hardware
@@ -19,9 +18,10 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.target import is_expectation, target_in
+from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
-from engine.home.rows import DEFAULT_GPU_HOURS, NewRun, RunRow, taken_as
+from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, taken_as
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -60,7 +60,7 @@ class ResolvedTraining:
     Attributes:
         record: the environment version that is trained on.
         model: the model that is trained.
-        machine: the hardware of this machine.
+        machine: the hardware that it is planned for.
         resolved: the settings, where each comes from, and warnings about them.
         teacher: the model that a distillation learns from; None if there is no teacher.
         forecast: the estimate of time, memory and disk, and the setting to lower if the run does
@@ -191,12 +191,13 @@ def resolve(
     resolution.check_algorithm(request.algorithm)
     if not request.env_id:
         raise no_env_error()
-    launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
+    if compute_of(request.settings) == LOCAL:
+        launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
     record = registry.find_env(home, request.env_id)
     _check_target(request, record)
     model = model_of(home, request.model)
     require_files(model)
-    machine = hardware.detect(home.root)
+    machine = machine_for(home, request.settings)
     facts = _env_facts(home, request, record, model)
     resolved = _settings(home, request, model, facts, machine)
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
@@ -245,7 +246,7 @@ def _settings(
         env=facts,
         hardware=machine,
         inherited=model.adapter_facts,
-        vllm=vllm_env.find_python(home) is not None,
+        vllm=has_vllm(request.settings, is_here=vllm_env.find_python(home) is not None),
         vllm_fault=why_off(home, machine.device, "vllm"),
     )
 
@@ -283,7 +284,8 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     warnings += plan.forecast.left_out
     check_secrets(record)
     registry.env_python(record)  # raises ENV_DEPS if packages of the environment are missing
-    launcher.require_quantizer(home, resolved.settings.quantization)
+    if not check_placement(home, resolved.settings, record):
+        launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
     warnings += _cut_answers(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
@@ -382,6 +384,7 @@ def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRu
         request_id=request.request_id,
         body=request.body(),
         waits_for=plan.model.waits_for,
+        compute=plan.resolved.settings.compute,
         gpus=1 if plan.machine.device.kind == "cpu" else plan.resolved.settings.gpus,
     )
 
@@ -397,7 +400,8 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    launcher.trainer_command(home, row.algorithm, row.gpus)  # raises NO_TORCH if nothing can train
+    # It raises NO_TORCH if nothing can train.
+    launcher.trainer_command(home, row.algorithm, row.gpus, is_elsewhere=row.is_elsewhere)
     check_secrets_of(run, row)
     check_hours_left(home, store)
     row = _queue_attempt(store, run, row, request)

@@ -14,8 +14,7 @@ from engine.core.files import share_lock, take_lock
 from engine.home import database
 from engine.home.rows import STATES, TRANSITIONS, NewRun
 from engine.home.run_dir import Home
-from engine.home.store import Store
-from engine.home.store_runs import MOST_WITHOUT_DEVICE
+from engine.home.store import MOST_WITHOUT_DEVICE, Store
 
 
 def new(name="arith-grpo", **values) -> NewRun:

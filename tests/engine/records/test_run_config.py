@@ -20,6 +20,7 @@ LATER_SETTINGS: dict[str, object] = {
     "keep_env": "",
     "keep_answers": "reference",
     "gpus": 1,
+    "compute": "local",
     "shard_base": False,
     "score_workers": 1,
     "max_judge_calls": None,

@@ -103,6 +103,7 @@ ELSEWHERE = {
     "stop_early": "test_a_run_without_progress_stops_early_when_asked; test_training_alerts",
     "gpus": "ranks/test_leader_runs: a run on several ranks has the curve of one",
     "shard_base": "ranks/test_leader_runs: a base sharded over ranks",
+    "compute": "executors/test_ssh_executor: a run on a host is the run that it is here",
     "keep_checkpoints": "test_old_checkpoints_are_tidied_away",
     "epochs": "test_epochs_decide_the_number_of_steps",
     "tis_cap": "test_the_importance_cap_reaches_the_loss",

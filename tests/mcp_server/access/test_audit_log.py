@@ -18,7 +18,7 @@ from engine.home.run_dir import Home
 from mcp_server.access.audit_log import digest
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import add_key
-from mcp_server.api import audit_verbs, verbs
+from mcp_server.api import audit_verbs, host_verbs, verbs
 from mcp_server.cli.main import app
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.tools import LOOK, all_tools
@@ -152,6 +152,11 @@ COMMANDS = {
     "setup --vllm": "setup_vllm",
     "models add smollm2": "add_model",
     "models remove smollm2": "remove_model",
+    "hosts add box": "add_host",
+    "hosts setup box": "set_up_host",
+    "hosts check box": "check_host",
+    "hosts remove box": "remove_host",
+    "hosts list": "",
     "models list": "",
     "models show pebble": "",
     "status": "",
@@ -213,6 +218,8 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
         monkeypatch.setattr(verbs, name, lambda *a, **k: dict(reply))
     for name in ("show_audit", "audit_env", "calibrate_judge"):
         monkeypatch.setattr(audit_verbs, name, lambda *a, **k: dict(reply))
+    for name in ("add_host", "set_up_host", "check_host", "remove_host", "list_hosts"):
+        monkeypatch.setattr(host_verbs, name, lambda *a, **k: dict(reply))
     monkeypatch.setattr(
         "engine.install.vllm_env.setup_vllm", lambda home, again, say: {"summary": "s"}
     )

@@ -32,6 +32,7 @@ COMMANDS = {
     "wait",
     "logs",
     "models",
+    "hosts",
     "cancel",
     "pin",
     "unpin",
@@ -65,7 +66,7 @@ def test_every_promised_command_is_there():
     assert set(get_command(app).commands) == COMMANDS
     groups = {
         name: set(get_command(app).commands[name].commands)
-        for name in ("env", "data", "key", "models", "runs")
+        for name in ("env", "data", "key", "models", "hosts", "runs")
     }
     assert groups == {
         "env": {
@@ -75,6 +76,7 @@ def test_every_promised_command_is_there():
         "data": {"inspect"},
         "key": {"add", "list", "remove"},
         "models": {"list", "add", "show", "remove"},
+        "hosts": {"list", "add", "setup", "check", "remove"},
         "runs": {"delete"},
     }
 

@@ -1,0 +1,70 @@
+"""Whether a run can go to another machine: asked before it is queued, without a connection."""
+
+from engine.core import hardware
+from engine.core.errors import UserError
+from engine.core.hardware import Hardware
+from engine.environments.registry import EnvRecord
+from engine.executors import hosts
+from engine.executors.bundle import why_not_sent
+from engine.home.rows import LOCAL
+from engine.home.run_dir import Home
+from engine.records.settings import GivenSettings, TrainSettings
+
+
+def compute_of(settings: GivenSettings) -> str:
+    """Where a run with these settings, as a user gave them, is to run."""
+    compute = settings.get("compute")
+    return compute if isinstance(compute, str) and compute.startswith(hosts.SSH) else LOCAL
+
+
+def machine_for(home: Home, settings: GivenSettings) -> Hardware:
+    """The machine that a run with these settings is planned for: this one, or a host as it was when
+    it was checked last. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
+    compute = compute_of(settings)
+    return hardware.detect(home.root) if compute == LOCAL else hosts.machine_of(home, compute)
+
+
+def has_vllm(settings: GivenSettings, *, is_here: bool) -> bool:
+    """Whether a run with these settings may be sampled by vLLM: on a host none is set up."""
+    return is_here and compute_of(settings) == LOCAL
+
+
+def check_placement(home: Home, settings: TrainSettings, record: EnvRecord) -> str:
+    """Check that a run can be carried out on the host that its settings name.
+
+    Returns where it runs, in words; "" for a run on this machine. Raises UserError HOST_NOT_FOUND,
+    HOST_UNUSABLE, ENV_DEPS or SETTING_INVALID.
+    """
+    if settings.compute == LOCAL:
+        return ""
+    host = hosts.host_of(home, settings.compute)
+    facts = hosts.facts_of(home, host)
+    why_not = why_not_sent(record)
+    if why_not:
+        raise UserError(
+            "ENV_DEPS",
+            f"{record.env_id} {why_not}",
+            hint="Leave compute out: it is trained on here.",
+            field="settings.compute",
+        )
+    if settings.quantization != "none" and "bitsandbytes" not in facts.packages:
+        raise UserError(
+            "SETTING_INVALID",
+            f'quantization = "{settings.quantization}", but {host.name} has no bitsandbytes',
+            hint=f"Leave quantization out, or run `honesmith hosts setup {host.name} --again`.",
+            field="settings.quantization",
+        )
+    return f"it runs on {host.name} with {facts.python}"
+
+
+def refuse_trial(settings: GivenSettings, asked: str) -> None:
+    """Raise UserError BAD_ARGUMENT where something is to be tried here, on this machine, of a run
+    that goes to another. `asked` is the argument that asks for it."""
+    compute = compute_of(settings)
+    if compute != LOCAL and asked:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"{asked} tries the model on this machine, and compute = {compute!r} is another",
+            hint=f"Leave {asked} out, or compute.",
+            field=asked,
+        )

@@ -1,0 +1,335 @@
+"""Looks after a run on another machine: `python -P -m engine.executors.attendant RUN_FOLDER`.
+
+It stands where a trainer stands: the run's supervisor starts it, tells it to end by SIGTERM, and
+takes the run's end from its exit status. It may be killed at any moment: what runs over there goes
+on, and the next attendant goes on with it. A connection that is lost is made again, for as long as
+the run's lease lasts over there. With `--tidy` it removes what is left of ended runs instead.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from engine.core.errors import UserError
+from engine.core.files import write_json
+from engine.core.format import words
+from engine.core.hints import Hint
+from engine.executors import hosts
+from engine.executors.mirror import HostileFiles, Mirror
+from engine.executors.seam import End, Handle, Probe
+from engine.executors.ssh import FarError, HostLost, HostRefused, Link
+from engine.executors.ssh_executor import SshExecutor
+from engine.home.rows import TERMINAL
+from engine.home.run_dir import RunDir
+from engine.home.store import Store
+from engine.home.user_config import Host
+from engine.models import hub
+from engine.processes import outcome
+from engine.processes.lifeline import end_with_supervisor
+from engine.records.run_config import TrainConfig
+
+_FIRST_LOOK_S, _LOOK_S = 0.3, 3.0  # between two looks, at first and later
+_FIRST_WAIT_S, _WAIT_S = 1.0, 30.0  # before a lost connection is tried again
+_PATIENCE_S = 3600.0  # beyond the lease: by then the run has ended over there, one way or another
+
+
+class _Again(Exception):
+    """The run has to be started over there once more, from its last checkpoint."""
+
+
+@dataclass
+class Attendant:
+    """Looks after one attempt of a run.
+
+    Attributes:
+        stop: set when the run is to end.
+        lost_at: since when the host has not been reached, monotonic; None while it is.
+    """
+
+    run: RunDir
+    config: TrainConfig
+    host: Host
+    stop: threading.Event = field(default_factory=threading.Event)
+    lost_at: float | None = None
+    is_running: bool = False  # this process has set the run's state
+
+    def attend(self) -> int:
+        """Until the run has ended; returns the exit status that says how."""
+        wait_s = _FIRST_WAIT_S
+        while True:
+            if self.stop.is_set() and not self._is_over_there():
+                return outcome.EXIT_STOPPED
+            try:
+                with Link(self.host.ssh, self.host.folder, self._python) as link:
+                    executor = SshExecutor(self.run.home, self.host, link)
+                    self._reached()
+                    wait_s = _FIRST_WAIT_S
+                    return self._look_after(executor)
+            except HostRefused as error:
+                if not self._is_over_there():
+                    return self._fail("infra", error.message, Hint(error.hint))
+                self._lost(f"{error.message}: {error.hint}")
+            except HostLost as error:
+                self._lost(str(error))
+            except (HostileFiles, UserError) as error:
+                return self._fail("infra", error.message, Hint(str(error.hint)))
+            except OSError as error:  # of this machine: the connection's own become HostLost
+                return self._fail("infra", str(error), outcome.resume_hint(self.run))
+            except FarError as error:
+                if not self._is_over_there():
+                    message = f"{self.host.name}: {error.message}"
+                    return self._fail("infra", message, Hint(error.hint))
+                self._lost(error.message)
+            if self._is_given_up():
+                hours = words(self._patience_s / 3600)
+                return self._fail(
+                    "infra",
+                    f"{self.host.name} was not reached for {hours}",
+                    outcome.resume_hint(self.run).after("When it is reached again, go on with it."),
+                )
+            self._pause(wait_s)
+            wait_s = min(_WAIT_S, 2 * wait_s)
+
+    @property
+    def _python(self) -> str:
+        """The interpreter over there."""
+        return hosts.facts_of(self.run.home, self.host).python
+
+    def _look_after(self, executor: SshExecutor) -> int:
+        """Start the run over there or find it running, and follow it to its end."""
+        while True:
+            handle = self._present(executor)
+            mirror = Mirror(self.run, executor.link, executor.folder(self.run), _print)
+            try:
+                return self._follow(executor, handle, mirror)
+            except _Again:
+                continue
+            except HostileFiles:
+                executor.stop(self.run, handle)
+                raise
+
+    def _present(self, executor: SshExecutor) -> Handle:
+        """The launch to look after; it is started where it is not over there."""
+        handle = Handle.read(self.run)
+        with Store(self.run.home) as store:
+            row = store.get_run(self.run.id)
+        # An attempt that only continues one that died without a word takes the same end over again.
+        is_resumed = row.continuations == 0 and handle is not None and handle.ended_in < row.attempt
+        if handle is None or (handle.phase == "ended" and is_resumed):
+            return self._launch(executor, handle)
+        probe = executor.probe(self.run, handle)
+        if probe.life == "unknown":
+            raise HostLost("the connection ended")
+        if probe.life == "gone":
+            if handle.phase == "starting":
+                return self._launch(executor, handle, again=True)
+            self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
+            return self._launch(executor, handle)
+        if handle.phase == "starting":
+            handle = handle.changed(self.run, phase="started")
+        executor.start(self.run, handle)  # changes nothing but brings the secrets over again
+        return handle
+
+    def _launch(self, executor: SshExecutor, last: Handle | None, *, again: bool = False) -> Handle:
+        """Send what the run needs and start it; with `again` as the launch that `last` names."""
+        number = last.launch + (not again) if last else 1
+        # On the disk before anything is there: whoever goes on finds what was started.
+        handle = Handle(executor.name, number, "starting").write(self.run)
+        hub.ensure_weights(Path(self.config.base.path))
+        sent = executor.send(self.run, self.config, handle)
+        executor.start(self.run, handle)
+        mega = sent / 1e6
+        self._event("placed", f"started on {self.host.name}, {mega:.1f} MB sent", launch=number)
+        return handle.changed(self.run, phase="started")
+
+    def _follow(self, executor: SshExecutor, handle: Handle, mirror: Mirror) -> int:
+        """Bring the run's files back until it has ended; returns the exit status.
+
+        Raises _Again where it ended over there for want of a word from here.
+        """
+        # It was told to end by an earlier attempt, which could not wait for that.
+        is_leftover = handle.stop_asked and not self.stop.is_set()
+        was_told, look_s = False, _FIRST_LOOK_S
+        while True:
+            probe = executor.probe(self.run, handle)
+            if probe.life == "unknown":
+                raise HostLost("the connection ended")
+            if probe.life == "gone":
+                raise _Again
+            self._take(mirror, executor, probe)
+            if probe.end is not None:
+                return self._end(executor, handle, mirror, probe.end, is_leftover=is_leftover)
+            if (self.stop.is_set() or is_leftover) and not was_told:
+                handle = handle.changed(self.run, stop_asked=True)
+                executor.stop(self.run, handle)
+                was_told, look_s = True, _FIRST_LOOK_S
+            self._pause(look_s)
+            look_s = min(_LOOK_S, 1.3 * look_s)
+
+    def _take(self, mirror: Mirror, executor: SshExecutor, probe: Probe) -> None:
+        """Bring back what changed, and say what the run is doing."""
+        refused = mirror.take(executor.look)
+        if refused:
+            names = ", ".join(repr(name)[:80] for name in refused[:3])
+            self._event("host_refused", f"files that no run writes were not taken: {names}")
+        if probe.state == "running" and not self.is_running:
+            self.is_running = True
+            with Store(self.run.home) as store:
+                store.set_state(
+                    self.run.id, "running", only_from={"preparing"}, started=time.time()
+                )
+
+    def _end(
+        self,
+        executor: SshExecutor,
+        handle: Handle,
+        mirror: Mirror,
+        end: End,
+        *,
+        is_leftover: bool,
+    ) -> int:
+        """Take over how the run ended over there; returns the exit status."""
+        mirror.verify()
+        if end.state != "done" and (end.reason_kind == "lease" or is_leftover):
+            handle = self._note_end(handle)
+            self._event("launched_again", f"it had ended on {self.host.name}: {end.reason}")
+            self._launch(executor, handle)
+            raise _Again
+        self._note_end(handle)
+        if end.state == "done":
+            # Imported late: it loads all that verdicts need, half of this process's start.
+            from engine.evidence.verdict.provenance import seal  # noqa: PLC0415
+
+            seal(self.run)  # of the files here
+            return outcome.EXIT_DONE
+        if end.state == "cancelled" and self.stop.is_set():
+            return outcome.EXIT_STOPPED
+        return self._fail(end.reason_kind, end.reason, end.hint)
+
+    def _note_end(self, handle: Handle) -> Handle:
+        """Note on the disk that everything of a launch is here."""
+        with Store(self.run.home) as store:
+            attempt = store.get_run(self.run.id).attempt
+        return handle.changed(self.run, phase="ended", ended_in=attempt)
+
+    def _fail(self, kind: str, message: str, hint: Hint) -> int:
+        """Write why the run failed; returns the exit status."""
+        last = outcome.checkpoint_name(self.run) or None
+        failure = outcome.Failure(kind, message, "", hint, last)
+        write_json(self.run.failure, failure.to_json())
+        return outcome.EXIT_FAILED
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; being told to end cuts it short, once."""
+        if self.stop.is_set():
+            time.sleep(seconds)
+        else:
+            self.stop.wait(seconds)
+
+    def _is_over_there(self) -> bool:
+        """Whether something of the run may be on the host."""
+        handle = Handle.read(self.run)
+        return handle is not None and handle.phase == "started"
+
+    def _lost(self, why: str) -> None:
+        """Note that the host is not reached; once, however often it is tried."""
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()
+            goes_on = "; what runs there goes on" if self._is_over_there() else ""
+            text = f"{self.host.name} is not reached{goes_on}: {why}"
+            self._event("host_lost", text[:1000])
+        if self.stop.is_set():  # so that it is told when it is reached again, by whomever
+            handle = Handle.read(self.run)
+            if handle is not None and not handle.stop_asked:
+                handle.changed(self.run, stop_asked=True)
+
+    def _reached(self) -> None:
+        """Note that the host is reached again."""
+        if self.lost_at is not None:
+            lost_s = time.monotonic() - self.lost_at
+            self._event("host_reached", f"{self.host.name} is reached again after {lost_s:.0f} s")
+            self.lost_at = None
+
+    def _is_given_up(self) -> bool:
+        """Whether the host has been away for so long that nothing can run there any more."""
+        return self.lost_at is not None and time.monotonic() - self.lost_at > self._patience_s
+
+    @property
+    def _patience_s(self) -> float:
+        return 3600 * self.host.lease_hours + _PATIENCE_S
+
+    def _event(self, name: str, message: str, **values: object) -> None:
+        """Append an event to the run's, if that can be written."""
+        with contextlib.suppress(OSError):
+            outcome.note_event(self.run, name, message, **values)
+
+
+def _print(data: bytes) -> None:
+    """Print what the trainer over there printed: it becomes the console of this attempt."""
+    with contextlib.suppress(OSError):
+        os.write(1, data)
+
+
+def tidy(run: RunDir, host: Host) -> None:
+    """Remove what is left on a host of runs that have ended here, and tell those to end that should
+    have."""
+    python = hosts.facts_of(run.home, host).python
+    with Link(host.ssh, host.folder, python) as link:
+        sweep(SshExecutor(run.home, host, link))
+
+
+def sweep(executor: SshExecutor) -> list[str]:
+    """Remove over there what has ended here; returns the ids of the runs that were removed."""
+    home, removed = executor.home, []
+    with Store(home) as store:
+        ended = {row.run_id for row in store.list_runs(limit=100_000, states=TERMINAL)}
+        known = ended | {row.run_id for row in store.list_runs(limit=100_000)}
+    for owned in executor.list_owned():
+        run = home.run(owned.run_id)
+        is_wanted = owned.run_id in known - ended
+        if is_wanted or owned.run_id not in known:
+            continue
+        there = Handle(executor.name, owned.launch, "started")
+        handle = Handle.read(run)
+        # What was not brought here is kept for a resume.
+        is_here = handle is None or handle.phase == "ended" or handle.launch > owned.launch
+        if owned.life in ("pending", "running"):
+            executor.stop(run, there)
+        elif is_here or run.deleted.exists():
+            executor.reap(run, there)
+            removed.append(owned.run_id)
+    return removed
+
+
+def main(folder: Path, *, only_tidy: bool) -> int:
+    """Look after the run in `folder`; returns the exit status."""
+    run = RunDir(folder)
+    config = run.read_config()
+    assert isinstance(config, TrainConfig)  # nothing else runs on another machine
+    try:
+        host = hosts.host_of(run.home, config.settings.compute)
+    except UserError as error:
+        write_json(run.failure, outcome.Failure("infra", error.message, "", error.advice).to_json())
+        return outcome.EXIT_FAILED
+    if only_tidy:
+        with contextlib.suppress(HostLost, HostRefused, FarError, UserError, OSError):
+            tidy(run, host)
+        return outcome.EXIT_DONE
+    attendant = Attendant(run, config, host)
+
+    def on_term(_signal: int, _frame: FrameType | None) -> None:
+        attendant.stop.set()
+
+    signal.signal(signal.SIGTERM, on_term)
+    end_with_supervisor()
+    return attendant.attend()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), only_tidy="--tidy" in sys.argv[2:]))

@@ -1,0 +1,219 @@
+"""A host made ready by one command, and looked at.
+
+Nothing is installed over there but below one folder of the user's home, and nothing stays running.
+The packages have the versions that this side has, so that a run computes what it computes here.
+"""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Iterator, Sequence
+
+from packaging.requirements import Requirement
+
+from engine.core.errors import UserError
+from engine.core.format import counted, size
+from engine.core.reply import Reply
+from engine.executors import hosts
+from engine.executors.attendant import sweep
+from engine.executors.far_side import LEAST_PYTHON
+from engine.executors.ssh import FarError, HostLost, HostRefused, Link
+from engine.executors.ssh_executor import SshExecutor
+from engine.home.run_dir import Home
+from engine.home.user_config import Host
+from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
+from engine.install.venvs import Say, ignore_line
+
+_INSTALL_S = 3600.0
+_PROOF_S = 300.0
+_SYSTEMS = ("Linux", "Darwin")
+_RENAME = "import os, sys; os.replace(sys.argv[1], sys.argv[2])"
+
+
+def set_up(
+    home: Home, name: str, *, python: str = "", again: bool = False, say: Say = ignore_line
+) -> Reply:
+    """Make a host ready: our environment and our source over there; returns what is there.
+
+    Args:
+        python: an interpreter over there that starts the set-up; "" for its python3.
+        again: build the environment anew.
+        say: called with each line about what is going on.
+
+    Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE.
+    """
+    host = hosts.host_of(home, name)
+    with _connected(host, host.python or python or "python3") as link:
+        try:
+            _require_machine(host, link)
+            interpreter = host.python or _environment(host, link, again=again, say=say)
+            _prove(host, link, interpreter)
+        except (FarError, HostLost) as error:
+            raise _unusable(host, str(error)) from error
+    say("Sending our own source")
+    return _checked(home, host, interpreter)
+
+
+def check(home: Home, name: str) -> Reply:
+    """Look at a host that was set up: what it has, and what of this home runs there. What has ended
+    here is removed there. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
+    host = hosts.host_of(home, name)
+    return _checked(home, host, hosts.facts_of(home, host).python)
+
+
+def wipe(home: Home, name: str) -> None:
+    """Delete everything of ours on a host. Raises UserError HOST_UNUSABLE, also where a run of this
+    home lives there."""
+    host = hosts.host_of(home, name)
+    facts = hosts.find_facts(home, host)
+    with _connected(host, facts.python if facts else host.python or "python3") as link:
+        try:
+            if facts is not None:
+                owned = SshExecutor(home, host, link).list_owned()
+                living = [job.run_id for job in owned if job.life != "exited"]
+                if living:
+                    message = f"{host.name} still has {', '.join(living)}"
+                    raise UserError("HOST_UNUSABLE", message, hint="Cancel or wait for them first.")
+            link.call("remove", folder="")
+        except (FarError, HostLost) as error:
+            raise _unusable(host, str(error)) from error
+
+
+def _checked(home: Home, host: Host, python: str) -> Reply:
+    """Connect as a run does, and describe what is there."""
+    with _connected(host, python) as link:
+        try:
+            executor = SshExecutor(home, host, link)
+            capabilities = executor.capabilities()
+            removed = sweep(executor)
+            owned = executor.list_owned()
+        except (FarError, HostLost) as error:
+            raise _unusable(host, str(error)) from error
+    machine = capabilities.hardware
+    devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
+    running = [{"run_id": job.run_id, "life": job.life} for job in owned]
+    return {
+        "summary": f"{host.name} is ready: {devices}; {counted(len(running), 'run')} there.",
+        **hosts.shown(home, host),
+        "packages": dict(capabilities.packages),
+        "disk_free_gb": round(machine.disk_free / 1e9, 1),
+        "runs_there": running,
+        "removed": removed,
+        "next": [],
+        "warnings": [],
+    }
+
+
+def _connected(host: Host, python: str) -> Link:
+    """A connection. Raises UserError HOST_UNUSABLE."""
+    try:
+        return Link(host.ssh, host.folder, python)
+    except HostRefused as error:
+        raise UserError("HOST_UNUSABLE", error.message, hint=error.hint) from error
+    except HostLost as error:
+        raise UserError(
+            "HOST_UNUSABLE",
+            f"{host.name} is not reached: {error}",
+            hint=f"Make `ssh {host.ssh} true` work, then call again.",
+            retryable=True,
+        ) from error
+
+
+def _unusable(host: Host, why: str) -> UserError:
+    """The error for a host that does not do what it is asked."""
+    return UserError(
+        "HOST_UNUSABLE",
+        f"{host.name}: {why}"[:800],
+        hint=f"Mend that over there, then run `honesmith hosts setup {host.name}` again.",
+    )
+
+
+def _require_machine(host: Host, link: Link) -> None:
+    """Raise UserError HOST_UNUSABLE for a machine that cannot run what is ours."""
+    version = link.facts.get("version")
+    if not isinstance(version, list) or tuple(version[:2]) < LEAST_PYTHON:
+        shown = ".".join(str(part) for part in version) if isinstance(version, list) else "?"
+        raise UserError(
+            "HOST_UNUSABLE",
+            f"{host.name} has Python {shown}, and {LEAST_PYTHON[0]}.{LEAST_PYTHON[1]} is needed",
+            hint=f"Name a newer one: `honesmith hosts setup {host.name} --python /path/python3.12`",
+        )
+    if link.facts.get("system") not in _SYSTEMS:
+        message = f"{host.name} is {link.facts.get('system')}, and Linux or macOS is needed"
+        raise UserError("HOST_UNUSABLE", message, hint="Use another machine.")
+
+
+def _environment(host: Host, link: Link, *, again: bool, say: Say) -> str:
+    """Build the environment over there unless it is there; returns its interpreter."""
+    has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
+    on_gpu = has_gpu.get("status") == 0
+    packages = pinned(*EXTRAS, *(GPU_EXTRAS if on_gpu else ()))
+    digest = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
+    root, folder = str(link.facts["root"]), f"venv-{digest}"
+    interpreter = f"{root}/{folder}/bin/python"
+    if not again and link.call("exist", folders=[f"{folder}/bin/python"])[0]["there"] == [True]:
+        say("The environment is there; --again builds it anew.")
+        return interpreter
+    needed, free = NEEDED["gpu" if on_gpu else "cpu"], link.facts.get("disk_free", 0)
+    if free < needed:
+        raise _unusable(host, f"{size(free)} are free and about {size(needed)} are needed")
+    aside = f"{folder}.building"
+    link.call("remove", folder=aside)
+    say(f"Building the environment on {host.name}: {counted(len(packages), 'package')}")
+    _do(host, link, [str(link.facts["python"]), "-m", "venv", aside])
+    pip = [f"{aside}/bin/python", "-m", "pip", "install", "--disable-pip-version-check", "-q"]
+    _do(host, link, [*pip, *packages])
+    link.call("remove", folder=folder)
+    _do(host, link, [str(link.facts["python"]), "-c", _RENAME, aside, folder])
+    return interpreter
+
+
+def _do(host: Host, link: Link, argv: Sequence[str]) -> None:
+    """Run a command over there. Raises UserError HOST_UNUSABLE with what it said."""
+    timeout_s = _INSTALL_S + 60
+    done, _ = link.call("run", timeout_s=timeout_s, argv=list(argv), limit_s=_INSTALL_S)
+    if done.get("status") != 0:
+        raise _unusable(host, f"{' '.join(argv)[:200]}: {str(done.get('output'))[-500:]}")
+
+
+def _prove(host: Host, link: Link, interpreter: str) -> None:
+    """Raise UserError HOST_UNUSABLE if the interpreter over there cannot import what trains."""
+    argv = [interpreter, "-P", "-c", PROOF.replace(", gguf", "")]
+    done, _ = link.call("run", timeout_s=_PROOF_S + 60, argv=argv, limit_s=_PROOF_S)
+    if done.get("status") != 0:
+        raise _unusable(host, f"{interpreter} cannot train: {str(done.get('output'))[-500:]}")
+
+
+def pinned(*extras: str) -> list[str]:
+    """What training needs, each package in the version that is installed here, with what those
+    need. Which build of torch fits is for the other side to say, so its version alone is named."""
+    wanted: dict[str, str] = {}
+    for requirement in (Requirement(line) for line in requirements(*extras)):
+        _pin(requirement, wanted)
+    return [f"{name}{version}" for name, version in sorted(wanted.items())]
+
+
+def _pin(requirement: Requirement, wanted: dict[str, str]) -> None:
+    """Add a package and what it needs to `wanted`; one that is not installed here keeps its
+    range."""
+    name = requirement.name.lower().replace("_", "-")
+    if name in wanted:
+        return
+    try:
+        package = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        wanted[name] = str(requirement.specifier)
+        return
+    wanted[name] = f"=={package.version.partition('+')[0]}"
+    if name == "torch":  # its build over there brings what it needs
+        return
+    for needed in _needs(package, requirement.extras):
+        _pin(needed, wanted)
+
+
+def _needs(package: importlib.metadata.Distribution, extras: set[str]) -> Iterator[Requirement]:
+    """What a package needs here, with these of its extras."""
+    for line in package.requires or []:
+        needed = Requirement(line)
+        places = [{"extra": extra} for extra in ("", *extras)]
+        if needed.marker is None or any(needed.marker.evaluate(place) for place in places):
+            yield needed

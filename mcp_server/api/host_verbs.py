@@ -1,0 +1,65 @@
+"""The verbs of the command line about machines over SSH: one engine function each.
+
+Engine modules are imported inside them, as in `verbs.py` and for its reason.
+"""
+# ruff: noqa: PLC0415
+
+from engine.core.format import counted
+from engine.core.reply import Reply
+from engine.home.run_dir import Home
+from engine.install.venvs import Say, ignore_line
+
+
+def list_hosts(home: Home) -> Reply:
+    """The machines over SSH, as their last check left them. Raises UserError SETTING_*."""
+    from engine.executors import hosts
+
+    known = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
+    return {"summary": f"{counted(len(known), 'host')}.", "hosts": known}
+
+
+def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Reply:
+    """Add a machine to config.toml; nothing is connected to.
+
+    Raises UserError BAD_ARGUMENT for a name that is taken, SETTING_INVALID for one or for a value
+    that cannot be used.
+    """
+    from engine.executors import hosts
+
+    host = hosts.add_host(home, name, values)
+    return {
+        "summary": f"{name} is added: `ssh {host.ssh}`, runs go there with compute = "
+        f'"{host.compute}". Make it ready: honesmith hosts setup {name}',
+        **hosts.shown(home, host),
+    }
+
+
+def set_up_host(
+    home: Home, name: str, python: str = "", again: bool = False, say: Say = ignore_line
+) -> Reply:
+    """Build our environment on a machine and send our source there. Raises UserError HOST_*."""
+    from engine.executors import host_setup
+
+    return host_setup.set_up(home, name, python=python, again=again, say=say)
+
+
+def check_host(home: Home, name: str) -> Reply:
+    """Look at a machine, and remove there what has ended here. Raises UserError HOST_*."""
+    from engine.executors import host_setup
+
+    return host_setup.check(home, name)
+
+
+def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
+    """Take a machine out of config.toml; with `wipe` delete everything of ours there first.
+
+    Raises UserError HOST_NOT_FOUND, HOST_UNUSABLE, or RUN_STATE while a run of this home is there.
+    """
+    from engine.executors import host_setup, hosts
+
+    hosts.refuse_while_used(home, name)
+    if wipe:
+        host_setup.wipe(home, name)
+    hosts.remove_host(home, name)
+    done = "and everything of ours there is deleted" if wipe else "and nothing was changed there"
+    return {"summary": f"{name} is taken out of config.toml, {done}.", "host": name}

@@ -1,0 +1,115 @@
+"""Commands about machines over SSH: `honesmith hosts ...`."""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from mcp_server.access.audit_log import call_and_record
+from mcp_server.api import host_verbs
+from mcp_server.screen.terminal import (
+    CommandGroup,
+    HomeFolder,
+    Json,
+    command,
+    home_of,
+    show,
+    working,
+)
+
+app = typer.Typer(help="Machines over SSH.", no_args_is_help=True, cls=CommandGroup)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As `compute` names it after ssh:")]
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """What `honesmith hosts add` writes into config.toml; the fields mean the same as in its table
+    [hosts.NAME]."""
+
+    ssh: Annotated[
+        str, typer.Option(help="Host of your ssh config, or user@address. Default: NAME.")
+    ] = ""
+    folder: Annotated[str, typer.Option(help="Below your home there. Default: .honesmith-host")] = (
+        ""
+    )
+    python: Annotated[
+        str, typer.Option(help="An interpreter there that can train already; its whole path.")
+    ] = ""
+    runs: Annotated[int, typer.Option(min=0, max=64, help="At once there. Default: 1.")] = 0
+    lease_hours: Annotated[
+        float, typer.Option(min=0, help="A run ends without a word for so long. Default: 24.")
+    ] = 0
+    gpu_hour_price: Annotated[float, typer.Option(min=0, help="Of one device.")] = 0
+
+    def given(self) -> dict[str, str | int | float]:
+        """The options that were given."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value}
+
+
+@app.command("list")
+@command
+def list_(home: HomeFolder = None, as_json: Json = False) -> None:
+    """The machines that this home knows, as their last check left them."""
+    show(host_verbs.list_hosts(home_of(home)), as_json)
+
+
+@app.command("add")
+@command
+def add(name: Name, options: HostOptions, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Add a machine of your ssh config; nothing is connected to."""
+    values = options.given()
+    reply = call_and_record(
+        home_of(home), "add_host", host_verbs.add_host, name=name, values=values
+    )
+    show(reply, as_json)
+
+
+@app.command("setup")
+@command
+def setup(
+    name: Name,
+    python: Annotated[str, typer.Option(help="Starts the set-up there. Default: python3.")] = "",
+    again: Annotated[bool, typer.Option("--again", help="Build it anew.")] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Make a machine ready: our environment, with the versions of this one, below one folder."""
+
+    def print_progress(line: str) -> None:
+        typer.echo(line, err=True)
+
+    build = partial(host_verbs.set_up_host, say=print_progress)
+    with working(f"setting up {name}", as_json):
+        reply = call_and_record(
+            home_of(home), "set_up_host", build, name=name, python=python, again=again
+        )
+    show(reply, as_json)
+
+
+@app.command("check")
+@command
+def check(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Look at a machine: what it has, and what of this home runs there."""
+    with working(f"asking {name}", as_json):
+        reply = call_and_record(home_of(home), "check_host", host_verbs.check_host, name=name)
+    show(reply, as_json)
+
+
+@app.command("remove")
+@command
+def remove(
+    name: Name,
+    wipe: Annotated[
+        bool, typer.Option("--wipe", help="Delete everything of ours there first.")
+    ] = False,
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Forget a machine."""
+    reply = call_and_record(
+        home_of(home), "remove_host", host_verbs.remove_host, name=name, wipe=wipe
+    )
+    show(reply, as_json)
