@@ -104,8 +104,6 @@ class Judge:
         says."""
         if is_reference(self.url):
             self._take_endpoint(self.url)
-        elif not self.model:
-            raise ValueError(f"the judge at {self.url} needs a model")
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 

@@ -297,7 +297,7 @@ class CommonSettings(ScoringSettings):
         le=64,
     )
     compute: str = _setting(
-        'Where it runs: here, or on a machine of `honesmith hosts`, as in "ssh:box".',
+        'Where it runs, such as "ssh:box", a machine of `honesmith hosts`.',
         "local",
         default="local",
         pattern=COMPUTE_PATTERN,
@@ -516,42 +516,38 @@ class PromptSettings(AnswerSettings, ScoringSettings):
     """Settings of the search for a better prompt, in which no weight is trained."""
 
     reflection: EndpointName = _setting(
-        "The endpoint of config.toml that reads answers and writes prompts.",
-        "none: it must be given",
+        "Endpoint of config.toml that writes prompts.",
+        "must be given",
     )
     max_rollouts: int = _setting(
-        "Most answers of the model, beside those to held-out tasks.",
+        "Most answers of the model but for the exam.",
         "4 x select_rows + 24 x prompts_per_step",
         ge=3,
     )
     max_calls: int = _setting("Most requests to the endpoint.", "20", ge=1, le=10_000)
-    max_cost: float | None = _setting("Most money for all models behind a URL.", "no limit", gt=0)
+    max_cost: float | None = _setting("Most money for models behind a URL.", "no limit", gt=0)
     reflection_tokens: int = _setting("Longest answer of the endpoint.", "2048", ge=64, le=65_536)
     prompts_per_step: int = _setting(
-        "Train tasks that a new prompt is written from and tried on.",
+        "Train tasks behind each new prompt.",
         "4, at most half of the train rows",
         ge=1,
         le=64,
     )
     select_rows: int = _setting(
-        "Dev rows that choose; without any, train rows that the endpoint never sees.",
+        "Rows that choose: dev, else train rows kept from the endpoint.",
         "30, at most half of the train rows",
         ge=1,
     )
-    tool_texts: bool = _setting(
-        "Rewrite what tools say of themselves too.", "true where the environment has tools"
-    )
+    tool_texts: bool = _setting("Rewrite tools' texts too.", "true where the environment has tools")
     eval_rows: int = _setting(
-        "Held-out rows, asked with the old prompt and with the new one.",
+        "Held-out rows, asked with both prompts.",
         "all, at most 400",
         ge=0,
         given_from=1,
     )
     max_length: int = _setting("Longest sequence in tokens.", "the model's context", ge=8)
     seed: int = _setting("Decides which rows are drawn.", "0", ge=0, le=2**31 - 1)
-    accept_reward_risk: bool = _setting(
-        "Search although the reward audit fails; the verdict says so.", "false"
-    )
+    accept_reward_risk: bool = _setting("Search although the reward audit fails.", "false")
 
 
 TrainSettings = SFTSettings | DPOSettings | GRPOSettings | DistillSettings

@@ -14,6 +14,7 @@ from engine.evidence.verdict.side_notes import (
     tie_sentences,
 )
 from engine.evidence.verdict.sides import Sides
+from engine.home.run_dir import RunDir
 from engine.records.run_config import as_run_config
 
 
@@ -82,6 +83,8 @@ def test_tasks_of_many_answers_have_no_such_rival(tmp_path: Path):
 def test_what_no_constant_beats_is_asked_of_the_training_rows_before_more_training(tmp_path: Path):
     before, after = rows([0.0] * 40, [False] * 40), rows([1.0] * 40, [i < 12 for i in range(40)])
     config = as_run_config(train_config(env_dir=str(tmp_path)))
-    calls = calls_to_go_on("a-sft-1", config, compare_rows(before, after), is_constant=True)
+    calls = calls_to_go_on(
+        RunDir(tmp_path / "a-sft-1"), config, compare_rows(before, after), is_constant=True
+    )
     assert [call.tool for call in calls] == ["evaluate", "diagnose"]
     assert calls[0].arguments["split"] == "train"

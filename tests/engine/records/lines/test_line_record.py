@@ -120,6 +120,7 @@ REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 8
 REPLAYED |= {"beside": REPLAYED | {"source": "keep@1a", "questions": None, "beside": None}}
 MANIFEST_WITH_REPLAY = {
     **MANIFEST,
+    "model": {**MANIFEST["model"], "others": []},
     "replayed": REPLAYED,
     "shared_texts": ["tools"],
     "switched_off": {"decode_graph": "slower: 3 ms, the plain way 2 ms"},
