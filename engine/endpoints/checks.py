@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from engine.core.errors import UserError
 from engine.endpoints.references import is_priced
+from engine.home.user_config import Endpoint
 from engine.models.catalog import ModelRef
 from engine.records.settings import GivenSettings, SamplingSettings
 
@@ -61,23 +62,23 @@ def check(
             field="settings.thinking",
         )
     if settings.get("max_cost") is not None:
-        _check_prices(behind_url)
+        for model in behind_url:
+            require_price(model.endpoint)
 
 
-def _check_prices(models: Sequence[ModelRef]) -> None:
-    """Raise UserError SETTING_INVALID if one of the models has no price, because its cost cannot be
-    capped then."""
-    for model in models:
-        endpoint = model.endpoint
-        if endpoint is not None and not is_priced(endpoint):
-            missing = "price_in" if endpoint.price_in is None else "price_out"
-            raise UserError(
-                "SETTING_INVALID",
-                f"max_cost cannot be kept: [endpoints.{endpoint.name}] has no {missing}",
-                hint="The owner of config.toml writes price_in and price_out there, money per "
-                "million tokens (0 for a server of your own); or cap the requests: max_calls.",
-                field="settings.max_cost",
-            )
+def require_price(endpoint: Endpoint | None) -> None:
+    """Raise UserError SETTING_INVALID if an endpoint has no price, because its cost cannot be
+    capped then. None stands for a model that is loaded here and costs nothing."""
+    if endpoint is None or is_priced(endpoint):
+        return
+    missing = "price_in" if endpoint.price_in is None else "price_out"
+    raise UserError(
+        "SETTING_INVALID",
+        f"max_cost cannot be kept: [endpoints.{endpoint.name}] has no {missing}",
+        hint="The owner of config.toml writes price_in and price_out there, money per million "
+        "tokens (0 for a server of your own); or cap the requests: max_calls.",
+        field="settings.max_cost",
+    )
 
 
 def _bad_argument(field: str, message: str, hint: str) -> UserError:

@@ -51,7 +51,7 @@ from engine.records.record import Record
 if TYPE_CHECKING:
     import httpx
 
-_SMALL_FILES = (
+SMALL_FILES = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -299,7 +299,7 @@ def _fetch_model_without_weights(remote: HubVersion, folder: Path) -> None:
 def _fetch_small_files(remote: HubVersion, folder: Path) -> None:
     """Fetch config, tokenizer and chat template of a model into `folder`, except files that are
     already there. Raises UserError MODEL_UNSUPPORTED for a model that cannot be trained here."""
-    for name in _SMALL_FILES:
+    for name in SMALL_FILES:
         if name in remote.files and not (folder / name).is_file():
             write_text(folder / name, fetch_text(remote, name))
             if name == "config.json":  # checked at once: a refusal saves the larger files

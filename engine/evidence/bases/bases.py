@@ -10,23 +10,15 @@ from pathlib import Path
 
 from engine.home.hashes import fingerprint, sha256, shown, then_and_now
 from engine.home.run_dir import RunDir
+from engine.models import hub
 from engine.models.catalog import BUILTIN
 from engine.records.manifest import BasesAsked, Manifest, ModelUsed, OtherWeights
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RunConfig, TrainConfig
 
-# The files of a model's folder, beside its weights and templates, that decide what it answers.
-_PARTS = frozenset(
-    {
-        "config.json",
-        "generation_config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "added_tokens.json",
-        "chat_template.json",
-    }
-)
+# The files of a model's folder, beside its weights and templates, that decide what it answers. The
+# index of weights only says which file holds which, so the same model may have another.
+_PARTS = frozenset(hub.SMALL_FILES) - {"model.safetensors.index.json"}
 
 
 def parts_of_model(files: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
-from engine.endpoints.references import find_endpoint, is_endpoint, is_priced
+from engine.endpoints.references import find_endpoint, is_endpoint
 from engine.environments.registry import EnvRecord, read_tasks
 from engine.home.run_dir import Home
 from engine.home.user_config import PREFIX, Endpoint
@@ -79,20 +79,6 @@ def check_env(env: EnvRecord) -> None:
             f"{env.env_id} {obstacle}",
             hint="Use another environment, or another algorithm.",
             field="env_id",
-        )
-
-
-def check_prices(endpoint: Endpoint | None, settings: PromptSettings) -> None:
-    """Raise UserError SETTING_INVALID if money is to be capped and the endpoint has no price; None
-    stands for a model that is loaded here."""
-    if endpoint is not None and settings.max_cost is not None and not is_priced(endpoint):
-        missing = "price_in" if endpoint.price_in is None else "price_out"
-        raise UserError(
-            "SETTING_INVALID",
-            f"max_cost cannot be kept: [endpoints.{endpoint.name}] has no {missing}",
-            hint="The owner of config.toml writes price_in and price_out there, money per million "
-            "tokens (0 for a server of your own); or cap the requests: max_calls.",
-            field="settings.max_cost",
         )
 
 

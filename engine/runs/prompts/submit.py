@@ -12,6 +12,7 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost.evaluation_cost import Asking, endpoint_cost
 from engine.cost.plan_total import NO_HOURS
+from engine.endpoints.checks import require_price
 from engine.endpoints.references import cost_of, entry_of, is_priced
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
@@ -133,8 +134,9 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
     settings, sources = resolve_settings(
         given, model.facts, record, facts, machine.detect(home.root)
     )
-    for each in (endpoint, model.endpoint):
-        checks.check_prices(each, settings)
+    if settings.max_cost is not None:
+        require_price(endpoint)
+        require_price(model.endpoint)
     tasks = search_tasks(home, record, settings)
     checks.check_budget(tasks, settings, record.env_id)
     hours = _hours(home, model, settings, facts, record)
