@@ -26,6 +26,7 @@ from engine.executors.ssh import Link
 from engine.home.hashes import file_hashes
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.home.user_config import key_of
 from engine.records.run_config import DistillConfig, EndpointTeacher, LocalTeacher, TrainConfig
 
 SOURCES = "source"  # folder over there: one folder of our source for each hash
@@ -144,13 +145,17 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str) -> Bund
     )
 
 
-def secret_names(run: RunDir) -> list[str]:
-    """The variables that a run needs over there: its environment's, and its teacher's key."""
+def secrets_of(run: RunDir) -> dict[str, str]:
+    """Return the variables that a run needs over there, with their values: the secrets of its
+    environment, and its teacher's key, which may stand in the home's .env. Those that this process
+    does not have are left out."""
     config = run.read_config()
-    names = list(registry.find_env(run.home, config.env_id, sealed=True).secrets)
+    names = registry.find_env(run.home, config.env_id, sealed=True).secrets
+    secrets = {name: os.environ[name] for name in names if name in os.environ}
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
-        names += [config.teacher.key_env] if config.teacher.key_env else []
-    return names
+        key = key_of(run.home.root, config.teacher.key_env)
+        secrets |= {config.teacher.key_env: key} if key else {}
+    return secrets
 
 
 def env_folder(home_id: str, version: EnvVersionUsed) -> str:
@@ -181,6 +186,8 @@ def why_not_sent(record: registry.EnvRecord) -> str:
         return "has packages of its own, which are not installed on another machine"
     if record.version.data:
         return "has large data that stayed where it was pushed from"
+    if registry.endpoints_of(record):
+        return "asks models behind a URL by name, which another machine does not know"
     return ""
 
 

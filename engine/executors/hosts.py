@@ -4,6 +4,7 @@
 check found there, so that a plan can be made while the machine is not reached.
 """
 
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from engine.core.errors import UserError
-from engine.core.files import write_text
+from engine.core.files import take_lock, write_text
 from engine.core.hardware import Device, Hardware
 from engine.core.hints import Hint
 from engine.home.rows import OPEN
@@ -23,6 +24,7 @@ from engine.home.user_config import Host, read_config
 from engine.records.record import DamagedRecord, Record
 
 SSH = "ssh:"  # before the name of a host, in the setting `compute`
+_LOCK_S = 5.0  # seconds to wait for another process that makes the id of the home
 
 
 class DeviceFacts(Record):
@@ -84,11 +86,17 @@ def host_of(home: Home, name: str) -> Host:
 
 
 def home_id(home: Home) -> str:
-    """The name of this home on other machines; made once."""
+    """The name of this home on other machines; made once, whoever asks for it first."""
     file = home.hosts / "home-id"
-    home.hosts.mkdir(mode=0o700, exist_ok=True)
     if not file.exists():
-        write_text(file, secrets.token_hex(6))
+        home.hosts.mkdir(mode=0o700, exist_ok=True)
+        lock = take_lock(home.hosts / "home-id.lock", wait_s=_LOCK_S)
+        try:
+            if not file.exists():  # another process may have made it meanwhile
+                write_text(file, secrets.token_hex(6))
+        finally:
+            if lock is not None:
+                os.close(lock)
     return file.read_text("utf-8").strip()
 
 

@@ -1,7 +1,6 @@
 """The executor on a host over SSH: the seam's verbs over one connection."""
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -97,10 +96,8 @@ class SshExecutor:
             "max_gpu_hours": cap,
             "gpus": row.gpus,
         }
-        names = bundles.secret_names(run)
-        secrets = {name: os.environ[name] for name in names if name in os.environ}
         of_job = {**self._of(run, handle), "row": columns, "lease_s": self._lease_s}
-        self.link.job("start", **of_job, secrets=secrets)
+        self.link.job("start", **of_job, secrets=bundles.secrets_of(run))
 
     def probe(self, run: RunDir, handle: Handle) -> Probe:
         """What became of it; `look` then holds which of its files changed."""

@@ -7,6 +7,7 @@ import tarfile
 from run_configs import train_config
 
 from engine.core.files import write_json
+from engine.environments import registry
 from engine.executors import bundle as bundles
 from engine.home.run_dir import Home
 from engine.models import catalog
@@ -56,3 +57,11 @@ def test_a_run_takes_model_environment_and_files_along_with_paths_of_over_there(
         "start/adapter_config.json",
         "checkpoints/step_000002/MANIFEST.json",
     }
+
+
+def test_an_environment_that_asks_a_model_by_name_is_not_sent(home: Home, env: str):
+    record = registry.find_env(home, env)
+    assert bundles.why_not_sent(record) == ""
+    with (record.source / "environment.toml").open("a") as settings:
+        settings.write('endpoints = ["openai:big"]\n')
+    assert "models behind a URL" in bundles.why_not_sent(record)
