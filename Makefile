@@ -15,7 +15,7 @@ export GOMP_SPINCOUNT ?= 10000
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu wheels-gpu adapters faults clients browser vllm families versions mutants scale machines evidence
+.PHONY: help setup lock lock-check demo quick test check fix docs pebble bench bench-gpu wheels-gpu adapters faults clients browser vllm families versions mutants scale machines evidence long
 
 help:
 	@echo "make setup    create .venv with what the demo and the tests need"
@@ -29,7 +29,7 @@ help:
 	@echo "make fix      mend what lint and format can mend by themselves"
 	@echo "make docs     write the generated reference pages again"
 	@echo "make pebble   build the built-in model again"
-	@echo "opt-in suites: make adapters faults clients browser vllm families versions bench bench-gpu mutants scale machines evidence"
+	@echo "opt-in suites: make adapters faults clients browser vllm families versions bench bench-gpu mutants scale machines evidence long"
 
 setup: $(STAMP)$(if $(filter-out 0,$(LOCKED)),-locked)
 
@@ -120,7 +120,7 @@ test: setup
 	@report=$$(mktemp); nice -n 19 $(VENV)/bin/pyright >"$$report" 2>&1 & types=$$!; \
 	trap 'kill $$types' INT TERM; \
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not machines and not evidence"; \
+		-m "not faults and not adapters and not clients and not browser and not vllm and not families and not bench and not scale and not machines and not evidence and not long"; \
 	tests=$$?; wait $$types; typed=$$?; \
 	echo "pyright:"; cat "$$report"; rm -f "$$report"; \
 	test $$tests -eq 0 && test $$typed -eq 0
@@ -134,6 +134,10 @@ pebble: setup
 # The long fault suite: real kills, attacks, full disks.
 faults: setup
 	$(PY) -m pytest -n 2 --dist loadfile -m faults tests/faults
+
+# Other sizes, kinds and client protocols of what `make test` shows on one each.
+long: setup
+	$(PY) -m pytest -n 2 --dist loadfile -m long tests
 
 # Runs on a machine over a real sshd on loopback (Debian: openssh-server), and every loss on the way.
 machines: setup

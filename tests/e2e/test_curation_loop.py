@@ -98,6 +98,7 @@ async def test_stored_answers_are_scored_again_by_another_reward(home: Home, pro
         assert refused["field"] == "models"
 
 
+@pytest.mark.long
 async def test_two_environments_with_equal_task_ids_and_their_exams_stay_apart(
     home: Home, project: Path
 ) -> None:

@@ -54,6 +54,7 @@ async def test_the_whole_loop_in_the_new_era(home: Home, project: Path) -> None:
         assert "reward_mean" in logs["columns"]
 
 
+@pytest.mark.long
 async def test_judging_and_chatting_in_the_old_era(home: Home, project: Path) -> None:
     async with agent(home, project, "legacy") as a:
         env = (await a.call("push_env", path=str(project / "sums")))["env_id"]

@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.worker, pytest.mark.timeout(60)]
     [
         # Row 7 of the survey of agents.
         pytest.param("reference_too_long_and_paid", marks=pytest.mark.evidence),
-        "reward_halved",  # rows 21 and 22: with an alert within ten steps
+        # Rows 21 and 22: with an alert within ten steps.
+        pytest.param("reward_halved", marks=pytest.mark.evidence),
         pytest.param("plateau_from_the_start", marks=pytest.mark.evidence),  # row 31
     ],
 )

@@ -14,6 +14,6 @@ DOUBLES = """
             right = completion.strip() == task.answer
             return Score(float(right), success=right, metrics={"length": len(completion)})
 
-    def load_environment(rows=300):
+    def load_environment(rows=60):
         return Doubles(rows)
 """

@@ -88,7 +88,7 @@ def test_a_push_says_what_was_stored(home: Home, write):
     (folder / ".env").write_text("TOKEN=x")
     pushed = push_env(home, folder)
     assert pushed.env_id.startswith("my-env@") and len(pushed.env_id) == 19
-    assert pushed.kind == "single" and pushed.rows == {"train": 240, "heldout": 60}
+    assert pushed.kind == "single" and pushed.rows == {"train": 30, "heldout": 30}
     assert pushed.left_out == [".env (hidden)"]
     assert pushed.audit["verdict"] == "ok" and pushed.problems == []
     assert pushed.warnings == []
@@ -147,7 +147,7 @@ def test_params_belong_to_the_version(home: Home, write):
 def test_stored_rows_are_all_a_later_process_sees(home: Home, write):
     record = find_env(home, push_env(home, write(DOUBLES)).env_id)
     rows = read_tasks(record)
-    assert len(rows) == 300 and rows[3] == {
+    assert len(rows) == 60 and rows[3] == {
         "id": "d3",
         "prompt": [{"role": "user", "content": "Twice 3?"}],
         "answer": [{"role": "assistant", "content": "6"}],
@@ -160,7 +160,7 @@ def test_stored_rows_are_all_a_later_process_sees(home: Home, write):
         ],
     }
     train, heldout = read_tasks(record, "train"), read_tasks(record, "heldout")
-    assert len(train) == 240 and len(heldout) == 60
+    assert len(train) == 30 and len(heldout) == 30
     assert {row["id"] for row in train} | {row["id"] for row in heldout} == {r["id"] for r in rows}
 
 
@@ -316,7 +316,7 @@ def test_an_import_may_take_what_a_push_has_and_its_limit_is_named(home: Home, w
     monkeypatch.setattr(push_limits, "AFTER_START", 1.0)
     monkeypatch.setattr(push_limits, "START_SECONDS", 0.1)
     late = "    import time; time.sleep(SECONDS)\n" + DOUBLES
-    assert push_env(home, write(late.replace("SECONDS", "0.5"))).rows["train"] == 240
+    assert push_env(home, write(late.replace("SECONDS", "0.5"))).rows["train"] == 30
     monkeypatch.setattr(push_limits, "PUSH_SECONDS", 3.0)
     error = refused("ENV_IMPORT", lambda: push_env(home, write(late.replace("SECONDS", "60"))))
     assert "importing the environment did not answer within" in error.message
@@ -553,7 +553,7 @@ def test_missing_packages_are_installed_when_asked(home: Home, write, tmp_path: 
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    code = DOUBLES.replace("rows=300", "rows=__import__('tiny_rows').ROWS")
+    code = DOUBLES.replace("rows=60", "rows=__import__('tiny_rows').ROWS")
     folder = write(code, requirements__txt="tiny-rows==1.0\n")
     error = refused("ENV_DEPS", lambda: push_env(home, folder))
     assert "tiny-rows==1.0" in error.message

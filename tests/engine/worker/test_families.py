@@ -40,6 +40,14 @@ pytestmark = [
 
 TAUGHT = ("guess_number", "tool_call")
 FAMILIES = ["qwen3", "qwen3_5_think", "llama3_1", "gemma3", "gptoss"]
+# The first family plays all, the others the one with most turns and calls; the rest is long.
+CASES = [
+    pytest.param(
+        name, env, marks=[] if env == "three_turns" or name == "qwen3" else pytest.mark.long
+    )
+    for name in FAMILIES
+    for env in ("guess_number", "tool_call", "three_turns")
+]
 EXAMPLES = Path(grpo.__file__).parents[2] / "envs" / "examples"
 THREE_TURNS = """
 from envs import Message, MultiTurnEnv, Score, Task, ToolCall
@@ -149,8 +157,7 @@ def model_of(place: dict[str, Any], name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("env", ["guess_number", "tool_call", "three_turns"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_turns_and_tools_train_under_the_official_template(
     place: dict[str, Any], name: str, env: str
 ) -> None:
@@ -170,8 +177,7 @@ def test_turns_and_tools_train_under_the_official_template(
             assert not any(row.error for row in played)
 
 
-@pytest.mark.parametrize("env", ["guess_number", "tool_call", "three_turns"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "env"), CASES)
 def test_what_is_trained_is_what_was_sampled(place: dict[str, Any], name: str, env: str) -> None:
     model = model_of(place, name)
     run = make_run(

@@ -28,7 +28,7 @@ def launched(home: Home, *options: str) -> StdioServerParameters:
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 async def test_an_agent_gets_from_status_to_an_estimate(home: Home, mode: str):
     async with Client(launched(home, "--root", str(EXAMPLES)), mode=mode) as client:
 

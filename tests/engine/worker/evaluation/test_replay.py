@@ -186,6 +186,7 @@ def test_a_model_that_can_do_nothing_trains_without_replay_unless_somebody_asked
 
 @pytest.mark.worker
 @pytest.mark.timeout(60)
+@pytest.mark.long
 def test_grpo_loses_fewer_skills_where_it_replays_them(home: Home, tmp_path: Path) -> None:
     """It is trained to answer at length, whatever the question: so it loses what was there."""
     source = OTHER.replace("completion.strip() == task.answer_text", "len(completion) / 40")

@@ -56,9 +56,11 @@ def assert_same_curve(
 @pytest.mark.parametrize(
     ("algorithm", "ranks"),
     [
-        *(("sft", 2), ("sft", 3), ("sft", 4)),
-        *(("grpo", 2), ("grpo", 3), ("grpo", 4)),
-        *(("dpo", 3), ("distill", 2)),
+        *(("sft", 2), ("grpo", 3), ("sft", 4), ("distill", 2)),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("sft", 3), ("grpo", 2), ("grpo", 4), ("dpo", 3))
+        ),
     ],
 )
 def test_a_run_on_several_ranks_has_the_curve_of_one(
@@ -71,7 +73,8 @@ def test_a_run_on_several_ranks_has_the_curve_of_one(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "ranks", "changes"), [("sft", 3, {}), ("grpo", 2, {"kl_coef": 0.05})]
+    ("algorithm", "ranks", "changes"),
+    [("sft", 3, {}), pytest.param("grpo", 2, {"kl_coef": 0.05}, marks=pytest.mark.long)],
 )
 def test_a_base_sharded_over_ranks_gives_the_curve_of_a_whole_one(
     home: Home, env_id: str, algorithm: str, ranks: int, changes: dict[str, Any]
@@ -147,7 +150,9 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_with_all_ranks(home: Home, e
     assert run.latest_checkpoint() is not None
 
 
-@pytest.mark.parametrize("killed", ["the trainer", "another rank"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param("the trainer", marks=pytest.mark.long), "another rank"]
+)
 def test_whichever_process_is_killed_the_other_ends_too(
     home: Home, env_id: str, killed: str
 ) -> None:
