@@ -22,7 +22,7 @@ from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
 from engine.home.database import reports_unwritable_disk
 from engine.home.owner_marks import pinned_steps
-from engine.home.rows import OPEN, RunRow, taken_as
+from engine.home.rows import OPEN, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import deployments, launcher
@@ -53,7 +53,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
             row = store.get_run(ref)
             rows_to_delete[row.run_id] = row
             # A warning if `ref` was only the beginning of the id.
-            warnings += taken_as("run", ref, row.run_id)
+            warnings += abbreviation_warning("run", ref, row.run_id)
         all_rows = store.list_runs(_ALL_RUNS)
     all_ids = {row.run_id for row in all_rows}
     rows_to_keep = [row for row in all_rows if row.run_id not in rows_to_delete]

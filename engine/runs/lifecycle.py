@@ -16,7 +16,7 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
+from engine.home.rows import OPEN, TERMINAL, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.heartbeat import EXAM_PHASES
@@ -332,7 +332,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         launcher.reap(home)  # ends the run at once if its supervisor is dead already
         row = store.get_run(row.run_id)
         write_status(run, row)
-    return _cancel_reply(run, row, warnings=taken_as("run_id", run_id, row.run_id))
+    return _cancel_reply(run, row, warnings=abbreviation_warning("run_id", run_id, row.run_id))
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:

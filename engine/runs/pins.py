@@ -5,7 +5,7 @@ from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.owner_marks import pinned_steps, write_pinned
-from engine.home.rows import taken_as
+from engine.home.rows import abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 
@@ -56,7 +56,7 @@ def _find(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    return home.run(row.run_id), taken_as("run_id", run_id, row.run_id)
+    return home.run(row.run_id), abbreviation_warning("run_id", run_id, row.run_id)
 
 
 def _require_checkpoint(run: RunDir, step: int) -> None:

@@ -239,7 +239,7 @@ def warnings_of(request: TrainRequest, plan: ResolvedSearch) -> list[str]:
     """What is doubtful about the search but no reason to refuse it. Raises UserError REWARD_RISK
     where the reward audit is one."""
     said = [
-        *registry.prefix_meant(request.env_id, plan.record),
+        *registry.prefix_warning(request.env_id, plan.record),
         *audit_warnings(plan.record, plan.settings),
         *price_warnings(plan),
     ]

@@ -228,7 +228,7 @@ def resolve(
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
     """Return the warnings about an evaluation: doubts that are no reason to refuse it."""
     return [
-        *registry.prefix_meant(request.env_id, plan.record),
+        *registry.prefix_warning(request.env_id, plan.record),
         *plan.resolved.warnings,
         *cap_warnings(plan.cap),
         *_cut_answers(home, plan.record, _loaded(plan.models), plan.settings),
