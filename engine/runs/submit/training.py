@@ -287,7 +287,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     if not check_placement(home, resolved.settings, record):
         launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
-    warnings += _cut_answers(plan.facts, resolved.settings)
+    warnings += _short_limit_warning(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
     return warnings
 
@@ -306,7 +306,7 @@ def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimat
     return warnings
 
 
-def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
+def _short_limit_warning(facts: EnvFacts, settings: TrainSettings) -> list[str]:
     """Return a warning if `max_tokens` is too small for the reference answers; otherwise [].
 
     It is too small if more than the share `TOO_MANY_CUT` of the answers do not fit. The warning
