@@ -177,7 +177,7 @@ def _warnings(run: DryRun) -> list[str]:
     beginning of an id, a first warning says which environment was taken.
     """
     record = run.facts.record
-    prefix_warnings = registry.prefix_meant(run.env_id, record) if record else []
+    prefix_warnings = registry.prefix_warning(run.env_id, record) if record else []
     warned = [check for check in run.check_list.checks if check.status == "warn"]
     return prefix_warnings + [f"{check.name}: {check.detail}" for check in warned]
 

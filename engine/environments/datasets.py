@@ -120,7 +120,7 @@ def inspect(path: str | Path) -> DataReport:
         data = read_rows(file)
     except EnvProblem as problem:
         raise UserError(problem.code, str(problem), hint=problem.hint, field="path") from problem
-    converted = _converted(data.rows, file)
+    converted = _convert_to_tasks(data.rows, file)
     bad_rows = sorted([*data.bad, *converted.invalid_rows], key=lambda bad_row: bad_row.line)
     splits, warnings = _rows_per_split(converted.tasks)
     report = _report(file, converted, bad_rows, splits)
@@ -128,7 +128,7 @@ def inspect(path: str | Path) -> DataReport:
 
 
 def _report(
-    file: Path, converted: "_Converted", bad_rows: Sequence[BadRow], splits: dict[str, int]
+    file: Path, converted: "_ConvertedRows", bad_rows: Sequence[BadRow], splits: dict[str, int]
 ) -> DataReport:
     """Make the report of a data file, without its summary and warnings.
 
@@ -183,11 +183,11 @@ def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataRe
 def valid_tasks(file: Path) -> list[Task]:
     """Return the rows of a data file that are valid tasks. Raises EnvProblem if the file as a whole
     cannot be read."""
-    return _converted(read_rows(file).rows, file).tasks
+    return _convert_to_tasks(read_rows(file).rows, file).tasks
 
 
 @dataclass
-class _Converted:
+class _ConvertedRows:
     """The rows of a data file, converted to tasks.
 
     Attributes:
@@ -201,10 +201,10 @@ class _Converted:
     invalid_rows: list[BadRow] = field(default_factory=list)
 
 
-def _converted(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _Converted:
+def _convert_to_tasks(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _ConvertedRows:
     """Convert the rows of a data file to tasks; `rows` are (line number, row). A row without an id
     gets one from its place, e.g. "train-12" for line 12 of train.jsonl."""
-    converted = _Converted()
+    converted = _ConvertedRows()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)
     for line, row in rows:

@@ -162,8 +162,8 @@ class EnvFacts:
         """Estimated training rows of SFT: number of answers, times the rows per counted answer."""
         if not self.answered_lengths:
             return self.answered_rows
-        rows = sum(len(row.rows) for row in self.lengths)
-        return round(self.answered_rows * rows / self.answered_lengths)
+        counted_rows = sum(len(row.rows) for row in self.lengths)  # a template may split an answer
+        return round(self.answered_rows * counted_rows / self.answered_lengths)
 
     @property
     def answered_lengths(self) -> int:
@@ -212,11 +212,11 @@ class EnvFacts:
         return longest_turns[math.ceil(0.95 * len(longest_turns)) - 1] if longest_turns else 0
 
     def cut_share(self, max_tokens: int) -> float:
-        """Share of the reference answers with an assistant turn of more than `max_tokens` tokens,
-        which no sample of at most `max_tokens` could be; 0 if there are none."""
+        """Share of the reference answers that the model could never sample, because one of their
+        assistant turns has more than `max_tokens` tokens; 0 if there are no reference answers."""
         longest_turns = [row.longest_turn for row in self.lengths if row.answer]
         cut_count = sum(1 for length in longest_turns if length > max_tokens)
-        return _share(cut_count, len(longest_turns))
+        return _rounded_share(cut_count, len(longest_turns))
 
     @cached_property
     def answers(self) -> tuple[int, ...]:
@@ -246,10 +246,10 @@ def env_facts(
         with contextlib.suppress(OSError):  # a full disk: the next call counts again
             cache_file.parent.mkdir(exist_ok=True)
             write_json(cache_file, counts.to_json(), fsync=False)
-    return _facts_of(record, counts)
+    return _make_facts(record, counts)
 
 
-def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
+def _make_facts(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
     """Make the facts of an environment from its record and from the counts of its rows."""
     return EnvFacts(
         env_id=record.env_id,
@@ -258,7 +258,7 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
         train_rows=counts.train_rows,
         heldout_rows=counts.heldout_rows,
         answered_rows=counts.answered_rows,
-        lengths=tuple(_lengths_of(*stored) for stored in counts.lengths),
+        lengths=tuple(_make_row_lengths(*stored) for stored in counts.lengths),
         duplicate_share=counts.duplicate_share,
         refused=counts.refused,
         refusal=counts.refusal,
@@ -273,7 +273,7 @@ def _facts_of(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts
     )
 
 
-def _lengths_of(
+def _make_row_lengths(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
     """Make the lengths of a task from the three parts of a `_StoredLengths`. If the task has no
@@ -333,15 +333,15 @@ def _count_rows(
     sample_lengths = _SampleLengths()
     for row in sample:
         sample_lengths.count(row, record.tools, tokenizer, thinking)
-    kinds = _kinds_of(record, train, sample)
+    kind_counts = _count_kinds(record, train, sample)
     return _CachedCounts(
         train_rows=len(train),
         heldout_rows=len(heldout),
-        answered_rows=kinds.answered,
-        paired_rows=kinds.paired,
+        answered_rows=kind_counts.answered,
+        paired_rows=kind_counts.paired,
         heldout_pairs=_count_pairs(heldout),
         lengths=sample_lengths.lengths,
-        duplicate_share=1 - kinds.distinct_prompts / len(train) if train else 0.0,
+        duplicate_share=(1 - kind_counts.distinct_prompts / len(train)) if train else 0.0,
         refused=sample_lengths.refused,
         refusal=sample_lengths.first_refusal[:_REFUSAL_CHARS],
         without_reasoning=sample_lengths.without_reasoning,
@@ -400,7 +400,7 @@ class _SampleLengths:
     ) -> None:
         """Add the token counts of one row, or count the row as one that cannot be measured."""
         try:
-            self.lengths.append(_stored_lengths(row, tools, tokenizer, thinking))
+            self.lengths.append(_count_task_tokens(row, tools, tokenizer, thinking))
         except NoReasoning:
             self.without_reasoning += 1
         except TemplateError as error:
@@ -418,12 +418,12 @@ class _RowKinds:
     distinct_prompts: int
 
 
-def _kinds_of(
+def _count_kinds(
     record: "registry.EnvRecord", train: Sequence[TaskRow], sample: Sequence[TaskRow]
 ) -> _RowKinds:
     """Count the kinds of a version's train rows. `sample` are the rows whose tokens are counted."""
     if record.version.data:  # large data: reading all rows here would take too long
-        return _large_data_kinds(record, len(train), sample)
+        return _estimate_kinds(record, len(train), sample)
     return _RowKinds(
         distinct_prompts=len({json.dumps(row["prompt"], sort_keys=True) for row in train}),
         answered=sum(1 for row in train if row.get("gold")),
@@ -431,7 +431,7 @@ def _kinds_of(
     )
 
 
-def _large_data_kinds(
+def _estimate_kinds(
     record: "registry.EnvRecord", train_count: int, sample: Sequence[TaskRow]
 ) -> _RowKinds:
     """Count the kinds of `train_count` rows of large data; estimate the pairs from a sample."""
@@ -455,10 +455,10 @@ def row_lengths(
     Raises TemplateError if the chat template refuses the messages, and NoReasoning if reasoning is
     required and a turn of the answer has none.
     """
-    return _lengths_of(*_stored_lengths(row, tools, tokenizer, thinking))
+    return _make_row_lengths(*_count_task_tokens(row, tools, tokenizer, thinking))
 
 
-def _stored_lengths(
+def _count_task_tokens(
     row: TaskRow,
     tools: list[ToolSchema],
     tokenizer: tokens.ChatTokenizer,
@@ -505,29 +505,29 @@ def _pair_lengths(
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
     """Return token statistics of the train rows under the resolved `settings`, as JSON."""
-    tokens_of = _tokens_of(facts, settings)
+    row_tokens = _count_row_tokens(facts, settings)
     is_dpo = isinstance(settings, DPOSettings)
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows
-    counted_rows = len(tokens_of.totals)
+    counted_rows = len(row_tokens.totals)
     return {
         "rows": facts.train_rows,  # all train rows; perhaps only a sample of them is counted
         # Number of rows behind the figures on tokens: in SFT training rows, in DPO pairs.
         "counted": counted_rows,
         "split": facts.split_rows,  # answers that the chat template splits into several rows
         "without_reasoning": facts.without_reasoning,  # answers that thinking = require leaves out
-        "prompt": spread(tokens_of.prompts),  # percentiles of tokens, like the next two
-        "target": spread(tokens_of.targets),  # tokens with loss; in GRPO the reference answer
-        "total": spread(tokens_of.totals),
-        "truncated_share": _share(tokens_of.truncated, counted_rows),
-        "dropped": tokens_of.dropped,
+        "prompt": spread(row_tokens.prompts),  # percentiles of tokens, like the next two
+        "target": spread(row_tokens.targets),  # tokens with loss; in GRPO the reference answer
+        "total": spread(row_tokens.totals),
+        "truncated_share": _rounded_share(row_tokens.truncated, counted_rows),
+        "dropped": row_tokens.dropped,
         "duplicate_share": round(facts.duplicate_share, 4),  # rows that repeat an earlier prompt
-        "zero_supervision": tokens_of.targets.count(0),  # rows without a token to learn
+        "zero_supervision": row_tokens.targets.count(0),  # rows without a token to learn
         "without_answer": facts.train_rows - usable_rows,  # in DPO: rows without a pair
         "refused_by_template": facts.refused,
     }
 
 
-def _tokens_of(facts: EnvFacts, settings: TrainSettings) -> "_RowTokens":
+def _count_row_tokens(facts: EnvFacts, settings: TrainSettings) -> "_RowTokens":
     """Count the tokens of the rows that the algorithm of these settings trains on."""
     if isinstance(settings, SFTSettings):
         return _sft_tokens(facts, settings)
@@ -595,6 +595,6 @@ def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
     )
 
 
-def _share(part: int, total: int) -> float:
+def _rounded_share(part: int, total: int) -> float:
     """`part` / `total`, rounded to four digits; 0 if `total` is 0."""
     return round(part / total, 4) if total else 0.0

@@ -117,18 +117,20 @@ def push_env(
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
     name = _version_name(name, source.default_name)
-    large = push_large.find(home, source.folder, deadline)
+    indexed_data = push_large.find(home, source.folder, deadline)
     with staging(home, name) as folder:
-        copied = snapshot.take(source.folder, folder / SOURCE, _hashes_of_large_files(large))
+        file_copy = snapshot.take(
+            source.folder, folder / SOURCE, _hashes_of_large_files(indexed_data)
+        )
         try:
             settings = read_settings(folder / SOURCE)
-            draft = Draft(home, name, folder, copied, settings, deadline)
-            _store_version(draft, large, install, check_settings)
+            draft = Draft(home, name, folder, file_copy, settings, deadline)
+            _store_version(draft, indexed_data, install, check_settings)
         except EnvProblem as problem:
             raise as_user_error(problem) from problem
-    env_id = f"{name}@{copied.digest[:12]}"  # as `Draft.hash`
+    env_id = f"{name}@{file_copy.digest[:12]}"  # as `Draft.hash`
     stored = registry.find_env(home, env_id, sealed=True)
-    return _with_origin(_reply(stored, copied), source.origin)
+    return _with_origin(_reply(stored, file_copy), source.origin)
 
 
 def _with_origin(reply: PushReply, origin: str) -> PushReply:
@@ -180,8 +182,8 @@ def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> P
     """Return the folder `path` as an absolute path. It must lie inside one of `roots` (None:
     anywhere), or hold the files of a stored version. Raises UserError if there is no such folder,
     if it lies outside `roots`, or if its version is sealed."""
-    stored_version = _root_of_stored_version(home, path)
-    allowed_roots = None if roots is None else [*roots, *stored_version]
+    version_root = _root_of_stored_version(home, path)
+    allowed_roots = None if roots is None else [*roots, *version_root]
     return snapshot.resolve_inside(path, allowed_roots)
 
 
@@ -193,12 +195,12 @@ def _hashes_of_large_files(large: Indexed | None) -> dict[str, str] | None:
 
 
 def _store_version(
-    draft: Draft, large: Indexed | None, install: bool, check_settings: SettingsCheck | None
+    draft: Draft, indexed_data: Indexed | None, install: bool, check_settings: SettingsCheck | None
 ) -> None:
     """Store the draft as a new version. If a version with the same content exists, make that one
     the newest of its name instead.
 
-    `large` are the data of the draft if they are too large to copy, else None. `install` and
+    `indexed_data` are the data of the draft if they are too large to copy, else None. `install` and
     `check_settings` are those of `push_env`.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
@@ -207,8 +209,8 @@ def _store_version(
         return
     if check_settings is not None:
         check_settings(draft.settings)
-    if large:
-        push_large.build_version(draft, large)
+    if indexed_data:
+        push_large.build_version(draft, indexed_data)
     else:
         _build_version(draft, install)
     _publish_version(draft, version_folder)
@@ -277,18 +279,18 @@ def _build_version(draft: Draft, install: bool) -> None:
     UserError ENV_DEPS if its packages are missing or ENV_INVALID if a row names an unknown split.
     """
     draft.python = _interpreter(draft, install)
-    played = _play(draft)
-    contamination = _contamination(played.rows, draft.seconds_left)
+    env_run = _run_environment(draft)
+    contamination = _find_contamination(env_run.rows, draft.seconds_left)
     if contamination["leaked"]:
-        draft.problems += task_rows.leak_problems(played.rows, draft)
-    task_rows.write(draft.folder / TASKS, played.rows)
-    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(played.audit))
-    version = _env_version(draft, played, contamination)
+        draft.problems += task_rows.leak_problems(env_run.rows, draft)
+    task_rows.write(draft.folder / TASKS, env_run.rows)
+    write_json(draft.folder / AUDIT, Redactor(draft.secrets).value(env_run.audit))
+    version = _env_version(draft, env_run, contamination)
     version.write(draft.folder / FACTS)  # written last: a folder with this file counts as a version
 
 
 @dataclass(frozen=True)
-class _Played:
+class _EnvironmentRun:
     """What a push learns by running the environment.
 
     Attributes:
@@ -309,7 +311,7 @@ class _Played:
     prompt_of: str = ""
 
 
-def _play(draft: Draft) -> _Played:
+def _run_environment(draft: Draft) -> _EnvironmentRun:
     """Run the environment of a draft: get its rows, replay its reference answers, audit its scorer.
 
     Raises EnvProblem if the environment has a fault, and UserError ENV_INVALID if a row names an
@@ -330,15 +332,16 @@ def _play(draft: Draft) -> _Played:
         task_rows.add_gold(env, rows, env_kind, draft)
         if draft.settings.drop_leaks:
             split = task_rows.drop_leaks(rows, named_splits, split, draft)
-        # Only now, so that sides and leaks are those of the same tasks without these texts.
-        description = task_rows.put_prompt(rows, description, draft.settings.prompt)
-        prompt_of = task_rows.prompt_source(rows, draft)
+        # The texts of [prompt] enter the rows only now: the split and the search for leaks then
+        # give the same result as for the version without these texts.
+        description = task_rows.apply_prompt_texts(rows, description, draft.settings.prompt)
+        prompt_of = task_rows.comparable_version(rows, draft)
         draft.warnings += family_hint(rows)
         draft.problems += task_rows.scorer_problem(rows, kind, draft)
         audit = push_audit.run_audit(env, rows, env_kind, second_process, draft)
         isolation = env.isolation  # known only while the process runs
         draft.warnings += second_process.warnings()
-    return _Played(
+    return _EnvironmentRun(
         description={**description, "kind": kind},
         rows=rows,
         split=split,
@@ -359,7 +362,7 @@ def _timed_rows(draft: Draft, env: EnvProcess) -> tuple[list[TaskRow], float]:
     return draft.timed(limit_s, lambda: env.tasks(limit_s))
 
 
-def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
+def _find_contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
     """Search the train rows for texts of the held-out and dev rows, and return what they share. The
     search takes at most `seconds_left`, but always gets `_LEAST_SCAN_S`."""
     train = [row for row in rows if row["split"] == "train"]
@@ -368,35 +371,35 @@ def _contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
     return overlap.scan(train, heldout, max(_LEAST_SCAN_S, scan_s))
 
 
-def _env_version(draft: Draft, played: _Played, contamination: JsonObject) -> EnvVersion:
+def _env_version(draft: Draft, env_run: _EnvironmentRun, contamination: JsonObject) -> EnvVersion:
     """Make the content of env.json for a draft. Secrets are hidden in the environment's own texts.
 
-    `played` is what running the environment has shown; `contamination` is what the train rows share
-    with the held-out ones.
+    `env_run` is what running the environment has shown; `contamination` is what the train rows
+    share with the held-out ones.
     """
     redactor = Redactor(draft.secrets)
-    copied, settings, description = draft.copied, draft.settings, played.description
+    file_copy, settings, description = draft.copied, draft.settings, env_run.description
     return EnvVersion(
         env_id=f"{draft.name}@{draft.hash}",
         name=draft.name,
         hash=draft.hash,
-        digest=copied.digest,
+        digest=file_copy.digest,
         kind=description["kind"],
         scored=description["scored"],
         scorer=settings.scorer,
         tools=description["tools"],
         params=_params_as_json(settings),
-        rows=played.split.counts(),
-        split=played.split.source,
-        prompt_of=played.prompt_of,
+        rows=env_run.split.counts(),
+        split=env_run.split.source,
+        prompt_of=env_run.prompt_of,
         contamination=contamination,
-        files=len(copied.files),
-        size=copied.size,
-        left_out=tuple(copied.left_out),
+        files=len(file_copy.files),
+        size=file_copy.size,
+        left_out=tuple(file_copy.left_out),
         limits=settings.limits,
         secrets=settings.secrets,
         python=draft.python,
-        isolation=played.isolation,
+        isolation=env_run.isolation,
         warnings=tuple(redactor.text(warning) for warning in draft.warnings),
         problems=tuple(PushProblem(message=redactor.text(text)) for text in draft.problems),
     )
@@ -429,19 +432,19 @@ def _interpreter(draft: Draft, install: bool) -> str:
     Raises UserError ENV_DEPS if packages are missing and `install` is False, or if they cannot be
     installed in the time of the push.
     """
-    needed = env_packages.read_requirements(draft.source)
-    if not needed:
+    requirements = env_packages.read_requirements(draft.source)
+    if not requirements:
         return ""
-    venv = env_packages.venv_of(draft.home, needed)
+    venv = env_packages.venv_of(draft.home, requirements)
     if venv.is_ready():
         return str(venv.python)
-    missing = env_packages.missing(needed)
+    missing = env_packages.missing(requirements)
     if not missing:
         return sys.executable  # our own interpreter happens to have all of them
     if not install:
         raise _packages_missing(missing)
     seconds = min(push_limits.INSTALL_SECONDS, draft.seconds_left)
-    python = env_packages.install(draft.home, needed, seconds)
+    python = env_packages.install(draft.home, requirements, seconds)
     if draft.seconds_left < push_limits.START_SECONDS:  # too little to start the environment
         raise UserError(
             "ENV_DEPS",
@@ -486,10 +489,10 @@ def _make_newest(draft: Draft, version_folder: Path) -> None:
         store.add_env(draft.name, draft.hash, kind=row["kind"], info=row["info"])
 
 
-def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
+def _reply(record: registry.EnvRecord, file_copy: snapshot.Snapshot) -> PushReply:
     """Make the reply of a push. Secrets are hidden in every text that the environment wrote.
 
-    `record` is the stored version, `copied` the copy of the pushed folder.
+    `record` is the stored version, `file_copy` the copy of the pushed folder.
     """
     audit = record.audit.as_written()
     shown_audit = {key: audit[key] for key in _AUDIT_KEYS_IN_REPLY if key in audit}
@@ -500,8 +503,8 @@ def _reply(record: registry.EnvRecord, copied: snapshot.Snapshot) -> PushReply:
         kind=record.kind,
         rows=record.rows,
         split=record.version.split,
-        files=len(copied.files),
-        left_out=copied.left_out,
+        files=len(file_copy.files),
+        left_out=file_copy.left_out,
         audit=redact.value(shown_audit),
         problems=[ShownProblem(problem) for problem in problems],
         isolation=record.isolation.partition(":")[0],  # only the level; `doctor` explains it

@@ -145,18 +145,18 @@ def run_audit(
     budget_s = max(1.0, fitting_s)
     env.judge_budget = JudgeBudget()
     report: JsonObject = {**audit(env, rows, kind, budget_s=budget_s, fresh=second_process.fresh)}
-    if use := env.judge_budget.used:
-        report["judge"] = per_score(use, report["probes"])
+    if judge_use := env.judge_budget.used:
+        report["judge"] = per_score(judge_use, report["probes"])
     if draft.settings.secrets:
         report["secrets_unset"] = draft.unset_secrets
     return report
 
 
-def per_score(use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
+def per_score(judge_use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
     """Return the mean use of judges (language models that score) per score of an audit, e.g. their
     calls and tokens. `probes` are the lines of the audit's report."""
     scores = sum(line["rows"] for line in probes)
-    return {name: round(value / max(1, scores), 6) for name, value in use.to_json().items()}
+    return {name: round(value / max(1, scores), 6) for name, value in judge_use.to_json().items()}
 
 
 def is_outdated(draft: Draft) -> bool:
@@ -236,20 +236,20 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
     if set_after_audit:
         names = ", ".join(set_after_audit)
         secret_warnings.append(f"the audit was made without the secrets {names}")
-    return [*secret_warnings, *stored, *record.audit.problems, *coverage(record)]
+    return [*secret_warnings, *stored, *record.audit.problems, *coverage_warning(record)]
 
 
-def coverage(record: registry.EnvRecord) -> list[str]:
+def coverage_warning(record: registry.EnvRecord) -> list[str]:
     """Return a list with one warning if the audit scored too few rows in its time; the warning says
     how to have all rows scored. Returns [] if it scored at least `ENOUGH_ROWS` rows or
     `ENOUGH_SHARE` of them, or none at all."""
     audit = record.audit
     if audit.rows_scored >= ENOUGH_ROWS or audit.share >= ENOUGH_SHARE or not audit.rows_scored:
         return []
-    left = words(seconds_for_all(audit.as_written()) / 3600)
+    time_for_all = words(seconds_for_all(audit.as_written()) / 3600)
     return [
         f"the audit scored {audit.rows_scored} of {audit.rows} rows in its {audit.seconds:.0f} s: "
-        f"`honesmith env audit {record.env_id} --all` scores every row, in about {left}"
+        f"`honesmith env audit {record.env_id} --all` scores every row, in about {time_for_all}"
     ]
 
 
@@ -297,25 +297,30 @@ def audit_all(
     _require_scorer(record)
     rows = list(registry.read_tasks(record))
     score_s = record.audit.score_seconds_p95
-    count = workers or default_workers(score_s, record.limits.network, os.cpu_count() or 1)
+    worker_count = workers or default_workers(score_s, record.limits.network, os.cpu_count() or 1)
     began = time.monotonic()
-    with _kept_rows(home, record.env_id) as file, registry.open_process(record) as process:
-        process.judge_budget = JudgeBudget(borrowers=count)
+    with (
+        _lock_unfinished_scores(home, record.env_id) as file,
+        registry.open_process(record) as process,
+    ):
+        process.judge_budget = JudgeBudget(borrowers=worker_count)
         process.describe()  # starts the process, so that a fault of the environment shows now
-        whole = FullAudit(rows, record.kind, file, on_row=lambda done: on_row(done, len(rows)))
+        full_audit = FullAudit(rows, record.kind, file, on_row=lambda done: on_row(done, len(rows)))
         with _fresh_processes(record) as fresh:
             report: JsonObject = {
-                **whole.run(process.team(count), fresh, lambda: time.monotonic() - began)
+                **full_audit.run(
+                    process.team(worker_count), fresh, lambda: time.monotonic() - began
+                )
             }
-        if use := process.judge_budget.used:
-            report["judge"] = per_score(use, report["probes"])
+        if judge_use := process.judge_budget.used:
+            report["judge"] = per_score(judge_use, report["probes"])
         replace_audit(record, report)
         file.unlink()
     return _reply(record, report)
 
 
 @contextmanager
-def _kept_rows(home: Home, env_id: str) -> Iterator[Path]:
+def _lock_unfinished_scores(home: Home, env_id: str) -> Iterator[Path]:
     """Context manager: yield the file that keeps the scores of an unfinished audit, and lock it.
     Raises UserError ENV_BUSY if another process holds the lock."""
     folder = home.cache / "audits"
@@ -361,8 +366,8 @@ def _reply(record: registry.EnvRecord, audit: JsonObject) -> Reply:
         "audit": {key: audit[key] for key in _SHOWN if key in audit},
         "next": [],
     }
-    left = seconds_for_all(audit)
-    if left:
+    seconds_left = seconds_for_all(audit)
+    if seconds_left:
         command = f"honesmith env audit {record.env_id} --all"
-        reply["warnings"] = [f"{command} scores every row, in about {words(left / 3600)}"]
+        reply["warnings"] = [f"{command} scores every row, in about {words(seconds_left / 3600)}"]
     return reply

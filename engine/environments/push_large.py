@@ -58,7 +58,7 @@ def build_version(draft: Draft, indexed: build.Indexed) -> None:
     _refuse_split_settings(draft)
     check_files(facts.files, f"{draft.name}@{draft.hash}")
     _copy_index(indexed.folder, draft.folder)
-    contamination = _contamination(draft, facts)
+    contamination = _find_contamination(draft, facts)
     empty_audit = unscored(facts.rows, seed=0)  # the data have no scorer
     write_json(draft.folder / registry.AUDIT, {**empty_audit})
     version = _env_version(draft, facts, contamination)
@@ -87,7 +87,7 @@ def _refuse_split_settings(draft: Draft) -> None:
         )
 
 
-def _contamination(draft: Draft, facts: DataIndex) -> JsonObject:
+def _find_contamination(draft: Draft, facts: DataIndex) -> JsonObject:
     """Search the train rows for texts of the held-out rows, and return what they share. The search
     takes the time that the push has left, but always gets `_LEAST_SCAN_S`."""
     train = IndexedRows(facts.files, draft.folder / ROWS_INDEX)

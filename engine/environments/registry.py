@@ -20,7 +20,7 @@ from engine.core.reply import ReplyBase
 from engine.endpoints import judges, references
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
 from engine.home.owner_marks import refuse_if_sealed
-from engine.home.rows import EnvRow, taken_as
+from engine.home.rows import EnvRow, abbreviation_warning
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
@@ -110,14 +110,14 @@ def find_env(home: Home, ref: str, *, sealed: bool = False) -> EnvRecord:
     Raises UserError ENV_NOT_FOUND if no version fits or its files are gone, ENV_AMBIGUOUS if
     several environments fit, and ENV_SEALED if the version is sealed and `sealed` is False.
     """
-    record = _version_meant(home, ref)
+    record = _find_version(home, ref)
     if not sealed:
         request = "its tasks cannot be read, trained on or scored again"
         refuse_if_sealed(record.dir, record.env_id, request)
     return record
 
 
-def _version_meant(home: Home, ref: str) -> EnvRecord:
+def _find_version(home: Home, ref: str) -> EnvRecord:
     """Return the version that `ref` names, sealed or not. Raises UserError ENV_NOT_FOUND if none
     fits, or ENV_AMBIGUOUS if several environments fit."""
     with Store(home) as store:
@@ -156,13 +156,13 @@ def _require_single_meaning(prefix: str, matches: Sequence[EnvRow]) -> None:
         )
 
 
-def prefix_meant(ref: str, record: EnvRecord) -> list[str]:
+def prefix_warning(ref: str, record: EnvRecord) -> list[str]:
     """Return a list with one warning if `ref` was only a prefix of the version's name or id; else
     []. The whole name gives no warning, even if it is spelt with _ in place of -.
     """
     if record.name in (ref, ref.lower().replace("_", "-")):
         return []
-    return taken_as("env_id", ref, record.env_id)
+    return abbreviation_warning("env_id", ref, record.env_id)
 
 
 @dataclass(frozen=True)

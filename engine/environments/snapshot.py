@@ -143,7 +143,7 @@ def take(source: Path, target: Path, by_reference: Mapping[str, str] | None = No
     copier = _Copier(target, referenced)
     try:
         with _open_folder(source) as folder:
-            copier.folder(folder, prefix="")
+            copier.copy_folder(folder, prefix="")
     except OSError as error:
         if error.errno in _DISK_FULL:  # the folder is not at fault; push_env reports a full disk
             raise
@@ -193,7 +193,7 @@ class _Copier:
         self.size = 0  # bytes copied so far
         self.left_out: list[str] = []  # what was not copied, each with the reason
 
-    def folder(self, fd: int, prefix: str) -> None:
+    def copy_folder(self, fd: int, prefix: str) -> None:
         """Copy an open folder with everything in it.
 
         Args:
@@ -207,14 +207,14 @@ class _Copier:
             raise _too_large(f"its folders are nested deeper than {MAX_DEPTH}")
         (self.target / prefix).mkdir(mode=0o700)
         for name in sorted(os.listdir(fd)):
-            self.entry(fd, name, prefix + name)
+            self.copy_entry(fd, name, prefix + name)
 
-    def entry(self, folder: int, name: str, path: str) -> None:
+    def copy_entry(self, folder: int, name: str, path: str) -> None:
         """Copy one entry of a folder: a file, or a subfolder with everything in it. If the entry is
         not to be copied, add it with the reason to `left_out`.
 
-        A file in `by_reference` is skipped. The arguments and errors are those of `file`; a link, a
-        device, a socket or a pipe also raises UserError ENV_INVALID.
+        A file in `by_reference` is skipped. The arguments and errors are those of `copy_file`; a
+        link, a device, a socket or a pipe also raises UserError ENV_INVALID.
         """
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         is_folder = stat.S_ISDIR(mode)
@@ -226,16 +226,16 @@ class _Copier:
             self.left_out.append(_left_out_entry(f"{path}/" if is_folder else path, reason))
         elif is_folder:
             with _open_folder(name, inside=folder) as subfolder:
-                self.folder(subfolder, path + "/")
+                self.copy_folder(subfolder, path + "/")
         elif path in self.by_reference:  # the file stays where it is, and its hash is known
             return
         elif stat.S_ISREG(mode):
-            self.file(folder, name, path)
+            self.copy_file(folder, name, path)
         else:
             kind = "a link" if stat.S_ISLNK(mode) else "a device, socket or pipe"
             raise _invalid_file(f"{path} is {kind}; a push takes regular files alone")
 
-    def file(self, folder: int, name: str, path: str) -> None:
+    def copy_file(self, folder: int, name: str, path: str) -> None:
         """Copy and hash one file.
 
         Args:

@@ -32,22 +32,25 @@ _LEAST_SCAN_S = 0.1  # seconds for the search for such pairs, however little tim
 _WARNING_CHARS, _PROBLEM_CHARS = 200, 300  # characters kept of a failure's text
 
 
-def put_prompt(
-    rows: list[TaskRow], description: EnvDescription, texts_given: Prompt | None
+def apply_prompt_texts(
+    rows: list[TaskRow], description: EnvDescription, prompt_table: Prompt | None
 ) -> EnvDescription:
-    """Put the texts of [prompt] in environment.toml into the rows, and into the tools of what the
-    environment says of itself, which is returned. Nothing changes without that table.
+    """Put the system message and the tool descriptions of the table [prompt] in environment.toml
+    (`prompt_table`; None if there is none) into the rows, in place.
 
-    Raises EnvProblem ENV_INVALID for a text of a tool that no task has.
+    Returns the environment's description with the same texts in its tools. Raises EnvProblem
+    ENV_INVALID if the table describes a tool that no task has.
     """
-    if texts_given is None:
+    if prompt_table is None:
         return description
-    texts = as_texts(texts_given.system, texts_given.tools)
+    texts = as_texts(prompt_table.system, prompt_table.tools)
     tools = description["tools"]
-    names = {
-        tool.get("function", tool).get("name") for row in rows for tool in tools_of(row, tools)
-    }
-    unknown = [name for name in texts_given.tools if name not in names]
+    names = set()  # of all tools, those of single rows included
+    for row in rows:
+        for tool in tools_of(row, tools):
+            function = tool.get("function", tool)  # a tool is a function, or wraps one
+            names.add(function.get("name"))
+    unknown = [name for name in prompt_table.tools if name not in names]
     if unknown:
         known = ", ".join(sorted(names)) or "none"
         raise EnvProblem(
@@ -59,15 +62,18 @@ def put_prompt(
             row["gold"] = [*prompt, *row["gold"][len(row["prompt"]) :]]
         row["prompt"] = prompt
         own_tools = tools_of(row, tools)
-        if own_tools is not tools:  # of this row alone
+        if own_tools is not tools:  # the row has tools of its own
             row["tools"] = tools_with(own_tools, texts)
     return {**description, "tools": tools_with(tools, texts)}
 
 
-def prompt_source(rows: Sequence[TaskRow], draft: Draft) -> str:
-    """The id of the version that these rows are of but for the texts of [prompt], as `of` in
-    environment.toml names it; "" where it names none, or one that is not here or asks other
-    tasks, of which the draft gets a warning."""
+def comparable_version(rows: Sequence[TaskRow], draft: Draft) -> str:
+    """Return the id of the version from which these rows differ only in the texts of [prompt], so
+    that the two can be compared task by task.
+
+    It is the version that `of` under [prompt] in environment.toml names. Returns "" if `of` is not
+    set. Returns "" and adds a warning to the draft if that version is missing or has other tasks.
+    """
     prompt = draft.settings.prompt
     if prompt is None or not prompt.of:
         return ""
@@ -113,44 +119,44 @@ def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:
 
 
 def drop_leaks(
-    rows: list[TaskRow], named: Sequence[str | None], decided: split.Split, draft: Draft
+    rows: list[TaskRow], named_splits: Sequence[str | None], full_split: split.Split, draft: Draft
 ) -> split.Split:
     """Remove rows from `rows`, in place: training rows that teach a held-out or dev task, and
     held-out or dev rows that repeat the question of another one. A warning counts both.
 
     Args:
         rows: the rows, with their `split`.
-        named: the split that each row named itself, in the same order; None for none.
-        decided: the sides of the rows.
+        named_splits: the split that each row named itself, in the same order; None for none.
+        full_split: the sides of the rows.
         draft: the version being made; it gets the warning.
 
-    Returns `decided` for the rows that stay.
+    Returns `full_split` for the rows that stay.
     """
-    copies = _copied_questions(rows, named)
+    copied_indexes = _copied_questions(rows, named_splits)
     teaching_ids = {pair.train for pair in _leaks(rows, draft)}
     kept_rows: list[TaskRow] = []
     kept_sides: list[str] = []
-    for index, (row, side) in enumerate(zip(rows, decided.sides, strict=True)):
+    for index, (row, side) in enumerate(zip(rows, full_split.sides, strict=True)):
         teaches = side == "train" and row["id"] in teaching_ids
-        if index not in copies and not teaches:
+        if index not in copied_indexes and not teaches:
             kept_rows.append(row)
             kept_sides.append(side)
     if len(kept_rows) < len(rows):
         draft.warnings.append(
             f"drop_leaks: {len(teaching_ids)} training rows that teach a held-out or dev task and "
-            f"{len(copies)} copies of a question of the exam are left out"
+            f"{len(copied_indexes)} copies of a question of the exam are left out"
         )
     rows[:] = kept_rows
-    return replace(decided, sides=kept_sides)
+    return replace(full_split, sides=kept_sides)
 
 
-def _copied_questions(rows: Sequence[TaskRow], named: Sequence[str | None]) -> set[int]:
+def _copied_questions(rows: Sequence[TaskRow], named_splits: Sequence[str | None]) -> set[int]:
     """Return the indexes of the held-out and dev rows whose question another such row already asks.
-    `named` holds the split that each row named itself; `asked_once` uses it to choose which row
-    stays."""
+    `named_splits` holds the split that each row named itself; `asked_once` uses it to choose which
+    row stays."""
     indexes = [index for index, row in enumerate(rows) if row["split"] != "train"]
     are_kept = asked_once(
-        [{"split": named[index]} for index in indexes],
+        [{"split": named_splits[index]} for index in indexes],
         [split.prompt_key(rows[index]["prompt"]) for index in indexes],
     )
     return {index for index, is_kept in zip(indexes, are_kept, strict=True) if not is_kept}
@@ -174,11 +180,11 @@ def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
     are.
     """
     pairs = _leaks(rows, draft)
-    places = _places(draft.source)  # by row id
+    place_by_row_id = _place_by_row_id(draft.source)  # by row id
     texts = []
     for pair in pairs[:_MOST_LEAKS]:
-        row_place = places.get(pair.train, pair.train)
-        task_place = places.get(pair.heldout, pair.heldout)
+        row_place = place_by_row_id.get(pair.train, pair.train)
+        task_place = place_by_row_id.get(pair.heldout, pair.heldout)
         text = f"{row_place} asks {task_place} ({pair.kind}, {pair.part})"
         texts.append(text[:_PROBLEM_CHARS])
     more = len(pairs) - len(texts)
@@ -209,7 +215,7 @@ def _single_answer(row: TaskRow) -> str:
     return str(messages[0].get("content") or "")
 
 
-def _places(folder: Path) -> dict[str, str]:
+def _place_by_row_id(folder: Path) -> dict[str, str]:
     """Return row id -> data file and line, such as "train.jsonl:7", for the data files in `folder`.
     Returns {} if there are none, or if one cannot be read."""
     places: dict[str, str] = {}

@@ -22,7 +22,7 @@ from engine.core.errors import UserError
 from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
-from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_meant
+from engine.environments.registry import FACTS, EnvRecord, find_env, prefix_warning
 from engine.evidence.verdict.holdout_reuse import holdout_use
 from engine.home.owner_marks import seal_in
 from engine.home.rows import OPEN, RunRow
@@ -238,7 +238,7 @@ def seal(home: Home, ref: str, looks: int) -> SealReply:
         looks=looks,
         summary=f"{record.env_id} is sealed: {counted(looks, 'look')} at its "
         f"{counted(record.rows['heldout'], 'held-out task')}, a verdict and nothing else.",
-        warnings=[*prefix_meant(ref, record), *_uses_before(home, record)],
+        warnings=[*prefix_warning(ref, record), *_earlier_use_warning(home, record)],
         next=[Call("evaluate", {"env_id": record.env_id, "rows": record.rows["heldout"]})],
     )
 
@@ -264,7 +264,7 @@ def _refuse_unfit_exam(home: Home, record: EnvRecord) -> None:
         _refuse_if_open(record, _runs_on(store, record), then="seal it")
 
 
-def _uses_before(home: Home, record: EnvRecord) -> list[str]:
+def _earlier_use_warning(home: Home, record: EnvRecord) -> list[str]:
     """Return a list with one warning if models were trained or judged on the version before it was
     sealed; else []."""
     use = holdout_use(home, record.env_id)
@@ -295,7 +295,7 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     return DeletedVersion(
         env_id=record.env_id,
         summary=f"{record.env_id} is gone.",
-        warnings=prefix_meant(ref, record) + use_warnings,
+        warnings=prefix_warning(ref, record) + use_warnings,
     )
 
 
@@ -305,7 +305,7 @@ def _refuse_if_used(record: EnvRecord, runs: list[RunRow], force: bool) -> None:
     _refuse_if_open(record, runs, then="delete it")
     if runs and not force:
         run_ids = [row.run_id for row in runs]
-        raise _in_use(record, run_ids, "Keep it, or delete it with --force.")
+        raise _in_use_error(record, run_ids, "Keep it, or delete it with --force.")
 
 
 def _runs_on(store: Store, record: EnvRecord) -> list[RunRow]:
@@ -320,7 +320,7 @@ def _refuse_if_open(record: EnvRecord, runs: list[RunRow], then: str) -> None:
     if open_runs:
         wait_call = Call("wait_run", {"run_id": open_runs[0]})
         hint = Hint(f"Wait for them or cancel them, then {then}.", wait_call)
-        raise _in_use(record, open_runs, hint)
+        raise _in_use_error(record, open_runs, hint)
 
 
 def _agent_files(left_out: list[str], folder: str, names: list[str]) -> list[str]:
@@ -354,7 +354,7 @@ def _diff_lines(name: str, old: bytes, new: bytes) -> list[str]:
     )
 
 
-def _in_use(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
+def _in_use_error(record: EnvRecord, runs: list[str], hint: str | Hint) -> UserError:
     """Make the error for a version that cannot be deleted or sealed because `runs` use it."""
     names = ", ".join(runs[:_MOST_RUNS_NAMED])
     if len(runs) > _MOST_RUNS_NAMED:

@@ -322,8 +322,7 @@ def damage_in(db: sqlite3.Connection) -> str:
         reports = [line for (line,) in db.execute("PRAGMA quick_check")]
     except sqlite3.DatabaseError as error:
         reports = [str(error)]
-    # Three faults are enough for a message.
-    return "" if reports == ["ok"] else "; ".join(reports[:3])
+    return "" if reports == ["ok"] else "; ".join(reports[:3])  # three are enough for a message
 
 
 def _open(home: Home) -> sqlite3.Connection:
@@ -428,9 +427,9 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
 
 def _insert(db: sqlite3.Connection, table: str, values: recovery.Columns) -> None:
     """Insert one row into `table`; `values` maps column names to values."""
-    marks = ", ".join("?" * len(values))
+    placeholders = ", ".join("?" * len(values))
     db.execute(
-        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})", tuple(values.values())
+        f"INSERT INTO {table} ({', '.join(values)}) VALUES ({placeholders})", tuple(values.values())
     )
 
 
@@ -483,16 +482,18 @@ def _disk_error(home: Home, error: OSError) -> UserError:
     The code is DISK_FULL if the disk of the file is full, otherwise HOME_UNUSABLE. The message of
     HOME_UNUSABLE names the file if it is outside the home, and otherwise the home's database.
     """
-    path = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else home.db
-    full = disk_full_error(path, error)
-    if full is None and path != home.db and not path.is_relative_to(home.root):
+    path = home.db  # if the error names no file
+    if isinstance(error.filename, str | bytes):
+        path = Path(os.fsdecode(error.filename))
+    disk_full = disk_full_error(path, error)
+    if disk_full is None and path != home.db and not path.is_relative_to(home.root):
         return UserError(
             "HOME_UNUSABLE",
             f"{path} cannot be used: {error.strerror}",
             hint="Give this user the right to it, then call again.",
             retryable=True,
         )
-    return full or unusable_error(home.db, error)
+    return disk_full or unusable_error(home.db, error)
 
 
 def disk_full_error(path: Path, error: Exception) -> UserError | None:
@@ -553,9 +554,9 @@ def unusable_error(path: Path, error: Exception) -> UserError:
     The code is DISK_FULL if the disk has no room, otherwise HOME_UNUSABLE. The error is retryable
     if another process has the database locked.
     """
-    full = disk_full_error(path, error)
-    if full is not None:
-        return full
+    disk_full = disk_full_error(path, error)
+    if disk_full is not None:
+        return disk_full
     return UserError(
         "HOME_UNUSABLE",
         f"the database {path} cannot be used: {error}",

@@ -46,8 +46,8 @@ class ChoosingHalf(ReplyBase):
 
 
 def choosing(run: RunDir) -> ChoosingHalf | None:
-    """Return the tasks that choose the checkpoint of `run`, on which its `heldout_*` metrics are
-    measured.
+    """Return which held-out tasks choose the best checkpoint of `run`; its `heldout_*` metrics are
+    measured on these tasks.
 
     Returns None if no task is held out, or if the run has never started.
     """
@@ -71,8 +71,10 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         return None
     other_count = heldout_total - choosing_count
     if dev_tasks:
-        return _of_dev_tasks(choosing_count, other_count)
-    rest = f"the verdict is read on the other {other_count}" if other_count else "there is no other"
+        return _describe_dev_tasks(choosing_count, other_count)
+    use_of_others = (
+        f"the verdict is read on the other {other_count}" if other_count else "there is no other"
+    )
     about = (
         f"heldout_* is of the {choosing_count} of {heldout_total} held-out tasks "
         "that choose the checkpoint"
@@ -81,11 +83,11 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         half="select",  # the other half is called "report"
         tasks=choosing_count,
         of=heldout_total,
-        about=f"{about}; {rest}",
+        about=f"{about}; {use_of_others}",
     )
 
 
-def _of_dev_tasks(dev_count: int, heldout_count: int) -> ChoosingHalf:
+def _describe_dev_tasks(dev_count: int, heldout_count: int) -> ChoosingHalf:
     """Describe the `dev_count` dev tasks that choose the checkpoint of a run whose verdict rests on
     `heldout_count` held-out tasks."""
     return ChoosingHalf(
@@ -104,7 +106,9 @@ def _choosing_count(recorded: object, heldout_total: int) -> int:
     `recorded` is the number in the "started" event. Older runs have no such number: in them every
     second task, beginning with the first, chose the checkpoint, so the larger half did.
     """
-    return recorded if isinstance(recorded, int) else heldout_total - heldout_total // 2
+    if isinstance(recorded, int):
+        return recorded
+    return heldout_total - heldout_total // 2
 
 
 def scores_in_words(scores: Mapping[str, Any], half: ChoosingHalf | None) -> str:

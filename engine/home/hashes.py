@@ -49,8 +49,10 @@ def fingerprint(files: Mapping[str, str]) -> str:
     weights = weights_among(files)
     if len(weights) == 1:
         return next(iter(weights.values()))
+    if not weights:
+        return ""
     lines = "\n".join(f"{name} {weights[name]}" for name in sorted(weights))
-    return hashlib.sha256(lines.encode()).hexdigest() if weights else ""
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def shown(digest: str) -> str:

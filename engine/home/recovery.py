@@ -40,8 +40,8 @@ def run_rows(home: Home) -> list[Columns]:
 
     A run whose config.json cannot be read is left out, with a warning in the log.
     """
-    rows: list[tuple[tuple[float, int, int], Columns]] = []
-    for name, number, run in _runs_clients_know(home):
+    rows_by_age: list[tuple[tuple[float, int, int], Columns]] = []  # (sort key, row)
+    for name, number, run in _known_runs(home):
         try:
             config = run.read_config()
         except (OSError, UserError) as error:
@@ -51,8 +51,9 @@ def run_rows(home: Home) -> list[Columns]:
         # The files of a plan's runs may have equal times, so its runs are sorted by their steps.
         step = config.plan.step if config.plan else 0
         age = (row["created"], step, number)
-        rows.append((age, row))
-    return [row for _, row in sorted(rows, key=lambda age_and_row: age_and_row[0])]
+        rows_by_age.append((age, row))
+    rows_by_age.sort(key=lambda age_and_row: age_and_row[0])
+    return [row for _, row in rows_by_age]
 
 
 def damaged_configs(home: Home) -> list[str]:
@@ -62,7 +63,7 @@ def damaged_configs(home: Home) -> list[str]:
     be built again. Runs of which no client knows are left out.
     """
     faults = []
-    for _, _, run in _runs_clients_know(home):
+    for _, _, run in _known_runs(home):
         try:
             run.read_config()
         except FileNotFoundError:
@@ -74,7 +75,7 @@ def damaged_configs(home: Home) -> list[str]:
     return faults
 
 
-def _runs_clients_know(home: Home) -> Iterator[tuple[str, int, RunDir]]:
+def _known_runs(home: Home) -> Iterator[tuple[str, int, RunDir]]:
     """Yield (name, number, folder) of every run whose id a client may know.
 
     The name of the run sums-grpo-3 is "sums-grpo", its number 3. Only runs with a STATUS.md are
@@ -279,14 +280,15 @@ def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
         "waits_for": ",".join(config.awaited_ids),
         "plan": config.plan.plan_id if config.plan else "",
         "gpus": _device_count(config),
-        "compute": _compute(run, config),
+        "compute": _compute_of(run, config),
     }
 
 
-def _compute(run: RunDir, config: "RunConfig") -> str:
+def _compute_of(run: RunDir, config: "RunConfig") -> str:
     """Return where a run is to run, such as "ssh:box"; `LOCAL` unless it trains weights."""
-    # A run that another machine put here runs here.
-    if config.kind != "train" or config.algorithm == "prompt" or run.far("launch").exists():
+    if config.kind != "train" or config.algorithm == "prompt":  # neither trains weights
+        return LOCAL
+    if run.far("launch").exists():  # another machine put the run here, so it runs here
         return LOCAL
     return config.settings.compute
 
@@ -295,8 +297,9 @@ def _device_count(config: "RunConfig") -> int:
     """Return how many devices a run is to have; 0 if it asks only models behind a URL."""
     if config.kind != "train" or config.algorithm == "prompt":
         return int(config.needs_device)
-    # A CPU is one device, however many processes (`gpus`) share it.
-    return config.settings.gpus if config.device != "cpu" else 1
+    if config.device == "cpu":  # one device, however many processes (`gpus`) share it
+        return 1
+    return config.settings.gpus
 
 
 def _estimated_hours(config: "RunConfig") -> float:
@@ -419,7 +422,10 @@ def _hours_in_events(run: RunDir) -> float:
             started_at = event_at
             # e.g. "cuda:0,cuda:1"; "" for a run on no device; None if missing: counts as one
             device = event.get("device")
-            devices = 0 if device == "" else 1 + str(device or "").count(",")
+            if device == "":
+                devices = 0
+            else:
+                devices = 1 + str(device or "").count(",")
         elif event_name in _END_EVENTS:
             total_s += devices * _seconds_between(started_at, event_at)
             started_at = None

@@ -32,7 +32,7 @@ LOCAL = "local"  # a run's `compute` on this machine
 DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
 
 
-def taken_as(field: str, given: str, full_id: str) -> list[str]:
+def abbreviation_warning(field: str, given: str, full_id: str) -> list[str]:
     """Return a warning if a caller gave only the beginning of an id; otherwise [].
 
     For example `parent 'sums-g' was taken as sums-grpo-3`.
@@ -42,7 +42,9 @@ def taken_as(field: str, given: str, full_id: str) -> list[str]:
         given: what the caller gave; "" for nothing.
         full_id: the whole id, which begins with `given`.
     """
-    return [] if given in ("", full_id) else [f"{field} {given!r} was taken as {full_id}"]
+    if given in ("", full_id):
+        return []
+    return [f"{field} {given!r} was taken as {full_id}"]
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,10 @@ def plan_state(rows: Sequence[RunRow]) -> str:
     states = [row.state for row in rows]
     if any(state in OPEN for state in states):
         return "queued" if set(states) == {"queued"} else "running"
-    return next((state for state in ("failed", "cancelled") if state in states), "done")
+    for bad_end in ("failed", "cancelled"):
+        if bad_end in states:
+            return bad_end
+    return "done"
 
 
 @dataclass(frozen=True)

@@ -533,7 +533,7 @@ class RunDir:
         """Return the steps of all complete checkpoints, ascending."""
         names = _listed_names(self.checkpoints)
         complete = (n for n in names if (self.checkpoints / n / CHECKPOINT_MANIFEST).is_file())
-        matches = map(_STEP_NAME.fullmatch, complete)
+        matches = map(_STEP_NAME.fullmatch, complete)  # e.g. of "step_000020"
         return sorted(int(match.group(1)) for match in matches if match)
 
     def latest_checkpoint(self) -> Path | None:

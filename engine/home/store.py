@@ -60,11 +60,13 @@ class LeaseTable(RunTable):
         is free or no queued run can start.
         """
         with self._write():
-            row = self._next_without_device(claim) or self._next_elsewhere(claim, elsewhere or {})
+            row = self._lease_without_device(claim) or self._lease_elsewhere(claim, elsewhere or {})
             if row is not None:
                 return row
-            holders = self._holders()
-            free_devices = [device for device in devices if holders[device] < runs_per_device]
+            runs_on_device = self._runs_per_device()
+            free_devices = [
+                device for device in devices if runs_on_device[device] < runs_per_device
+            ]
             if not free_devices:
                 return None
             for row in self.queue():
@@ -83,8 +85,9 @@ class LeaseTable(RunTable):
                     return self._lease(row.run_id, device)
         return None
 
-    def _next_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
-        """Start the oldest queued run that needs no device; return its row, None if none can."""
+    def _lease_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
+        """Set the oldest queued run that needs no device to "preparing", and return its row; None
+        if no such run can start. `claim` is that of `lease_next`."""
         waiting = [row for row in self.queue() if row.gpus == 0 and not row.waits_for]
         if not waiting:
             return None
@@ -100,14 +103,21 @@ class LeaseTable(RunTable):
                 return self._lease(row.run_id, "")
         return None
 
-    def _next_elsewhere(
-        self, claim: Callable[[RunRow], bool] | None, places: Mapping[str, int]
+    def _lease_elsewhere(
+        self, claim: Callable[[RunRow], bool] | None, run_limits: Mapping[str, int]
     ) -> RunRow | None:
-        """Set the oldest queued run of another machine that takes one more to "preparing", with
-        that machine as its device; None where none can start."""
-        holders = self._holders()
+        """Set the oldest queued run that is to run on another machine with room to "preparing", and
+        return its row; None if no such run can start.
+
+        Args:
+            claim: that of `lease_next`.
+            run_limits: machine -> how many runs it takes at once. A leased run has the machine as
+                its device."""
+        runs_on_machine = self._runs_per_device()
         for row in self.queue():
-            has_room = row.is_elsewhere and holders[row.compute] < places.get(row.compute, 0)
+            has_room = row.is_elsewhere and runs_on_machine[row.compute] < run_limits.get(
+                row.compute, 0
+            )
             if has_room and not row.waits_for and (claim is None or claim(row)):
                 return self._lease(row.run_id, row.compute)
         return None
@@ -118,7 +128,7 @@ class LeaseTable(RunTable):
         self._change_state(run_id, old="queued", new="preparing", values={"device": device})
         return self._run(run_id)
 
-    def _holders(self) -> Counter[str]:
+    def _runs_per_device(self) -> Counter[str]:
         """Return device id -> how many runs hold the device now."""
         question_marks = placeholders(HOLDS_DEVICE)
         leased = self._db.execute(

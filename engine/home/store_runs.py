@@ -311,14 +311,14 @@ class RunTable(Connection):
     def _queue_again(self, row: RunRow, max_gpu_hours: float) -> None:
         """Queue a new attempt of a run that has ended. `max_gpu_hours` becomes the cap on device
         hours of the run, and of all other runs of its plan."""
-        values = {
+        changes = {
             "attempt": row.attempt + 1,
             "queued": self._queue_time(time.time()),
             "max_gpu_hours": max_gpu_hours,
             "spent_before": row.spent_hours,
             **_NEW_ATTEMPT,
         }
-        self._change_state(row.run_id, row.state, "queued", values)
+        self._change_state(row.run_id, row.state, "queued", changes)
         self._db.execute(
             "UPDATE runs SET max_gpu_hours = ?, spent_before = spent_hours "
             "WHERE plan = ? AND plan != ''",
@@ -351,8 +351,12 @@ class RunTable(Connection):
         """Return the device hours that all runs have spent and open runs are still expected to
         spend: their estimates minus the hours since their last submit or resume."""
         rows = self._rows(f"WHERE state IN ({placeholders(OPEN)})", OPEN)
-        hours_ahead = (row.estimated_hours - (row.spent_hours - row.spent_before) for row in rows)
-        return self.spent_hours() + sum(max(0.0, hours) for hours in hours_ahead)
+        total = self.spent_hours()
+        expected = 0.0
+        for row in rows:
+            spent_since_submit = row.spent_hours - row.spent_before
+            expected += max(0.0, row.estimated_hours - spent_since_submit)
+        return total + expected
 
     def _rows(self, clauses: str, values: Sequence[Any]) -> list[RunRow]:
         """Return the runs that a SELECT with these SQL `clauses` finds; `values` replace its

@@ -169,7 +169,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
     Numbers become floats, and lists of names become tuples. A key that is missing gets its default.
     Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for an unusable value.
     """
-    known_keys = {each.name for each in fields(UserConfig)}
+    known_keys = {item.name for item in fields(UserConfig)}
     for name in values:
         if name not in known_keys:
             raise UserError(
@@ -181,15 +181,17 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
     number_keys = known_keys - {*_CHOICES, *_BOOLEANS, *_NAME_LISTS, _ENDPOINTS, _HOSTS}
     # The order decides which of several wrong values is reported: a wrong number before others.
     ordered_names = [*number_keys, *_CHOICES, *_BOOLEANS, *_NAME_LISTS]
-    checked = {name: _checked(path, name, values[name]) for name in ordered_names if name in values}
+    checked_values = {
+        name: _checked_value(path, name, values[name]) for name in ordered_names if name in values
+    }
     if _ENDPOINTS in values:
-        checked[_ENDPOINTS] = read_endpoints(path, values[_ENDPOINTS])
+        checked_values[_ENDPOINTS] = read_endpoints(path, values[_ENDPOINTS])
     if _HOSTS in values:
-        checked[_HOSTS] = _read_hosts(path, values[_HOSTS])
-    return UserConfig(**checked)
+        checked_values[_HOSTS] = _read_hosts(path, values[_HOSTS])
+    return UserConfig(**checked_values)
 
 
-def _checked(path: Path, name: str, value: Any) -> Any:
+def _checked_value(path: Path, name: str, value: Any) -> Any:
     """Convert the `value` of the key `name` to the type of its field in UserConfig.
 
     Raises UserError SETTING_INVALID if the value has the wrong type or is out of range.
@@ -198,7 +200,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         raise UserError(
             "SETTING_INVALID",
             f"{path} sets {name} = {value!r}",
-            hint=f"{name} must be {_allowed_in_words(name)}.",
+            hint=f"{name} must be {_describe_allowed(name)}.",
             field=name,
         )
     if name in _CHOICES or name in _BOOLEANS:
@@ -219,7 +221,7 @@ def _is_allowed(name: str, value: Any) -> bool:
     return is_number and math.isfinite(value) and value >= 0
 
 
-def _allowed_in_words(name: str) -> str:
+def _describe_allowed(name: str) -> str:
     """Say which values the key `name` may have, such as "true or false"."""
     if name in _CHOICES:
         return " or ".join(f'"{choice}"' for choice in _CHOICES[name])
@@ -412,13 +414,13 @@ def key_of(home_root: Path, key_env: str) -> str:
     if os.environ.get(key_env):
         return os.environ[key_env]
     for folder in (Path.cwd(), home_root):
-        for name, value in _entries(folder / DOTENV):
+        for name, value in _dotenv_entries(folder / DOTENV):
             if name == key_env and value:
                 return value
     return ""
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
+def _dotenv_entries(path: Path) -> Iterator[tuple[str, str]]:
     """Yield (name, value) for each line NAME=value of a file; nothing if it cannot be read.
 
     Quotes around a value are removed.

@@ -22,7 +22,7 @@ from engine.environments.registry import SOURCE
 from engine.evidence.report.html_report import write_report
 from engine.home.database import reports_unwritable_disk
 from engine.home.owner_marks import pinned_steps
-from engine.home.rows import OPEN, RunRow, taken_as
+from engine.home.rows import OPEN, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import deployments, launcher
@@ -53,7 +53,7 @@ def deletable(home: Home, refs: Sequence[str], force: bool = False) -> tuple[lis
             row = store.get_run(ref)
             rows_to_delete[row.run_id] = row
             # A warning if `ref` was only the beginning of the id.
-            warnings += taken_as("run", ref, row.run_id)
+            warnings += abbreviation_warning("run", ref, row.run_id)
         all_rows = store.list_runs(_ALL_RUNS)
     all_ids = {row.run_id for row in all_rows}
     rows_to_keep = [row for row in all_rows if row.run_id not in rows_to_delete]
@@ -80,20 +80,20 @@ def _check_run(
     """
     _require_ended(home, row)
     _require_unused(home, row, kept_rows)
-    dependents = _built_on(home, row, kept_rows, all_ids)
-    pinned = _pinned_in_words(home.run(row.run_id))
+    dependents = _find_dependents(home, row, kept_rows, all_ids)
+    pinned = _describe_pinned(home.run(row.run_id))
     if dependents and not force:
-        raise _built_on_error(row, dependents)
+        raise _has_dependents_error(row, dependents)
     if pinned and not force:
         hint = "Unpin them (honesmith unpin), or delete the run with --force."
         raise _not_deletable_error(row, f"has pinned checkpoints: {pinned}", hint)
-    warnings = [f"{_names_in_words(dependents)} came from {row.run_id}"] if dependents else []
+    warnings = [f"{_join_names(dependents)} came from {row.run_id}"] if dependents else []
     if pinned:
         warnings.append(f"pinned checkpoints of {row.run_id} go too: {pinned}")
     return warnings
 
 
-def _pinned_in_words(run: RunDir) -> str:
+def _describe_pinned(run: RunDir) -> str:
     """Name the steps of the run's pinned checkpoints, such as "step 20, step 40"; "" for none.
 
     Pins of checkpoints that no longer exist are left out. If the file of pins is damaged, the text
@@ -103,10 +103,10 @@ def _pinned_in_words(run: RunDir) -> str:
         steps = sorted(pinned_steps(run) & set(run.checkpoint_steps()))
     except ValueError:
         return f"{run.pins.name} cannot be read"
-    return _names_in_words([f"step {step}" for step in steps]) if steps else ""
+    return _join_names([f"step {step}" for step in steps]) if steps else ""
 
 
-def _built_on(
+def _find_dependents(
     home: Home, row: RunRow, kept_rows: Sequence[RunRow], known_ids: Collection[str]
 ) -> list[str]:
     """Return the ids of the runs, living deployments and datasets that were built on a run.
@@ -123,13 +123,13 @@ def _built_on(
     ]
 
 
-def _built_on_error(row: RunRow, dependents: Sequence[str]) -> UserError:
+def _has_dependents_error(row: RunRow, dependents: Sequence[str]) -> UserError:
     """Make the error for a run that cannot be deleted because something was built on it.
 
     `dependents` are the ids of the runs, deployments and datasets that were built on it.
     """
     hint = "Keep it, or delete it with --force; what is built on it stays as it is."
-    return _not_deletable_error(row, f"is what {_names_in_words(dependents)} came from", hint)
+    return _not_deletable_error(row, f"is what {_join_names(dependents)} came from", hint)
 
 
 @reports_unwritable_disk
@@ -202,7 +202,7 @@ def _require_unused(home: Home, row: RunRow, rows: Sequence[RunRow]) -> None:
     """Raise UserError RUN_STATE if an open run among `rows` needs the files of the run `row`."""
     users = [user for user in rows if user.state in OPEN and _depends_on(home, user, row)]
     if users:
-        reason = f"is needed by {_names_in_words([user.run_id for user in users])}"
+        reason = f"is needed by {_join_names([user.run_id for user in users])}"
         cancel = Call("cancel_run", {"run_id": users[0].run_id})
         advice = Hint("Cancel that, or wait until it has ended.", cancel)
         raise _not_deletable_error(row, reason, advice)
@@ -381,7 +381,7 @@ def _files(folder: Path) -> Iterator[Path]:
         yield from (Path(parent) / name for name in names)
 
 
-def _names_in_words(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     """Join names for a sentence: "a, b", or if there are many "a, b, c, d, e and 2 others".
 
     At most `_MAX_NAMES` names are written out.

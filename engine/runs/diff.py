@@ -26,7 +26,7 @@ def diff(home: Home, before: str, after: str) -> Reply:
     Raises UserError RUN_NOT_FOUND if a name matches no run or more than one, RUN_STATE if a run
     trains nothing, BAD_ARGUMENT or SETTING_* if a file does not exist or is not valid.
     """
-    first, second = _described(home, before), _described(home, after)
+    first, second = _describe(home, before), _describe(home, after)
     result = difference(first, second)
     changes = result.in_words() or "nothing"
     followed_note = ""
@@ -49,14 +49,14 @@ def _warnings(*sides: Described) -> list[str]:
     ]
 
 
-def _described(home: Home, name: str) -> Described:
+def _describe(home: Home, name: str) -> Described:
     """Describe the training that `name` stands for: a TOML file, a run id, or the beginning of one.
 
     Raises UserError RUN_NOT_FOUND if `name` matches no run or more than one, RUN_STATE if the run
     trains nothing, BAD_ARGUMENT or SETTING_* if the file does not exist or is not valid.
     """
     if name.endswith(".toml"):
-        return _described_file(home, load_toml(Path(name)), name)
+        return _describe_file(home, load_toml(Path(name)), name)
     with Store(home) as store:
         run_id = store.get_run(name).run_id
     described = described_run(home, run_id)
@@ -70,7 +70,7 @@ def _described(home: Home, name: str) -> Described:
     return described
 
 
-def _described_file(home: Home, file: TrainFile, name: str) -> Described:
+def _describe_file(home: Home, file: TrainFile, name: str) -> Described:
     """Describe the training of a TOML file, with the value that each setting would get now.
 
     If its environment or model is not in this home, the description holds only the settings that

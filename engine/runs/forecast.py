@@ -69,8 +69,8 @@ def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -
     left_hours = _left_hours(home, row, progress)
     if left_hours is None:
         return None
-    cap = _cap_in_words(home, store, row, progress)
-    return _forecast(home, [row], left_hours, cap, is_measured=_is_measured(progress))
+    cap_text = _describe_cap(home, store, row, progress)
+    return _forecast(home, [row], left_hours, cap_text, is_measured=_is_measured(progress))
 
 
 def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
@@ -91,32 +91,33 @@ def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
             return None
         left_hours += run_hours
         is_measured = is_measured or _is_measured(progress)
-    cap = _cap_of_plan(home, rows, left_hours)
-    return _forecast(home, rows, left_hours, cap, is_measured=is_measured)
+    cap_text = _cap_of_plan(home, rows, left_hours)
+    return _forecast(home, rows, left_hours, cap_text, is_measured=is_measured)
 
 
 def _forecast(
-    home: Home, rows: Sequence[RunRow], left_hours: Band, cap: str, *, is_measured: bool
+    home: Home, rows: Sequence[RunRow], left_hours: Band, cap_text: str, *, is_measured: bool
 ) -> Forecast:
     """Make the forecast of these runs together.
 
     Args:
         rows: the runs: one run, or all runs of a plan.
         left_hours: the hours (not seconds) that the runs still take.
-        cap: a sentence that says where a cap will stop them; "" if they will likely end before.
+        cap_text: a sentence that says where a cap will stop them; "" if they will likely end
+            before.
         is_measured: whether `left_hours` rests at least in part on measurements of these runs.
     """
     spent_hours = sum(launcher.spent_hours(home, row) for row in rows)
     total_hours = Band(spent_hours, spent_hours, spent_hours) + left_hours
-    hour_price = _price(home, rows)
+    hour_price = _hour_price(home, rows)
     return Forecast(
         spent_hours=round(spent_hours, _DIGITS),
-        left_hours=_range(left_hours),
-        total_hours=_range(total_hours),
+        left_hours=_rounded_range(left_hours),
+        total_hours=_rounded_range(total_hours),
         basis="measured" if is_measured else "estimate",
-        cap=cap or None,
+        cap=cap_text or None,
         spent_money=round(spent_hours * hour_price, _DIGITS) if hour_price else None,
-        total_money=_range(total_hours.times(hour_price)) if hour_price else None,
+        total_money=_rounded_range(total_hours.times(hour_price)) if hour_price else None,
     )
 
 
@@ -140,7 +141,7 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
     return estimated.shortened_by(launcher.spent_hours(home, row))
 
 
-def _cap_in_words(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
+def _describe_cap(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
     """Write a sentence that says where the nearest cap on hours will stop the run.
 
     Returns "" if the run will likely end before, has no cap, or has not planned its work yet.
@@ -178,7 +179,7 @@ def _is_measured(progress: Progress) -> bool:
     return progress.remaining is not None and progress.remaining.is_measured
 
 
-def _price(home: Home, rows: Sequence[RunRow]) -> float:
+def _hour_price(home: Home, rows: Sequence[RunRow]) -> float:
     """Return the price of a GPU-hour where these runs are, of several machines the highest; 0 if
     config.toml sets no price or is damaged."""
     try:
@@ -188,7 +189,7 @@ def _price(home: Home, rows: Sequence[RunRow]) -> float:
     return max((config.price_of(row.compute) for row in rows), default=config.gpu_hour_price)
 
 
-def _range(band: Band) -> Range:
+def _rounded_range(band: Band) -> Range:
     """Convert a band to the rounded `Range` that replies show."""
     return Range(
         low=round(band.low, _DIGITS),

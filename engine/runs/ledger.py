@@ -35,9 +35,9 @@ def entry(home: Home, row: RunRow) -> Reply:
     fields = _parent_fields(home, row)
     if row.expect:
         fields["expected"] = row.expect
-        came = _came_as_expected(home, row)
-        if came is not None:
-            fields["as_expected"] = came
+        as_expected = _met_expectation(home, row)
+        if as_expected is not None:
+            fields["as_expected"] = as_expected
     if row.spent_hours:
         fields["gpu_hours"] = round(row.spent_hours, 4)
         if row.estimated_hours:
@@ -45,7 +45,7 @@ def entry(home: Home, row: RunRow) -> Reply:
     return fields
 
 
-def _came_as_expected(home: Home, row: RunRow) -> bool | None:
+def _met_expectation(home: Home, row: RunRow) -> bool | None:
     """Return whether a run got the verdict that was predicted, or reached its target.
 
     Returns None if the run is not done, or if its result does not decide the question.
@@ -56,8 +56,9 @@ def _came_as_expected(home: Home, row: RunRow) -> bool | None:
     if target_in(row.expect) is not None:
         evidence = read_object(home.run(row.run_id).result).get("evidence") or {}
         return evidence.get("as_expected")
-    decided = row.verdict in ("better", "worse", "no_difference")
-    return row.verdict == row.expect if decided else None
+    if row.verdict not in ("better", "worse", "no_difference"):
+        return None
+    return row.verdict == row.expect
 
 
 def _parent_fields(home: Home, row: RunRow) -> Reply:
@@ -90,8 +91,8 @@ def parent_of(row: RunRow, config: RunConfig | None) -> str:
         return ""
     # A model that has an adapter, or a checkpoint after an "@", was made by a run.
     starts_from_adapter = train_config is not None and bool(train_config.start_adapter)
-    is_run = starts_from_adapter or "@" in row.model
-    return name if is_run else ""
+    was_made_by_run = starts_from_adapter or "@" in row.model
+    return name if was_made_by_run else ""
 
 
 def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
@@ -100,19 +101,19 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     Returns name of a setting or choice -> [the parent's value, this run's value]. Returns {} if the
     parent's config is gone or damaged.
     """
-    # How each of the two was made: its start model, environment, algorithm and settings.
-    of_parent, of_run = making_of_run(home, parent), making_of_run(home, row.run_id)
-    if not of_parent.config:
+    # The making of a run: its start model, environment, algorithm and settings.
+    parent_making, run_making = making_of_run(home, parent), making_of_run(home, row.run_id)
+    if not parent_making.config:
         return {}
-    parent_choices, run_choices = of_parent.choices(), of_run.choices()
-    names = changed_names(of_parent, of_run)
-    if of_parent.seed != of_run.seed:
+    parent_choices, run_choices = parent_making.choices(), run_making.choices()
+    names = changed_names(parent_making, run_making)
+    if parent_making.seed != run_making.seed:
         names = [*names, "seed"]
     # A name is one of the choices (model, algorithm, env_id), or else a setting.
     return {
         name: [
-            parent_choices.get(name, of_parent.setting_values.get(name)),
-            run_choices.get(name, of_run.setting_values.get(name)),
+            parent_choices.get(name, parent_making.setting_values.get(name)),
+            run_choices.get(name, run_making.setting_values.get(name)),
         ]
         for name in names
     }
@@ -153,7 +154,9 @@ def _children_by_parent(
     children: dict[str, list[str]] = {}
     for run_id in run_ids:
         parent = entries[run_id].get("parent", "")
-        children.setdefault(parent if parent in entries else _NO_PARENT, []).append(run_id)
+        if parent not in entries:
+            parent = _NO_PARENT
+        children.setdefault(parent, []).append(run_id)
     return children
 
 

@@ -16,7 +16,7 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.rows import OPEN, TERMINAL, RunRow, taken_as
+from engine.home.rows import OPEN, TERMINAL, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.heartbeat import EXAM_PHASES
@@ -52,7 +52,7 @@ __all__ = [
 
 UNTIL = ("end", "first_step", "next_eval", "alert", "news")
 # `until` -> the event that ends a wait for a run. A wait for "news" also ends with the run.
-_EVENT_OF = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
+_EVENT_BY_GOAL = {"next_eval": "evaluated", "alert": "alert", "news": "alert"}
 _POLL_S = 0.15  # how often a wait reads the run's files and row
 _REAP_S = 2.0  # how often a wait looks for runs whose process died
 _REPORT_S = 1.0  # how often a wait reports progress if nothing has changed
@@ -82,9 +82,9 @@ def status(home: Home, run_id: str) -> Reply:
     with Store(home) as store:
         plan_rows = store.plan_runs(run_id)
         if plan_rows:
-            marks = plan_status.marks_of(home, plan_rows, cursor="")
+            marks = plan_status.marks_in_cursor(home, plan_rows, cursor="")
             return plan_status.status_of(
-                home, store, plan_status.snapshot_of(home, plan_rows, marks)
+                home, store, plan_status.read_snapshot(home, plan_rows, marks)
             )
         return status_of(home, store, store.get_run(run_id))
 
@@ -122,9 +122,9 @@ def wait(
             return _wait_for_plan(home, store, run_id, plan_goal)
         row = store.get_run(run_id)
         run = home.run(row.run_id)
-        begin = _start_of_events(run, row, cursor)
-        goal = _Goal(until, begin, asked_at=events_end(run), deadline=deadline)
-        snapshot = _watch(home, store, row, goal, _Reporter(home, store, on_progress))
+        since_byte = _start_of_events(run, row, cursor)
+        goal = _Goal(until, since_byte, asked_at=events_end(run), deadline=deadline)
+        snapshot = _poll_until_reached(home, store, row, goal, _Reporter(home, store, on_progress))
         return _reply_of_run(home, store, snapshot, goal, has_cursor=bool(cursor))
 
 
@@ -148,11 +148,11 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
     Returns the plan's status with the added key `until_met`. If the goal has a cursor, the status
     shows only what has changed since the reply that gave the cursor.
     """
-    marks = plan_status.marks_of(home, store.plan_runs(plan_id), goal.cursor)
+    cursor_marks = plan_status.marks_in_cursor(home, store.plan_runs(plan_id), goal.cursor)
     # When to look for dead processes and when to report progress next, on the monotonic clock.
     reap_at = report_at = time.monotonic() + _REAP_S
     while True:
-        snapshot = plan_status.snapshot_of(home, store.plan_runs(plan_id), marks)
+        snapshot = plan_status.read_snapshot(home, store.plan_runs(plan_id), cursor_marks)
         reached = plan_status.has_reached(home, snapshot, goal.until)
         now = time.monotonic()
         if reached or snapshot.is_over or now >= goal.deadline:
@@ -202,7 +202,9 @@ class _Snapshot:
     events_end: int
 
 
-def _watch(home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter") -> _Snapshot:
+def _poll_until_reached(
+    home: Home, store: Store, row: RunRow, goal: _Goal, reporter: "_Reporter"
+) -> _Snapshot:
     """Read a run again and again until it has reached the goal or ended, or the deadline is over.
 
     `row` is the run's present row; `reporter` reports its progress. Returns the last snapshot.
@@ -254,7 +256,7 @@ def _reply_of_run(
     new_alerts = alerts_in(snapshot.events) if shows_only_new else None
     status = status_of(home, store, snapshot.row, new_alerts)
     reply = _reply_after_wait(snapshot, goal.until, status)
-    if not has_cursor and snapshot.has_reached and goal.until in _EVENT_OF:
+    if not has_cursor and snapshot.has_reached and goal.until in _EVENT_BY_GOAL:
         _warn_of_earlier_event(reply, snapshot, goal)
     return reply
 
@@ -332,7 +334,7 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         launcher.reap(home)  # ends the run at once if its supervisor is dead already
         row = store.get_run(row.run_id)
         write_status(run, row)
-    return _cancel_reply(run, row, warnings=taken_as("run_id", run_id, row.run_id))
+    return _cancel_reply(run, row, warnings=abbreviation_warning("run_id", run_id, row.run_id))
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
@@ -348,7 +350,9 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
             write_status(run, store.get_run(row.run_id))
     launcher.reap(home)
     rows = store.plan_runs(plan_id)
-    snapshot = plan_status.snapshot_of(home, rows, plan_status.marks_of(home, rows, cursor=""))
+    snapshot = plan_status.read_snapshot(
+        home, rows, plan_status.marks_in_cursor(home, rows, cursor="")
+    )
     status = plan_status.status_of(home, store, snapshot)
     has_unfinished_runs = snapshot.state != "done"
     if not snapshot.is_over or not has_unfinished_runs:  # there is nothing to resume
@@ -399,7 +403,8 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
     - `step`: the newest known step of the run; left out if the event names no step.
     - `summary`: the summary of the status, and a sentence about the evaluation.
     """
-    newest = [event for event in events if event.get("event") == "evaluated"][-1]
+    evaluations = [event for event in events if event.get("event") == "evaluated"]
+    newest = evaluations[-1]
     scores = {name: value for name, value in newest.items() if name not in _EVENT_KEYS}
     evaluated_step = scores.get("step")
     names_step = isinstance(evaluated_step, int) and not isinstance(evaluated_step, bool)
@@ -434,7 +439,7 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     if until == "first_step":
         last_metrics = last_line(run.metrics) or {}
         return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
-    return any(event.get("event") == _EVENT_OF[until] for event in events)
+    return any(event.get("event") == _EVENT_BY_GOAL[until] for event in events)
 
 
 def _check_until(until: str) -> None:

@@ -129,7 +129,7 @@ def _add_runs(
     """
     # One run more than is shown is read, to see whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
-    page.reply |= _runs(home, store, rows[:limit])
+    page.reply |= _run_fields(home, store, rows[:limit])
     # This is `limit` + 1 if more runs follow; their real number is not counted.
     page.totals["runs"] = len(rows)
     if scope == "runs" and len(rows) > limit:
@@ -204,22 +204,24 @@ def _hardware(home: Home, store: Store) -> Reply:
         }
         for device in machine.devices
     ]
-    on_hosts = _hosts(home, active_runs)
+    host_entries = _host_entries(home, active_runs)
+    host_fields = {"hosts": host_entries} if host_entries else {}
     return {
         "devices": devices,
-        **({"hosts": on_hosts} if on_hosts else {}),
+        **host_fields,
         "cores": machine.cores,
         "ram_gb": _gb(machine.ram_total),
         "ram_free_gb": _gb(machine.ram_free),
         "disk_free_gb": _gb(machine.disk_free),
-        "training": _training(home),
+        "training": _training_readiness(home),
     }
 
 
-def _hosts(home: Home, active_runs: list[RunRow]) -> list[Reply]:
-    """The machines over SSH, each with the runs of this home that it has; [] where none is known.
+def _host_entries(home: Home, active_runs: list[RunRow]) -> list[Reply]:
+    """Describe each machine of config.toml that runs can use over SSH, with this home's runs on it.
 
-    What is said of a machine is what its last check found: nothing is connected to.
+    A description is the result of the machine's last check: no connection is made now. Returns []
+    if config.toml names no such machine.
     """
     return [
         hosts.shown(home, host)
@@ -228,7 +230,7 @@ def _hosts(home: Home, active_runs: list[RunRow]) -> list[Reply]:
     ]
 
 
-def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
+def _run_fields(home: Home, store: Store, rows: list[RunRow]) -> Reply:
     """Return the fields of the reply that list runs.
 
     - `runs`: the entries of `rows`.
@@ -242,7 +244,7 @@ def _runs(home: Home, store: Store, rows: list[RunRow]) -> Reply:
     }
 
 
-def _training(home: Home) -> str:
+def _training_readiness(home: Home) -> str:
     """Say whether training is possible on this machine.
 
     The text is "ready", "ready (/path/of/python)" if another interpreter than this one trains, or
@@ -424,10 +426,10 @@ def _next_calls(scope: str, page: _Page) -> list[Reply]:
     - Otherwise: make a dry run on the newest environment.
     """
     if scope == "models":
-        bases = [model["ref"] for model in page.reply["models"] if model["kind"] != "run"]
-        return [
-            Call("read_playbook", {"section": f"run://{ref}/card"}).to_json() for ref in bases[:1]
-        ]
+        base_refs = [model["ref"] for model in page.reply["models"] if model["kind"] != "run"]
+        if not base_refs:
+            return []
+        return [Call("read_playbook", {"section": f"run://{base_refs[0]}/card"}).to_json()]
     if scope != "all":
         return []
     for row in page.open_runs:

@@ -5,7 +5,7 @@ from engine.core.format import counted
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.owner_marks import pinned_steps, write_pinned
-from engine.home.rows import taken_as
+from engine.home.rows import abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 
@@ -18,7 +18,7 @@ def pin(home: Home, run_id: str, step: int) -> Reply:
     Pinning the same step twice changes nothing. Raises UserError RUN_NOT_FOUND if `run_id` does not
     name exactly one run, MODEL_NOT_FOUND if the run has no checkpoint of that step.
     """
-    run, warnings = _find(home, run_id)
+    run, warnings = _find_run(home, run_id)
     _require_checkpoint(run, step)
     pinned_before = pinned_steps(run)
     write_pinned(run, pinned_before | {step})
@@ -35,20 +35,20 @@ def unpin(home: Home, run_id: str, step: int) -> Reply:
     The checkpoint stays on the disk until the run saves its next one. Raises UserError
     RUN_NOT_FOUND if `run_id` does not name exactly one run, BAD_ARGUMENT if `step` is not pinned.
     """
-    run, warnings = _find(home, run_id)
+    run, warnings = _find_run(home, run_id)
     pinned = pinned_steps(run)
     if step not in pinned:
         raise UserError(
             "BAD_ARGUMENT",
             f"step {step} of {run.id} is not pinned",
-            hint=f"Pinned are: {_named(pinned) or 'none'}.",
+            hint=f"Pinned are: {_list_steps(pinned) or 'none'}.",
             field="step",
         )
     write_pinned(run, pinned - {step})
     return _reply(run, f"The checkpoint of step {step} of {run.id} is no longer pinned.", warnings)
 
 
-def _find(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
+def _find_run(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
     """Find the run whose id is `run_id` or begins with `run_id`.
 
     Returns the run's folder, and a list with one warning if `run_id` was only the beginning of the
@@ -56,7 +56,7 @@ def _find(home: Home, run_id: str) -> tuple[RunDir, list[str]]:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    return home.run(row.run_id), taken_as("run_id", run_id, row.run_id)
+    return home.run(row.run_id), abbreviation_warning("run_id", run_id, row.run_id)
 
 
 def _require_checkpoint(run: RunDir, step: int) -> None:
@@ -68,14 +68,14 @@ def _require_checkpoint(run: RunDir, step: int) -> None:
         "MODEL_NOT_FOUND",
         f"{run.id} has no checkpoint of step {step}",
         hint=Hint(
-            f"It has those of: {_named(set(steps)) or 'none yet'}.",
+            f"It has those of: {_list_steps(set(steps)) or 'none yet'}.",
             Call("get_status", {"scope": "runs"}),
         ),
         field="step",
     )
 
 
-def _named(steps: set[int]) -> str:
+def _list_steps(steps: set[int]) -> str:
     """Write the steps in ascending order, such as "10, 20, 30"; "" for no steps.
 
     If there are more than `_MAX_NAMED` steps, only the last `_MAX_NAMED` are listed, after a count

@@ -3,6 +3,7 @@
 A plan has no state of its own: everything here is read from the rows and files of its runs.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,7 @@ _MAX_ALERTS = 10  # a status shows at most this many alerts, the newest
 # The fields of a verdict's evidence that a step shows.
 _EVIDENCE_KEYS = ("metric", "before", "after", "difference", "interval", "n")
 # Calls that a run suggests and a plan passes on.
-_WAYS_ON = ("submit_train", "deploy", "diagnose")
+_CONTINUING_TOOLS = ("submit_train", "deploy", "diagnose")
 _MOST_DIGITS = 15  # the most digits of a number in a cursor; no file is longer than such a number
 
 
@@ -90,7 +91,7 @@ class PlanSnapshot:
         return "_".join(mark.dump() for mark in self.marks)
 
 
-def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
+def marks_in_cursor(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
     """Read from a cursor what it remembers of each run of the plan (`rows`).
 
     For the cursor "" the marks are such that everything in the present attempts counts as new.
@@ -113,7 +114,9 @@ def marks_of(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Marks]:
     return marks
 
 
-def snapshot_of(home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]) -> PlanSnapshot:
+def read_snapshot(
+    home: Home, rows: Sequence[RunRow], earlier_marks: Sequence[Marks]
+) -> PlanSnapshot:
     """Read the present state of a plan's runs.
 
     `earlier_marks` holds for each run what the cursor remembers. Events after that, and ends of
@@ -160,7 +163,8 @@ def status_of(
     shown_rows = [row for row in snapshot.rows if not only_new or _is_news(row, snapshot)]
     alerts = _alerts_since(snapshot) if only_new else _all_alerts(home, snapshot.rows)
     steps = [_step(home, row) for row in shown_rows]
-    verdict = next((step["verdict"] for step in reversed(steps) if "verdict" in step), "")
+    verdicts = [step["verdict"] for step in steps if "verdict" in step]
+    last_verdict = verdicts[-1] if verdicts else ""
     status: Reply = {
         "run_id": plan_id,
         "kind": "plan",
@@ -172,10 +176,10 @@ def status_of(
         "cursor": snapshot.cursor,
         "next": [
             *(call.to_json() for call in _next_calls(snapshot, alerts)),
-            *_ways_on(home, snapshot, verdict),
+            *_continuation_calls(home, snapshot, last_verdict),
         ],
         "warnings": [
-            *_unready_starts(home, snapshot.rows),
+            *_weak_start_warnings(home, snapshot.rows),
             *(text for row in shown_rows for text in _warnings_of(home, row)),
         ],
     }
@@ -197,22 +201,22 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
 
     Returns "" if no target was set, or if no training run is done yet.
     """
-    targets = [target_in(row.expect) for row in rows]
-    target = next((each for each in targets if each), None)
-    done = [row for row in rows if row.kind == "train" and row.state == "done"]
-    results = [(_evidence_of(home, row), row.run_id) for row in done]
-    levels = [
-        (evidence["after"]["value"], run_id, evidence)
-        for evidence, run_id in results
-        if (evidence.get("after") or {}).get("value") is not None
-    ]
-    if target is None or not levels:
+    targets = [target for row in rows if (target := target_in(row.expect))]
+    if not targets:
         return ""
-    value, run_id, evidence = max(levels, key=lambda level: level[0])
+    best_row, best_score = None, -math.inf
+    for row in rows:
+        if row.kind == "train" and row.state == "done":
+            score = (_evidence_of(home, row).get("after") or {}).get("value")
+            if score is not None and score > best_score:
+                best_row, best_score = row, score
+    if best_row is None:
+        return ""
+    evidence = _evidence_of(home, best_row)
     interval = evidence["after"].get("interval") or (None, None)
     is_share = evidence.get("metric") == "success"
-    sentence = target.sentence(value, interval, is_share=is_share)
-    return f"{sentence.removesuffix('.')}, {run_id}@best."
+    sentence = targets[0].sentence(best_score, interval, is_share=is_share)
+    return f"{sentence.removesuffix('.')}, {best_row.run_id}@best."
 
 
 def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
@@ -261,10 +265,10 @@ def _step(home: Home, row: RunRow) -> Reply:
     """Describe a run of a plan: its state and progress, and at its end its verdict and evidence."""
     run = home.run(row.run_id)
     config = run.find_config()
-    place = config.plan if config else None
-    entry: Reply = {"step": place.step if place else 0, "run_id": row.run_id}
-    if place and place.label:
-        entry["label"] = place.label
+    plan_step = config.plan if config else None
+    entry: Reply = {"step": plan_step.step if plan_step else 0, "run_id": row.run_id}
+    if plan_step and plan_step.label:
+        entry["label"] = plan_step.label
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
         return entry | _progress_fields(read_progress(run, row))
@@ -317,7 +321,7 @@ def _progress_fields(progress: Progress) -> Reply:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
+def _weak_start_warnings(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """Return a warning for each open GRPO run of a plan whose start model is too weak to learn.
 
     Only start models that an SFT run of the plan has made are judged. Such a model is too weak if
@@ -330,33 +334,36 @@ def _unready_starts(home: Home, rows: Sequence[RunRow]) -> list[str]:
     }
     warnings = []
     for row in rows:
-        maker = sft_runs.get(row.model.partition("@")[0])
-        if row.algorithm == "grpo" and row.state in OPEN and maker is not None:
-            warnings += _unready_start(home, row, maker)
+        sft_run = sft_runs.get(row.model.partition("@")[0])
+        if row.algorithm == "grpo" and row.state in OPEN and sft_run is not None:
+            warnings += _weak_start_warning(home, row, sft_run)
     return warnings
 
 
-def _unready_start(home: Home, row: RunRow, maker: RunRow) -> list[str]:
-    """Return a warning if the model of the SFT run `maker` is too weak for the GRPO run `row`.
+def _weak_start_warning(home: Home, row: RunRow, sft_run: RunRow) -> list[str]:
+    """Return a warning if the model of the SFT run `sft_run` is too weak for the GRPO run `row`.
 
     Returns [] if the model solves enough tasks, or if its success rate is not known.
     """
-    config, evidence = home.run(row.run_id).find_config(), _evidence_of(home, maker)
-    level = (evidence.get("after") or {}).get("value")  # the share of tasks that the model solves
+    config = home.run(row.run_id).find_config()
+    evidence = _evidence_of(home, sft_run)
+    success_rate = (evidence.get("after") or {}).get(
+        "value"
+    )  # the share of tasks that the model solves
     if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
         return []
-    size = config.settings.group_size
+    group_size = config.settings.group_size
     # `success_to_start` is the share at which enough groups hold both right and wrong answers.
-    if level is None or level >= success_to_start(size):
+    if success_rate is None or success_rate >= success_to_start(group_size):
         return []
     return [
-        f"{row.run_id} starts from a model that solves {percent(level)}: hardly any of its "
-        f"groups of {size} differ below {percent(success_to_start(size))}, unless the "
-        f"reward pays part of the way. cancel_run, then more SFT from {maker.run_id}@best"
+        f"{row.run_id} starts from a model that solves {percent(success_rate)}: hardly any of its "
+        f"groups of {group_size} differ below {percent(success_to_start(group_size))}, unless the "
+        f"reward pays part of the way. cancel_run, then more SFT from {sft_run.run_id}@best"
     ]
 
 
-def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
+def _continuation_calls(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
     """Return the calls that continue from the result of a plan, as JSON.
 
     If `verdict` is "worse", "no_difference" or "inconclusive", the call is to diagnose the last
@@ -366,20 +373,22 @@ def _ways_on(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
     training_rows = [row for row in snapshot.rows if row.kind == "train" and row.state == "done"]
     if not snapshot.is_over or not training_rows or snapshot.state != "done":
         return []
-    last = training_rows[-1]
+    last_training = training_rows[-1]
     if verdict in ("worse", "no_difference", "inconclusive"):
-        return [Call("diagnose", {"run_id": last.run_id}).to_json()]
-    evidence = _evidence_of(home, last)
-    calls = [call for call in evidence.get("next") or () if call.get("tool") in _WAYS_ON]
+        return [Call("diagnose", {"run_id": last_training.run_id}).to_json()]
+    evidence = _evidence_of(home, last_training)
+    calls = [call for call in evidence.get("next") or () if call.get("tool") in _CONTINUING_TOOLS]
     if any(call["tool"] != "diagnose" for call in calls):
         return calls
     # The last run suggests only a diagnosis, because it did not gain over the run before it. But
     # the plan as a whole did gain over its start model, so the model is served if it is strong.
-    level = (evidence.get("after") or {}).get("value")
-    is_weak = evidence.get("metric") == "success" and (level or 0.0) < ENOUGH
-    if is_weak or (target_in(last.expect) is not None and not evidence.get("as_expected")):
+    success_rate = (evidence.get("after") or {}).get("value")
+    is_weak = evidence.get("metric") == "success" and (success_rate or 0.0) < ENOUGH
+    has_target = target_in(last_training.expect) is not None
+    misses_target = has_target and not evidence.get("as_expected")
+    if is_weak or misses_target:
         return calls
-    model = evidence.get("go_on_with") or f"{last.run_id}@best"
+    model = evidence.get("go_on_with") or f"{last_training.run_id}@best"
     return [Call("deploy", {"run_id": model}).to_json()]
 
 

@@ -40,7 +40,7 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
         env_id=config.env_id,
         model=config.model,
         algorithm=config.algorithm,
-        settings=_as_given(config, changes),
+        settings=_settings_as_given(config, changes),
         note=f"{run_id} once more",
         expect=config.expect,
         parent=run_id,
@@ -48,25 +48,27 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
     )
 
 
-def _as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
+def _settings_as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
     """Return the settings of a run as a user would give them, updated with `changes`.
 
     Settings whose values follow from other settings are left out.
     """
     resolved = config.settings.model_dump()
     settings = {name: value for name, value in resolved.items() if value is not None}
-    for name in _only_filled_in(settings):
+    for name in _implied_settings(settings):
         if config.sources.get(name) != "user":
             del settings[name]
     # `steps` and `epochs` cannot both be given, because `steps` follows from `epochs` and the batch
     # size. `epochs` is kept only if a change of these two has to give a new number of steps.
     follow_from_epochs = "epochs" in settings and {"epochs", "batch_size"} & changes.keys()
-    left_out = "steps" if follow_from_epochs and "steps" not in changes else "epochs"
-    settings.pop(left_out, None)
+    if follow_from_epochs and "steps" not in changes:
+        settings.pop("steps", None)
+    else:
+        settings.pop("epochs", None)
     return settings | dict(changes)
 
 
-def _only_filled_in(settings: GivenSettings) -> list[str]:
+def _implied_settings(settings: GivenSettings) -> list[str]:
     """Return the names of settings that a request may not give, because their values are implied by
     other settings or by the environment.
 

@@ -148,19 +148,19 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
     waits for secrets or memory.
     """
     status["queue_position"] = store.queue_position(run.id)
-    status["warnings"] += _why_waiting(run)
+    status["warnings"] += _waiting_warning(run)
     if row.waits_for:
-        status["waits_for"] = [_where_it_stands(run.home, store, name) for name in row.awaited_ids]
+        status["waits_for"] = [_state_and_step(run.home, store, name) for name in row.awaited_ids]
 
 
-def _where_it_stands(home: Home, store: Store, run_id: str) -> str:
+def _state_and_step(home: Home, store: Store, run_id: str) -> str:
     """Say in which state and at which step a run is: "sums-sft-1 is running at step 12 of 60"."""
     try:
         row = store.get_run(run_id)
     except UserError:  # this happens only if the database was lost and made again
         return f"{run_id} is gone"
     progress = read_progress(home.run(run_id), row)
-    at_step = _at_step({"step": progress.step, "total_steps": progress.total_steps})
+    at_step = _step_phrase({"step": progress.step, "total_steps": progress.total_steps})
     return f"{run_id} is {row.state}{at_step}"
 
 
@@ -310,7 +310,7 @@ def _with_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
     if row.kind == "evaluate":
         status["next"] = _after_evaluation(run, row)
         status["warnings"] += audit_sentences(run.find_config())
-    return _errors_first(run, row, status)
+    return _with_failed_scores_first(run, row, status)
 
 
 def _with_damaged_result(run: RunDir, row: RunRow, status: Reply) -> Reply:
@@ -346,7 +346,7 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
     }
 
 
-def _why_waiting(run: RunDir) -> list[str]:
+def _waiting_warning(run: RunDir) -> list[str]:
     """Return a warning if a queued run waits for secrets or for memory; otherwise [].
 
     The warning names the secrets that the run needs and this server lacks. If none are missing, it
@@ -396,7 +396,7 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
     return shown_result
 
 
-def _errors_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
+def _with_failed_scores_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     """Put a warning about failed scores first in a status, and the calls that show them.
 
     The warning comes before all others, the calls before all other calls in `next`. If no scores
@@ -459,13 +459,13 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
     """
     config = run.find_config()  # None if the file is damaged
     models = config.model_refs if config else []
-    compared = Call("compare_runs", {"ids": models, "env_id": row.env_id})
+    compare_call = Call("compare_runs", {"ids": models, "env_id": row.env_id})
     if is_of_sealed(config):
-        return [compared.to_json()] if len(models) > 1 else []
+        return [compare_call.to_json()] if len(models) > 1 else []
     calls = [Call("read_rollouts", {"run_id": row.run_id})]
     if len(models) > 1:
         calls = [
-            compared,
+            compare_call,
             Call("read_rollouts", {"run_id": row.run_id, "pick": "changed"}),
         ]
     # Of all kinds of runs only these two have a split.
@@ -484,7 +484,7 @@ def _call_to_curate(row: RunRow) -> Call:
 
 def _summary(row: RunRow, status: Reply) -> str:
     """Say in one sentence how a run stands, such as `sums-grpo-3 is running at step 12 of 60.`"""
-    at_step = _at_step(status)
+    at_step = _step_phrase(status)
     match row.state:
         case "queued" if row.waits_for:
             return f"{row.run_id} waits for the model of {'; '.join(status['waits_for'])}."
@@ -497,10 +497,10 @@ def _summary(row: RunRow, status: Reply) -> str:
         case "cancelled":
             return f"{row.run_id} is cancelled{at_step}: {row.reason.rstrip('.')}."
         case _:  # the run holds a device, or is interrupted
-            return f"{row.run_id} is {row.state}{at_step}{_outlook_in_words(status)}."
+            return f"{row.run_id} is {row.state}{at_step}{_describe_outlook(status)}."
 
 
-def _outlook_in_words(status: Reply) -> str:
+def _describe_outlook(status: Reply) -> str:
     """Say what a run under way is doing and how long it will take, as the end of a sentence.
 
     For example ", in its evaluation (40 %), about 3 min left".
@@ -517,7 +517,7 @@ def _outlook_in_words(status: Reply) -> str:
     return f"{phase_note}{share_note}{time_left}" + (f"; {cap}" if cap else "")
 
 
-def _at_step(status: Reply) -> str:
+def _step_phrase(status: Reply) -> str:
     """Write the run's step as a part of a sentence: ` at step 12 of 60`; "" if it has none yet."""
     if status["step"] is None:
         return ""
@@ -529,10 +529,10 @@ def _done_summary(row: RunRow, status: Reply) -> str:
     """Say in a sentence that the run is done, followed by the summary of its result."""
     text = status.get("result", {}).get("summary", "")
     verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
-    return f"{row.run_id} is done{_ended_early(row, status)}{verdict}. {text}".strip()
+    return f"{row.run_id} is done{_early_stop_note(row, status)}{verdict}. {text}".strip()
 
 
-def _ended_early(row: RunRow, status: Reply) -> str:
+def _early_stop_note(row: RunRow, status: Reply) -> str:
     """Return a note that `stop_early` ended a training run before its last step; "" if not."""
     step, total_steps = status["step"], status["total_steps"]
     if row.kind != "train" or step is None or total_steps is None or step >= total_steps:

@@ -251,7 +251,7 @@ def _count_lines(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b""))
 
 
-class _Reading:
+class _IndexBuilder:
     """One reading of the files of a request; it runs in a separate process."""
 
     def __init__(self, folder: Path, request: _Request) -> None:
@@ -280,11 +280,11 @@ class _Reading:
             self._cut_into_parts(file)
         self._scan_parts()
         self._refuse_repeated_ids()
-        decided = sides.decide(self.prompts.values(), bytes(self.sides.values()))
-        self._write_heldout_rows(decided)
-        self._write_train_index(decided)
-        self._count_train_rows(decided)
-        self._data_index(decided).write(self.folder / _INDEX)
+        row_sides = sides.decide(self.prompts.values(), bytes(self.sides.values()))
+        self._write_heldout_rows(row_sides)
+        self._write_train_index(row_sides)
+        self._count_train_rows(row_sides)
+        self._data_index(row_sides).write(self.folder / _INDEX)
         for name in ("offsets", "lines", "prompts", "rows", "ids", "sides"):
             (self.folder / name).unlink()  # the columns are needed only while the process runs
         sync_folder(self.folder)
@@ -317,7 +317,7 @@ class _Reading:
             for part, facts in zip(self.parts, pool.map(scan.scan, self.parts), strict=True):
                 self._extend_columns(facts)
                 row_counts[part.name] += len(facts.offsets)
-                _add(self.total, facts)
+                _add_counts(self.total, facts)
                 done_bytes += part.end - part.start
                 # Waiting calls read this file and report how far the reading is.
                 (self.folder / _DONE).write_text(str(done_bytes))
@@ -334,10 +334,10 @@ class _Reading:
 
     def _refuse_repeated_ids(self) -> None:
         """Count rows with the id of an earlier row as bad, and list the first ones as faults."""
-        # `columns.repeated` finds equal hashes of ids; `_count_as_repeated` counts its pairs.
-        repeated = self._count_as_repeated(columns.repeated(self.ids.values()))
+        # `columns.find_repeated` finds equal hashes of ids; `_count_as_repeated` counts its pairs.
+        repeated_pairs = self._count_as_repeated(columns.find_repeated(self.ids.values()))
         # Twice as many pairs as are shown, because some may be different ids with the same hash.
-        for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated):
+        for row, earlier in heapq.nsmallest(2 * scan.MOST_FAULTS, repeated_pairs):
             task_id = self._task_row(row)["id"]
             if task_id != self._task_row(earlier)["id"]:  # only the hashes of the ids are equal
                 self.repeated_ids -= 1
@@ -358,40 +358,40 @@ class _Reading:
             self.repeated_ids += 1
             yield pair
 
-    def _write_heldout_rows(self, decided: sides.Sides) -> None:
+    def _write_heldout_rows(self, row_sides: sides.Sides) -> None:
         """Write the held-out rows that models are judged on, as JSON lines, to HELDOUT_ROWS."""
         with open(self.folder / HELDOUT_ROWS, "w", encoding="utf-8") as file:
-            for row, side in enumerate(decided.of_row):
+            for row, side in enumerate(row_sides.of_row):
                 if side == sides.IN_HELDOUT:
                     task_row = stored_row(self._task_row(row), "heldout")
                     file.write(json.dumps(task_row, ensure_ascii=False, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _write_train_index(self, decided: sides.Sides) -> None:
+    def _write_train_index(self, row_sides: sides.Sides) -> None:
         """Write the file ROWS_INDEX: the offsets of all training rows, then their line numbers."""
         with open(self.folder / ROWS_INDEX, "wb") as file:
             for column in (self.offsets.values(), self.lines.values()):
                 # The column is written in portions, so that memory stays small.
                 for start in range(0, len(column), columns.PORTION):
                     stop = start + columns.PORTION
-                    portion = zip(column[start:stop], decided.of_row[start:stop], strict=True)
-                    train = (number for number, side in portion if side == sides.IN_TRAIN)
-                    array("Q", train).tofile(file)
+                    portion = zip(column[start:stop], row_sides.of_row[start:stop], strict=True)
+                    train_numbers = (number for number, side in portion if side == sides.IN_TRAIN)
+                    array("Q", train_numbers).tofile(file)
             file.flush()
             os.fsync(file.fileno())
 
-    def _count_train_rows(self, decided: sides.Sides) -> None:
+    def _count_train_rows(self, row_sides: sides.Sides) -> None:
         """Set in the record of each file how many of its rows are training rows."""
         first_row = 0
         for index, row_count in enumerate(self.rows_of_file):
             end_row = first_row + row_count
-            train = decided.of_row.count(sides.IN_TRAIN, first_row, end_row)
+            train = row_sides.of_row.count(sides.IN_TRAIN, first_row, end_row)
             self.files[index] = self.files[index].model_copy(update={"train": train})
             first_row = end_row
 
-    def _data_index(self, decided: sides.Sides) -> DataIndex:
-        """Make the content of index.json, the facts about all files. `decided` holds the side of
+    def _data_index(self, row_sides: sides.Sides) -> DataIndex:
+        """Make the content of index.json, the facts about all files. `row_sides` holds the side of
         every row."""
         total = self.total
         row_count = len(self.offsets.values())
@@ -410,10 +410,10 @@ class _Reading:
             answer_chars=_spread(total.answer_chars),
             repeated_rows=_count_repeated(self.rows),
             repeated_prompts=_count_repeated(self.prompts),
-            distinct_prompts=decided.distinct_prompts,
-            sides=_rows_per_side(decided),
-            split=decided.source,
-            warnings=tuple(decided.warnings),
+            distinct_prompts=row_sides.distinct_prompts,
+            sides=_rows_per_side(row_sides),
+            split=row_sides.source,
+            warnings=tuple(row_sides.warnings),
             sample=tuple(total.sample[: scan.SAMPLE_ROWS]),
         )
 
@@ -431,7 +431,7 @@ class _Reading:
         for file, count in zip(self.files, self.rows_of_file, strict=True):
             if row < count:
                 return file
-            row -= count
+            row -= count  # from here on counted from the first row of the next file
         raise IndexError(row)
 
     def _task_row(self, row: int) -> TaskRow:
@@ -451,12 +451,12 @@ def _count_repeated(hashes: columns.Column) -> int:
     return len(hashes.values()) - columns.count_distinct(hashes.values())
 
 
-def _rows_per_side(decided: sides.Sides) -> dict[str, int]:
+def _rows_per_side(row_sides: sides.Sides) -> dict[str, int]:
     """Count the rows that are trained on, and the held-out rows that models are judged on."""
-    return {"train": decided.count(sides.IN_TRAIN), "heldout": decided.count(sides.IN_HELDOUT)}
+    return {"train": row_sides.count(sides.IN_TRAIN), "heldout": row_sides.count(sides.IN_HELDOUT)}
 
 
-def _add(total: scan.PartFacts, part: scan.PartFacts) -> None:
+def _add_counts(total: scan.PartFacts, part: scan.PartFacts) -> None:
     """Add the counts of one part to `total`, in place.
 
     The lists of faulty lines, unanswered lines and sample rows keep only their first MOST_FAULTS
@@ -495,7 +495,7 @@ def _spread(counts: Counter[int]) -> Spread:
 def main() -> None:
     """Run one reading: that of the request in the folder which the command line names."""
     folder = Path(sys.argv[1])
-    _Reading(folder, _Request.read(folder / _REQUEST)).run()
+    _IndexBuilder(folder, _Request.read(folder / _REQUEST)).run()
 
 
 if __name__ == "__main__":

@@ -36,10 +36,12 @@ class Column:
 
     def values(self) -> Sequence[int]:
         """Return all numbers of the column, mapped from the file into memory."""
-        return mapped(self.path, self.code)
+        return map_numbers(self.path, self.code)
 
 
-def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None) -> Sequence[int]:
+def map_numbers(
+    path: Path, code: Code, first_byte: int = 0, count: int | None = None
+) -> Sequence[int]:
     """Map numbers of a file into memory and return them: `count` numbers from byte `first_byte` on.
 
     `code` is the type of the numbers, as in `array`. If `count` is None, the numbers up to the end
@@ -55,7 +57,7 @@ def mapped(path: Path, code: Code, first_byte: int = 0, count: int | None = None
     return content[first_byte:end_byte].cast(code)
 
 
-def portions(count: int) -> Iterator[tuple[int, int]]:
+def hash_ranges(count: int) -> Iterator[tuple[int, int]]:
     """Divide the 64-bit hashes into ranges, so that each holds about PORTION of `count` random
     hashes. Yields each range as (first hash, first hash after it)."""
     range_count = max(1, math.ceil(count / PORTION))
@@ -70,18 +72,18 @@ def count_distinct(hashes: Sequence[int]) -> int:
     """
     return sum(
         len({value for value in hashes if low <= value < high})
-        for low, high in portions(len(hashes))
+        for low, high in hash_ranges(len(hashes))
     )
 
 
-def repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def find_repeated(hashes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Find values that occur more than once. For each occurrence after the first, yield (position,
     position of the first occurrence).
 
     One range of values is searched after another, so that memory stays small. Within a range the
     pairs come in the order of positions.
     """
-    for low, high in portions(len(hashes)):
+    for low, high in hash_ranges(len(hashes)):
         in_range = [value for value in hashes if low <= value < high]
         # If no value of this range is repeated, skip the dict below: it takes more memory.
         if len(set(in_range)) == len(in_range):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import overload
 
 from engine.core.errors import UserError
-from engine.environments.indexed.columns import mapped
+from engine.environments.indexed.columns import map_numbers
 from engine.environments.indexed.scan import default_id, read_line
 from engine.records.data_index import IndexedFile
 from envs.dataset import parse_line
@@ -78,8 +78,8 @@ class IndexedRows(Sequence[TaskRow]):
         self._rows_up_to = list(accumulate(file.train for file in files))
         total = self._rows_up_to[-1] if self._rows_up_to else 0
         # The index holds the offsets of all rows, then the line numbers of all rows.
-        self._offsets = mapped(index, "Q", first_byte=0, count=total)
-        self._lines = mapped(index, "Q", first_byte=total * _ITEM_BYTES, count=total)
+        self._offsets = map_numbers(index, "Q", first_byte=0, count=total)
+        self._lines = map_numbers(index, "Q", first_byte=total * _ITEM_BYTES, count=total)
         self._chosen = range(total) if chosen is None else chosen
         # Position in `files` -> open descriptor, for the files that were read so far.
         self._descriptors: dict[int, int] = {}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.split import HELDOUT_LEAST, HELDOUT_SHARE
-from engine.environments.indexed.columns import portions
+from engine.environments.indexed.columns import hash_ranges
 from engine.environments.indexed.scan import HELDOUT, TRAIN, UNSAID
 
 CHOSEN_MOST = 2_000  # the most rows that are held out if no row names the held-out side
@@ -55,7 +55,7 @@ def decide(prompts: Sequence[int], named_sides: bytes) -> Sides:
     names_heldout = HELDOUT in named_sides
     chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named_sides))
     # The prompts are taken range by range of their hashes, so that sets of them stay small.
-    for low, high in portions(len(prompts)):
+    for low, high in hash_ranges(len(prompts)):
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
         _decide_portion(sides, rows, prompts, named_sides, chooser)
     if not names_heldout and not chooser.taken_rows:
@@ -131,10 +131,10 @@ def _source(named_sides: bytes) -> str:
     """Return how the sides are decided: "rows" if every row names its side, "hash" if none does,
     else "mixed". `named_sides` holds the side that each row names.
     """
-    unsaid = named_sides.count(UNSAID)
-    if unsaid == len(named_sides):
+    unnamed_rows = named_sides.count(UNSAID)
+    if unnamed_rows == len(named_sides):
         return "hash"
-    return "mixed" if unsaid else "rows"
+    return "mixed" if unnamed_rows else "rows"
 
 
 class _Chooser:

@@ -82,7 +82,7 @@ class Asking:
             )
             total = len(tasks) * config.attempts * len(config.models)
             asked = ask_endpoints(
-                self.run, config, table, tasks, self.stop, lambda n: self._tell(n, total)
+                self.run, config, table, tasks, self.stop, lambda n: self._report_progress(n, total)
             )
             _check_judge(process)
         if asked.stopped_by and not all(asked.rows.values()):
@@ -93,9 +93,9 @@ class Asking:
                 "can cost still fits.",
             )
         self._rescore({task["id"]: task for task in tasks})
-        return self._result(asked, wanted=len(tasks))
+        return self._result(asked, task_count=len(tasks))
 
-    def _tell(self, answers: int, total: int) -> None:
+    def _report_progress(self, answers: int, total: int) -> None:
         """Write a "progress" event: `answers` of `total` answers are there."""
         self.event("progress", f"{answers} of {counted(total, 'answer')}", done=answers, of=total)
 
@@ -103,24 +103,25 @@ class Asking:
         """Let a second env process score a sample of the first model's answers again."""
         with stored_answers.rescoring(
             self.run, self.record, lambda reason: self.event("rescore_skipped", reason)
-        ) as begin:
-            begin(self.run.model_evals(0), "", task_by_id)
+        ) as rescore_sample:
+            rescore_sample(self.run.model_evals(0), "", task_by_id)
 
-    def _result(self, asked: Asked, wanted: int) -> JsonObject:
+    def _result(self, asked: Asked, task_count: int) -> JsonObject:
         """Make the content of result.json, and write an event and the metrics of each model.
 
-        `wanted` is how many tasks each model was to answer; a cap may have left some of them out.
+        `task_count` is how many tasks each model was to answer; a cap may have left some of them
+        out.
         """
         results = []
         for step, (index, rows) in enumerate(sorted(asked.rows.items()), start=1):
             ref = self.config.models[index].ref
             tasks = len({row.task for row in rows})
-            result = model_result(ref, tasks, rows, left_out=wanted - tasks)
+            result = model_result(ref, tasks, rows, left_out=task_count - tasks)
             results.append(result)
             self.event("evaluated", f"{ref}: {result_in_words(result)}", **result)
             self._write_metrics(step, ref, rows)
-        content = evaluation_result(self.run, results) | endpoint_fields(asked, wanted)
-        sentences = [content["summary"], *_sentences(asked, wanted)]
+        content = evaluation_result(self.run, results) | endpoint_fields(asked, task_count)
+        sentences = [content["summary"], *_cost_sentences(asked, task_count)]
         return content | {"summary": ". ".join(sentences)}
 
     def event(self, name: str, message: str, **fields: Any) -> None:
@@ -138,29 +139,29 @@ class Asking:
         self.stop.set()
 
 
-def endpoint_fields(asked: Asked, wanted: int) -> JsonObject:
+def endpoint_fields(asked: Asked, task_count: int) -> JsonObject:
     """Return the fields of result.json that only models behind a URL have.
 
     `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the run, and
-    `asked_without` which parameters a server refused; both are left out if there are none. `wanted`
-    is how many tasks each model was to answer.
+    `asked_without` which parameters a server refused; both are left out if there are none.
+    `task_count` is how many tasks each model was to answer.
     """
     fields: JsonObject = {"endpoints": asked.use}
     if asked.stopped_by:
-        fields["stopped_by"] = asked.stop_in_words(wanted)
+        fields["stopped_by"] = asked.stop_in_words(task_count)
     if asked.asked_without:
         fields["asked_without"] = asked.asked_without
     return fields
 
 
-def _sentences(asked: Asked, wanted: int) -> list[str]:
+def _cost_sentences(asked: Asked, task_count: int) -> list[str]:
     """Write sentences about the run's calls and money, the cap that ended it, if one did, and the
     parameters that a server refused."""
     total = asked.use["total"]
     money = f", {total['cost']:.4g} in money" if total["cost"] else ""
     sentences = [f"{counted(total['calls'], 'call')}{money}"]
     if asked.stopped_by:
-        sentences.append(asked.stop_in_words(wanted))
+        sentences.append(asked.stop_in_words(task_count))
     for ref, names in asked.asked_without.items():
         sentences.append(f"{ref} takes no {', '.join(names)}, and was asked without")
     return sentences
@@ -203,13 +204,13 @@ def _read_config(run: RunDir) -> EvaluateConfig:
 def main(folder: Path) -> int:
     """Carry out the evaluation in the run folder `folder`; returns the exit status of the
     process."""
-    status = carry_out(folder, Asking, "asking", Cancelled, _explained)
+    status = carry_out(folder, Asking, "asking", Cancelled, _explain)
     if status == EXIT_DONE:
         seal(RunDir(folder))
     return status
 
 
-def _explained(error: Exception) -> Explanation | None:
+def _explain(error: Exception) -> Explanation | None:
     """Explain a failure of an endpoint or of a budget as (kind, message, hint).
 
     Returns None for any other exception, which `carry_out` explains.

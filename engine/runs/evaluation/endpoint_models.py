@@ -38,8 +38,8 @@ class Asked:
     stopped_by: str
     asked_without: dict[str, list[str]]
 
-    def stop_in_words(self, wanted: int) -> str:
-        """Say how many of the `wanted` tasks every model answered before a cap ended the run.
+    def stop_in_words(self, task_count: int) -> str:
+        """Say how many of the `task_count` tasks every model answered before a cap ended the run.
 
         For example "stopped by max_cost = 1: 12 of 100 tasks answered". Returns "" if no cap ended
         the run.
@@ -47,7 +47,7 @@ class Asked:
         if not self.stopped_by:
             return ""
         fewest = min(len({row.task for row in rows}) for rows in self.rows.values())
-        return f"stopped by {self.stopped_by}: {fewest} of {counted(wanted, 'task')} answered"
+        return f"stopped by {self.stopped_by}: {fewest} of {counted(task_count, 'task')} answered"
 
 
 def ask_endpoints(
@@ -73,33 +73,33 @@ def ask_endpoints(
         answered = Answered(run.endpoint_calls, settings.max_calls, settings.max_cost)
         opened.callback(answered.close)
         run.evals_dir.mkdir(parents=True, exist_ok=True)
-        seats = [
-            _Seat(run, config, index, table, answered, stop)
+        asked_models = [
+            _AskedModel(run, config, index, table, answered, stop)
             for index, model in enumerate(config.models)
             if model.endpoint is not None
         ]
-        for seat in seats:
-            opened.callback(seat.close)
+        for asked_model in asked_models:
+            opened.callback(asked_model.close)
         for start in range(0, len(tasks), SLICE):
-            for seat in seats:
-                seat.play(tasks[start : start + SLICE])
-            on_slice(sum(len(seat.rows) for seat in seats))
+            for asked_model in asked_models:
+                asked_model.play(tasks[start : start + SLICE])
+            on_slice(sum(len(asked_model.rows) for asked_model in asked_models))
             if answered.stopped_by:
                 break
         use = {ref: use.to_json() for ref, use in answered.use.items()}
         return Asked(
-            rows={seat.index: seat.rows for seat in seats},
+            rows={asked_model.index: asked_model.rows for asked_model in asked_models},
             use={"models": use, "total": answered.total.to_json()},
             stopped_by=answered.stopped_by,
             asked_without={
-                seat.player.ref: seat.player.client.left_out
-                for seat in seats
-                if seat.player.client.left_out
+                asked_model.player.ref: asked_model.player.client.left_out
+                for asked_model in asked_models
+                if asked_model.player.client.left_out
             },
         )
 
 
-class _Seat:
+class _AskedModel:
     """One model that plays the environment (the "table"), and the file of its answers.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Seat:
         self.index = index
         path = run.model_evals(index)
         self.rows = read_evaluation(path)
-        self._done = {(row.task, row.attempt) for row in self.rows}
+        self._answered_attempts = {(row.task, row.attempt) for row in self.rows}
         self._attempts = config.attempts
         self._file = Appender(path)
         key = key_of(run.home.root, model.endpoint.key_env)
@@ -135,11 +135,11 @@ class _Seat:
             (task, attempt)
             for task in tasks
             for attempt in range(self._attempts)
-            if (task["id"], attempt) not in self._done
+            if (task["id"], attempt) not in self._answered_attempts
         ]
-        self.player.play(jobs, self._keep)
+        self.player.play(jobs, self._keep_row)
 
-    def _keep(self, row: EvaluationRow) -> None:
+    def _keep_row(self, row: EvaluationRow) -> None:
         """Append an answer's row to the file and to `rows`."""
         self._file.append(row.to_line())
         self.rows.append(row)

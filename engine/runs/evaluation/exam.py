@@ -35,8 +35,11 @@ def exam_tasks(
     First come the dev tasks, if the environment has any, then the held-out tasks: at most `limit`
     of each, in the order of `ordered`. Tasks for which `usable` returns false are left out.
     """
-    usable_by_split = [filter(usable, read_tasks(env, split)) for split in ("dev", "heldout")]
-    return [task for tasks in usable_by_split for task in ordered(list(tasks), limit)]
+    chosen: list[TaskRow] = []
+    for split in ("dev", "heldout"):
+        usable_tasks = [task for task in read_tasks(env, split) if usable(task)]
+        chosen += ordered(usable_tasks, limit)
+    return chosen
 
 
 def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
@@ -84,9 +87,8 @@ def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
     id if it has no prompt. If all tasks are of one family, their ids are used instead.
     """
     with_prompt = [task for task in tasks if task.get("prompt")]
-    family_of_task = dict(
-        zip([task["id"] for task in with_prompt], family_keys(with_prompt), strict=True)
-    )
+    ids_with_prompt = [task["id"] for task in with_prompt]
+    family_of_task = dict(zip(ids_with_prompt, family_keys(with_prompt), strict=True))
     # The prefix "id " keeps an id from being equal to the key of a family.
     keys = [family_of_task.get(task["id"], f"id {task['id']}") for task in tasks]
     if len(set(keys)) == 1:  # one family would put all tasks into the same half

@@ -42,17 +42,17 @@ Explanation = tuple[str, str, str | Hint]  # kind, message and hint of a failure
 
 def carry_out(
     folder: Path,
-    make: Callable[[Path], Job],
+    make_job: Callable[[Path], Job],
     name: str,
-    stopped: type[Exception],
+    stop_exception: type[Exception],
     explain: Callable[[Exception], Explanation | None] = lambda error: None,
 ) -> int:
     """Carry out the job that the run folder `folder` describes, and record how it ended.
 
     Args:
-        make: reads the folder and returns the job.
+        make_job: reads the folder and returns the job.
         name: what the job does, as a noun for a message, such as "regrading".
-        stopped: the exception that `go` raises when it was asked to stop.
+        stop_exception: the exception that `go` raises when it was asked to stop.
         explain: returns what an exception of this kind of job means; None for any other exception.
 
     Returns the exit status of the process: 0 done (result.json is written), 3 failed (failure.json
@@ -61,11 +61,11 @@ def carry_out(
     run = RunDir(folder)
     job: Job | None = None
     try:
-        job = make(folder)
+        job = make_job(folder)
         with Store(run.home) as store:
             store.set_state(run.id, "running", only_from={"preparing"}, started=time.time())
         result = job.go()
-    except stopped:
+    except stop_exception:
         # The event is for people; without it the exit status says the same.
         with contextlib.suppress(OSError):
             if job is not None:  # None: stopped while the job was being prepared

@@ -192,8 +192,8 @@ class Regrade:
         The tasks are taken in the order of `_task_order`. `rows_of_models` holds the stored rows of
         each model.
         """
-        ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
-        return set(sorted(ids, key=_task_order)[: self.config.rows])
+        all_ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
+        return set(sorted(all_ids, key=_task_order)[: self.config.rows])
 
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
@@ -267,11 +267,11 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         position: the row's place in its file, used as the number of the attempt if the row has
             no such number.
     """
-    left_out = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
-    copied = {name: value for name, value in row.items() if name not in left_out}
-    why = {name: score[name] for name in _OF_OLD_SCORE if score.get(name)}
+    replaced_keys = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
+    copied = {name: value for name, value in row.items() if name not in replaced_keys}
+    new_fault = {name: score[name] for name in _OF_OLD_SCORE if score.get(name)}
     return copied | {
-        **why,
+        **new_fault,
         "model": ref,
         # Rollouts of training name their attempt "member".
         "attempt": row.get("attempt", row.get("member", position)),

@@ -43,13 +43,13 @@ def evaluation_result(run: RunDir, results: Sequence[JsonObject]) -> JsonObject:
     sentence on how each model did on the same tasks in other words, if these were asked too.
     """
     verdict = run_verdict(run)
-    level_of = {side.model: side.level for side in verdict.models if side.level is not None}
-    levels = "; ".join(
-        f"{result['ref']}: {result_in_words(result)}"
-        f"{interval_in_words(level_of.get(result['ref']), result['tasks'])}"
-        for result in results
-    )
-    summary = ". ".join([levels, *(probed.sentence for probed in verdict.robustness)])
+    level_by_model = {side.model: side.level for side in verdict.models if side.level is not None}
+    result_texts = []
+    for result in results:
+        interval = interval_in_words(level_by_model.get(result["ref"]), result["tasks"])
+        result_texts.append(f"{result['ref']}: {result_in_words(result)}{interval}")
+    robustness_sentences = [probed.sentence for probed in verdict.robustness]
+    summary = ". ".join(["; ".join(result_texts), *robustness_sentences])
     evidence = verdict.to_json()
     return {
         "models": list(results),

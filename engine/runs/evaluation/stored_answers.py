@@ -120,10 +120,10 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
 
     The result shows whether a fresh process of the environment gives the same rewards.
 
-    Yields a function `begin(file, half, tasks)` that queues a sample of the answers in `file`.
-    `half` is the half of the held-out tasks whose answers are taken: "select" (the tasks that
-    choose the checkpoint), "report" (the others), or "" for both. Leaving the block waits up to
-    `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
+    Yields a function `rescore_sample(file, half, tasks)` that queues a sample of the answers in
+    `file`. `half` is the half of the held-out tasks whose answers are taken: "select" (the tasks
+    that choose the checkpoint), "report" (the others), or "" for both. Leaving the block waits up
+    to `PATIENCE` seconds for the result, `evals/rescored.json` of the run.
 
     Args:
         run: the run whose answers are scored.
@@ -134,26 +134,28 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
         on_skip("the environment's command earns its rewards, and nothing scores a stored answer")
         yield lambda *_: None
         return
-    fresh = _FreshProcess(record)
+    fresh_process = _FreshProcess(record)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
     futures: list[Future[None]] = []
 
-    def begin(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
+    def rescore_sample(file: Path, half: str, tasks: Mapping[str, Task]) -> None:
         """Queue the rescoring of a sample of the answers in `file` that belong to `half`.
 
         `tasks` maps task ids to tasks; answers to other tasks are left out.
         """
-        futures.append(executor.submit(_rescore, run, record, fresh, file, half, tasks, on_skip))
+        futures.append(
+            executor.submit(_rescore, run, record, fresh_process, file, half, tasks, on_skip)
+        )
 
     try:
-        executor.submit(fresh.warm_up)  # starts the process while there are no answers yet
-        yield begin
+        executor.submit(fresh_process.warm_up)  # starts the process while there are no answers yet
+        yield rescore_sample
         if wait(futures, PATIENCE).not_done:
             on_skip(f"a fresh env process took longer than {PATIENCE:g} s")
     finally:
-        fresh.abandon()  # makes a rescoring that still runs end at once, without a result
+        fresh_process.abandon()  # makes a rescoring that still runs end at once, without a result
         executor.shutdown(cancel_futures=True)
-        fresh.close()
+        fresh_process.close()
 
 
 class _FreshProcess:
@@ -215,7 +217,7 @@ class _FreshProcess:
 def _rescore(
     run: RunDir,
     record: EnvRecord,
-    fresh: _FreshProcess,
+    fresh_process: _FreshProcess,
     file: Path,
     half: str,
     tasks: Mapping[str, Task],
@@ -225,7 +227,7 @@ def _rescore(
 
     Args:
         record: the environment version that scores.
-        fresh: provides the env process; if it is abandoned meanwhile, nothing is written.
+        fresh_process: provides the env process; if it is abandoned meanwhile, nothing is written.
         file: the stored answers.
         half: the half of the held-out tasks whose answers are taken, "select" or "report"; "" for
             both.
@@ -234,23 +236,25 @@ def _rescore(
     """
     started_at = time.monotonic()
 
-    def is_over() -> bool:
+    def is_time_up() -> bool:
         """Return whether no further answer is to be scored. `score_again` calls this before each
         answer."""
-        return fresh.is_abandoned or time.monotonic() - started_at > SECONDS
+        return fresh_process.is_abandoned or time.monotonic() - started_at > SECONDS
 
     try:
         answers = _sampled_answers(file, half, tasks, is_multi_turn=record.kind == "multi")
-        result = score_again(answers, fresh, is_over)
-        if fresh.is_abandoned:
+        result = score_again(answers, fresh_process, is_time_up)
+        if fresh_process.is_abandoned:
             return
         seconds = round(time.monotonic() - started_at, 3)
-        write_json(run.rescored, _identity(record, file, half) | result | {"seconds": seconds})
+        write_json(
+            run.rescored, _identity_fields(record, file, half) | result | {"seconds": seconds}
+        )
     except Exception as problem:  # noqa: BLE001 - no error in this thread may harm the run
         on_skip(f"{type(problem).__name__}: {problem}"[:_REASON_CHARS])
 
 
-def _identity(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
+def _identity_fields(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
     """Return the fields of `evals/rescored.json` that say which answers were scored again, and by
     which environment version."""
     return {

@@ -35,13 +35,15 @@ from envs.json_types import TaskRow
 
 
 class AskedSearch:
-    """A search whose answers come from a model behind a URL; the desk of its job."""
+    """A search for a prompt whose answers come from a model behind a URL. It is the `Desk` of its
+    `PromptJob`: it answers tasks and writes the run's files."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the config, and prepare to be stopped: SIGTERM makes `go` raise Cancelled, and the
-        end of the supervisor ends this process.
+        """Read the config of the run folder, and install the handler of SIGTERM.
 
-        Raises DamagedRecord where the config is not that of such a search, and UserError ENV_*.
+        SIGTERM makes `go` raise Cancelled. This process also ends when its supervisor ends. Raises
+        DamagedRecord if the config is not that of a search without a loaded model, and UserError
+        ENV_* if the environment cannot be used.
         """
         self.run = RunDir(folder)
         self.config = _read_config(self.run)
@@ -54,15 +56,19 @@ class AskedSearch:
         end_with_supervisor()
 
     def go(self) -> JsonObject:
-        """Search to the end; returns the content of result.json.
+        """Carry out the search to its end, and return the content of result.json.
 
-        Raises Cancelled, Refused, EndpointDown, EnvProblem, OSError, and UserError: BUDGET where
-        money or judges ended an exam.
+        Raises:
+            Cancelled: SIGTERM has come.
+            Refused, EndpointDown: an endpoint rejects the requests, or does not answer.
+            EnvProblem, OSError: the environment does not start, or a file cannot be written.
+            UserError BUDGET: the cap on money, or that of the judges, was reached during an exam
+                (the held-out tasks, answered before and after the search).
         """
         require_gepa()
         config, settings = self.config, self.config.settings
         model, endpoint = config.model, config.models[0].endpoint
-        assert endpoint is not None  # `_read_config` has seen to it
+        assert endpoint is not None  # `_read_config` has checked it
         reflection = Reflection(self.run, config, self.stop)
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
@@ -86,17 +92,22 @@ class AskedSearch:
                 reflection.close()
 
     def play(self, tasks: Sequence[TaskRow]) -> list[EvaluationRow]:
-        """Answer each task once, greedily. Raises UserError BUDGET where the money is spent."""
+        """Answer each task once, greedily; return a row for each, in the order of the tasks. Raises
+        UserError BUDGET if the cap on money allows no more answers."""
         assert self._player is not None
-        rows: dict[str, EvaluationRow] = {}
-        self._player.play([(task, 0) for task in tasks], lambda row: rows.update({row.task: row}))
-        if len(rows) < len(tasks):
+        row_by_task: dict[str, EvaluationRow] = {}
+
+        def keep_row(row: EvaluationRow) -> None:
+            row_by_task[row.task] = row
+
+        self._player.play([(task, 0) for task in tasks], keep_row)  # 0: the only attempt
+        if len(row_by_task) < len(tasks):
             raise UserError(
                 "BUDGET",
                 f"max_cost = {self.config.settings.max_cost:g} allows no more answers",
                 hint="Submit a search with a higher max_cost, or with fewer rollouts.",
             )
-        return [rows[task["id"]] for task in tasks]
+        return [row_by_task[task["id"]] for task in tasks]
 
     def event(self, name: str, message: str, **fields: Any) -> None:
         """Append an event to the run's events.jsonl."""
@@ -122,16 +133,20 @@ class AskedSearch:
 
 
 def _as_evaluation(config: PromptConfig) -> EvaluationSettings:
-    """The settings of the answers as those of an evaluation with one attempt."""
+    """Convert the settings of a search to those of a greedy evaluation with one attempt per
+    task."""
     values = config.settings.model_dump()
     shared = {name: values[name] for name in EvaluationSettings.model_fields if name in values}
-    caps = {"max_calls": None, "max_cost": None}
-    return EvaluationSettings(**{**shared, **caps}, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+    # `max_calls` limits the other endpoint, the one that writes prompts. `max_cost` limits both
+    # together: the object that counts the money of all calls enforces it.
+    no_caps = {"max_calls": None, "max_cost": None}
+    greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    return EvaluationSettings(**{**shared, **no_caps}, **greedy)
 
 
 def _read_config(run: RunDir) -> PromptConfig:
-    """Read the config of the run. Raises DamagedRecord where it is not that of a search that loads
-    no model."""
+    """Read the config of the run. Raises DamagedRecord if it is not the config of a search for a
+    prompt, or if the model that answers must be loaded."""
     config = run.read_config()
     if not isinstance(config, PromptConfig) or config.needs_device:
         raise DamagedRecord(str(run.config), "it is no search of a model behind a URL")
@@ -140,14 +155,15 @@ def _read_config(run: RunDir) -> PromptConfig:
 
 def main(folder: Path) -> int:
     """Carry out the search in the run folder `folder`; returns the exit status of the process."""
-    status = carry_out(folder, AskedSearch, "search", Cancelled, _explained)
+    status = carry_out(folder, AskedSearch, "search", Cancelled, _explain)
     if status == EXIT_DONE:
         seal(RunDir(folder))
     return status
 
 
-def _explained(error: Exception) -> Explanation | None:
-    """What went wrong with an endpoint or its money; None for any other failure."""
+def _explain(error: Exception) -> Explanation | None:
+    """Explain a failure of an endpoint or of a budget as (kind, message, hint); return None for any
+    other exception, which `carry_out` explains."""
     if isinstance(error, Refused):
         hint = "Correct its url, model or key_env in config.toml, then resume the run."
         return "config", "An endpoint refuses to be asked.", hint

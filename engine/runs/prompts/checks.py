@@ -39,17 +39,22 @@ def require_gepa(python: str = "") -> None:
 
 
 def reflecting_endpoint(home: Home, name: object) -> Endpoint:
-    """The endpoint that the setting `reflection` names, with "openai:" before it or without.
+    """Return the endpoint that the setting `reflection` names, with or without "openai:" before its
+    name. This model behind a URL reads answers and writes new prompts.
 
-    Raises UserError SETTING_INVALID where it is missing, MODEL_NOT_FOUND, ENV_SECRETS.
+    Raises UserError SETTING_INVALID if the setting is missing, MODEL_NOT_FOUND if config.toml lacks
+    the endpoint, ENV_SECRETS if its key is not set.
     """
-    known = ", ".join(f"{PREFIX}{each}" for each in home.user_config().endpoints) or "none"
+    known_endpoints = (
+        ", ".join(f"{PREFIX}{endpoint_name}" for endpoint_name in home.user_config().endpoints)
+        or "none"
+    )
     if not name or not isinstance(name, str):
         raise UserError(
             "SETTING_INVALID",
             "algorithm prompt has no endpoint that writes prompts",
             hint=f'Name one of config.toml, e.g. settings={{"reflection": "openai:big"}}; there '
-            f"are: {known}.",
+            f"are: {known_endpoints}.",
             field="settings.reflection",
         )
     return find_endpoint(home, as_reference(name), field="settings.reflection")
@@ -61,7 +66,8 @@ def as_reference(name: str) -> str:
 
 
 def check_env(env: EnvRecord) -> None:
-    """Raise UserError BAD_ARGUMENT for an environment in which no prompt can be searched for."""
+    """Raise UserError BAD_ARGUMENT if no prompt can be searched for in the environment `env`; the
+    message says why."""
     obstacle = ""
     if not env.scored:
         obstacle = "scores nothing, so no prompt is better than another"
@@ -83,27 +89,31 @@ def check_env(env: EnvRecord) -> None:
 
 
 def check_budget(tasks: SearchTasks, settings: PromptSettings, env_id: str) -> None:
-    """Raise UserError SETTING_INVALID if the rollouts do not suffice for one round, BAD_ARGUMENT if
-    no task is left to reflect on."""
+    """Check that a search can make at least one round with its tasks and rollouts.
+
+    Raises UserError SETTING_INVALID if `max_rollouts` does not suffice for one round, BAD_ARGUMENT
+    if there is no train task whose answers the endpoint may be shown.
+    """
     if not tasks.reflected:
-        sealed = f": {tasks.sealed} hold tasks of a sealed exam" if tasks.sealed else ""
+        sealed_note = f": {tasks.sealed} hold tasks of a sealed exam" if tasks.sealed else ""
         raise UserError(
             "BAD_ARGUMENT",
-            f"no train task of {env_id} may be shown to the endpoint{sealed}",
+            f"no train task of {env_id} may be shown to the endpoint{sealed_note}",
             hint="Push train rows of their own.",
             field="env_id",
         )
-    choosing = len(tasks.choosing)
-    needed = choosing + rollouts_per_round(settings, choosing)
-    if settings.max_rollouts < needed:
+    choosing_count = len(tasks.choosing)
+    needed_rollouts = choosing_count + rollouts_per_round(settings, choosing_count)
+    if settings.max_rollouts < needed_rollouts:
         raise UserError(
             "SETTING_INVALID",
-            f"max_rollouts = {settings.max_rollouts} does not suffice for one round: {choosing} "
-            f"tasks that choose are answered before and after it, and {settings.prompts_per_step} "
-            f"are tried with the old and the new prompt, {needed} in all",
+            f"max_rollouts = {settings.max_rollouts} does not suffice for one round: "
+            f"{choosing_count} tasks that choose are answered before and after it, and "
+            f"{settings.prompts_per_step} are tried with the old and the new prompt, "
+            f"{needed_rollouts} in all",
             hint=Hint(
                 "Raise it, or lower select_rows or prompts_per_step.",
-                change=Change(settings={"max_rollouts": 4 * needed}),
+                change=Change(settings={"max_rollouts": 4 * needed_rollouts}),
             ),
             field="settings.max_rollouts",
         )

@@ -18,14 +18,24 @@ _FULL_ANSWERS, _ROUNDS = 4, 12
 def resolve_settings(
     given: GivenSettings, model: ModelFacts, env: EnvRecord, facts: EnvFacts, hardware: Hardware
 ) -> tuple[PromptSettings, dict[str, str]]:
-    """Choose all settings; returns them, and the source of each (user, recipe, model, hardware).
+    """Choose every setting of a search for a prompt.
 
-    Raises UserError SETTING_*.
+    Args:
+        given: the settings that the user gave, by name.
+        model: the facts about the model that answers.
+        env: the environment version.
+        facts: the measured lengths of its tasks.
+        hardware: this machine.
+
+    Returns the settings, and for each the source of its value: user, recipe, model or hardware.
+    Raises UserError SETTING_* if a given setting does not exist or has an unusable value.
     """
     values = resolution.validate(PROMPT, given)
-    shared = set(SamplingSettings.model_fields) & set(PromptSettings.model_fields) - _OF_ENDPOINT
+    # The settings that a search has in common with every other run that samples.
+    shared = set(SamplingSettings.model_fields) & (set(PromptSettings.model_fields) - _OF_ENDPOINT)
+    given_sampling = {name: values[name] for name in shared if name in values}
     sampling = resolution.resolve_sampling(
-        {name: values[name] for name in shared if name in values},
+        given_sampling,
         model=model,
         env=facts,
         attempts=1,
@@ -34,7 +44,7 @@ def resolve_settings(
     filled = Filled(values)
     for name in shared:
         filled.default(name, getattr(sampling.settings, name), sampling.sources[name])
-    _search_defaults(filled, env)
+    _fill_search_settings(filled, env)
     filled.default("max_length", model.max_positions, MODEL)
     filled.default("accept_reward_risk", False)
     settings = PromptSettings.model_validate(filled.values)
@@ -42,16 +52,22 @@ def resolve_settings(
     return settings, sources
 
 
-def _search_defaults(filled: Filled, env: EnvRecord) -> None:
-    """Set how much is searched, and by which rows."""
+def _fill_search_settings(filled: Filled, env: EnvRecord) -> None:
+    """Fill in, where the user gave no value, how long the search goes on and on how many rows.
+
+    `select_rows` is the number of tasks that choose among prompts: dev tasks if there are any, else
+    a part of the train tasks. `prompts_per_step` is the number of train tasks of one round.
+    """
     train, dev, heldout = (env.rows.get(side, 0) for side in ("train", "dev", "heldout"))
-    filled.lower_to("select_rows", dev or train // 2, "there are no more rows to choose by")
-    filled.default("select_rows", max(1, min(_SELECT_ROWS, dev or train // 2)))
-    reflected = train if dev else train - filled["select_rows"]
-    filled.lower_to("prompts_per_step", max(1, reflected), "there are no more train rows")
-    filled.default("prompts_per_step", max(1, min(_PROMPTS_PER_STEP, reflected)))
-    rollouts = _FULL_ANSWERS * filled["select_rows"] + 2 * _ROUNDS * filled["prompts_per_step"]
-    filled.default("max_rollouts", rollouts)
+    choosing_rows = dev or train // 2
+    filled.lower_to("select_rows", choosing_rows, "there are no more rows to choose by")
+    filled.default("select_rows", max(1, min(_SELECT_ROWS, choosing_rows)))
+    reflected_rows = train if dev else train - filled["select_rows"]
+    filled.lower_to("prompts_per_step", max(1, reflected_rows), "there are no more train rows")
+    filled.default("prompts_per_step", max(1, min(_PROMPTS_PER_STEP, reflected_rows)))
+    # A round answers its tasks twice: with the old and with the new prompt.
+    rollouts_of_rounds = 2 * _ROUNDS * filled["prompts_per_step"]
+    filled.default("max_rollouts", _FULL_ANSWERS * filled["select_rows"] + rollouts_of_rounds)
     filled.default("max_calls", _CALLS)
     filled.default("max_cost", None)
     filled.default("reflection_tokens", _REFLECTION_TOKENS)

@@ -11,24 +11,25 @@ _MOST_CHARS = 4_000  # of a question or an answer
 
 
 def example_of(task: TaskRow, row: EvaluationRow, redact: Redactor) -> JsonObject:
-    """An answer to a train task as gepa shows it to the endpoint, secrets hidden."""
+    """Describe an answer to a train task as gepa shows it to the endpoint that writes prompts: the
+    question, the answer, and what the answer earned. Secrets are hidden."""
     question = [message for message in task["prompt"] if message["role"] != "system"]
     entry = {
-        "Inputs": _cut(_transcript(question)),
-        "Generated Outputs": _cut(_transcript(row.messages or [])),
+        "Inputs": _shorten_middle(_transcript(question)),
+        "Generated Outputs": _shorten_middle(_transcript(row.messages or [])),
         "Feedback": _feedback(task, row),
     }
     return redact.value(entry)
 
 
 def _transcript(messages: Sequence[ChatMessage]) -> str:
-    """Messages as text; those of one message are its text alone."""
+    """Write messages as text, one line each, such as "[user] What is 2+2?". A single message is
+    written without its role."""
     texts = [_text_of(message) for message in messages]
     if len(messages) == 1:
         return texts[0]
-    return "\n".join(
-        f"[{message['role']}] {text}" for message, text in zip(messages, texts, strict=True)
-    )
+    roles = [message["role"] for message in messages]
+    return "\n".join(f"[{role}] {text}" for role, text in zip(roles, texts, strict=True))
 
 
 def _text_of(message: ChatMessage) -> str:
@@ -39,24 +40,26 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _feedback(task: TaskRow, row: EvaluationRow) -> str:
-    """What an answer earned and why, as far as the environment says; and the reference answer."""
-    said = [f"It earned {row.reward or 0.0:g}."]
+    """Say what an answer earned and why, as far as the environment tells it. If the answer is not
+    right, the reference answer follows."""
+    sentences = [f"It earned {row.reward or 0.0:g}."]
     if row.success is not None:
-        said.append("It is right." if row.success else "It is not right.")
+        sentences.append("It is right." if row.success else "It is not right.")
     if row.error:
-        said.append(f"It could not be scored: {row.error[:_MOST_CHARS]}.")
+        sentences.append(f"It could not be scored: {row.error[:_MOST_CHARS]}.")
     if row.cut:
-        said.append(f"It was cut by a limit ({row.stop_reason}): a shorter answer would fit.")
+        sentences.append(f"It was cut by a limit ({row.stop_reason}): a shorter answer would fit.")
     if row.reason:
-        said.append(row.reason[:_MOST_CHARS])
-    said += [f"Invalid tool call, {fault}." for fault in row.invalid_calls or []]
+        sentences.append(row.reason[:_MOST_CHARS])
+    sentences += [f"Invalid tool call, {fault}." for fault in row.invalid_calls or []]
     if task.get("answer") and not row.success:
-        said.append(f"A right answer: {_cut(_transcript(task['answer']))}")
-    return " ".join(said)
+        sentences.append(f"A right answer: {_shorten_middle(_transcript(task['answer']))}")
+    return " ".join(sentences)
 
 
-def _cut(text: str) -> str:
-    """The text, its middle left out where it is long."""
+def _shorten_middle(text: str) -> str:
+    """Return the text; if it has more than `_MOST_CHARS` characters, its middle is replaced by
+    "[...]"."""
     if len(text) <= _MOST_CHARS:
         return text
     half = _MOST_CHARS // 2

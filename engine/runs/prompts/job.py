@@ -1,8 +1,9 @@
-"""A search for a prompt from its exam before to its exam after, whoever samples the answers.
+"""A search for a prompt, from the exam before it to the exam after it, whoever samples the answers.
 
-The model answers the held-out tasks with the environment's own texts; then the search (search.py),
-which never sees those tasks; then the same tasks with the texts that it chose. The two exams are
-step 0 and the last step of the run, so its verdict is made as that of a training run.
+The model first answers the held-out tasks with the environment's own texts (system message and tool
+descriptions). Then comes the search (search.py), which never sees those tasks. Then the model
+answers the same tasks with the texts that the search chose. The two exams are step 0 and the last
+step of the run, so its verdict is made like that of a training run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.run_config import PromptConfig
 from engine.runs.evaluation import exam
 from engine.runs.prompts.reflection import Reflection
-from engine.runs.prompts.search import Answers, Found, Round, Search, most_rounds
+from engine.runs.prompts.search import Answers, Round, Search, SearchResult, most_rounds
 from engine.runs.prompts.tasks import SearchTasks, search_tasks
 from engine.runs.prompts.versions import make_version
 from engine.wording.asked import asked_otherwise
@@ -35,10 +36,12 @@ SLICE = 64  # held-out tasks between two looks at a request to stop
 
 
 class Desk(Protocol):
-    """What a process that searches offers: the run's files, and answers."""
+    """What `PromptJob` needs from the process that runs it: answers to tasks, and the run's
+    files."""
 
     def play(self, tasks: Sequence[TaskRow]) -> list[EvaluationRow]:
-        """Answer each task once, greedily, and score it; a row for each, in their order."""
+        """Answer each task once, greedily, and score the answer; return a row for each task, in
+        order."""
         ...
 
     def event(self, name: str, message: str, **fields: Any) -> None:
@@ -64,10 +67,15 @@ class Desk(Protocol):
 
 @dataclass(frozen=True)
 class PromptJob:
-    """One search: its run, and who answers.
+    """One search for a prompt, with its exams before and after it.
 
     Attributes:
-        left_out: for a task as it would be asked, why it cannot be; "" where it can.
+        run: the folder of the run.
+        config: its config.
+        env: the environment version whose prompt is searched for.
+        desk: answers tasks and writes events and metrics.
+        left_out: takes a task as it would be asked, and returns why it cannot be asked, e.g.
+            because it is too long; "" if it can.
     """
 
     run: RunDir
@@ -77,10 +85,11 @@ class PromptJob:
     left_out: Callable[[TaskRow], str] = lambda task: ""
 
     def carry_out(self, reflection: Reflection) -> JsonObject:
-        """Search to the end; returns the content of result.json.
+        """Carry out the search and both exams, and return the content of result.json.
 
-        Raises Refused or EndpointDown where the endpoint cannot be asked, UserError where the
-        environment has no texts that all its tasks share, and what the desk raises.
+        `reflection` asks the endpoint that writes prompts. Raises Refused or EndpointDown if that
+        endpoint cannot be asked, UserError if the environment has no texts that all its tasks
+        share, and whatever the desk raises.
         """
         settings, desk = self.config.settings, self.desk
         tasks = search_tasks(self.run.home, self.env, settings)
@@ -93,23 +102,27 @@ class PromptJob:
             total_steps=rounds + 1,  # the last is the exam
         )
         self._tell_sealed(tasks)
-        self._first_line(texts)
-        before = self._exam(0, heldout, texts)
+        self._record_first_prompt(texts)
+        before = self._take_exam(0, heldout, texts)
         if last_line(self.run.metrics) is None:
             desk.metrics(0, summarise(before).curves())
-        found = self._searched(tasks, texts, reflection)
+        search_result = self._search(tasks, texts, reflection)
         desk.check_stop()
         if reflection.failure is not None:
             raise reflection.failure
-        step = found.rounds + 1
-        after = self._exam(step, heldout, found.texts) if found.is_new else self._same(step, before)
-        env_id, problem = self._version(found)
-        self._last_line(found, env_id)
-        self.desk.metrics(step, summarise(after).curves())
-        return self._result(found, tasks, env_id, problem, reflection, texts)
+        last_step = search_result.rounds + 1
+        if search_result.is_new:
+            after = self._take_exam(last_step, heldout, search_result.texts)
+        else:
+            after = self._copy_exam(last_step, before)
+        env_id, problem = self._push_version(search_result)
+        self._record_chosen_prompt(search_result, env_id)
+        self.desk.metrics(last_step, summarise(after).curves())
+        return self._result(search_result, tasks, env_id, problem, reflection, texts)
 
     def _own_texts(self) -> Texts:
-        """The environment's own texts. Raises UserError BAD_ARGUMENT where tasks share none."""
+        """Return the environment's own texts. Raises UserError BAD_ARGUMENT if its tasks share
+        none."""
         rows = read_tasks(self.env)
         texts = texts_of(rows, self.env.tools, with_tools=self.config.settings.tool_texts)
         if not texts:
@@ -123,27 +136,25 @@ class PromptJob:
             self.desk.event("sealed_tasks", text, tasks=tasks.sealed)
 
     def _play(self, tasks: Sequence[TaskRow], texts: Texts) -> list[EvaluationRow]:
-        """Answer tasks with `texts`; one that cannot be asked with them earns nothing."""
+        """Let the model answer the tasks with `texts`; return a row for each task, in order. A task
+        that cannot be asked with these texts gets a row with reward 0."""
         self.desk.check_stop()
-        asked = [self._asked(task, texts) for task in tasks]
-        reasons = [self.left_out(task) for task in asked]
-        rows = iter(
-            self.desk.play(
-                [task for task, reason in zip(asked, reasons, strict=True) if not reason]
-            )
-        )
+        tasks_with_texts = [self._task_with_texts(task, texts) for task in tasks]
+        obstacles = [self.left_out(task) for task in tasks_with_texts]  # "": it can be asked
+        pairs = list(zip(tasks_with_texts, obstacles, strict=True))
+        answered_rows = iter(self.desk.play([task for task, obstacle in pairs if not obstacle]))
         return [
-            self._not_asked(task, reason) if reason else next(rows)
-            for task, reason in zip(asked, reasons, strict=True)
+            self._row_of_unasked(task, obstacle) if obstacle else next(answered_rows)
+            for task, obstacle in pairs
         ]
 
-    def _asked(self, task: TaskRow, texts: Texts) -> TaskRow:
+    def _task_with_texts(self, task: TaskRow, texts: Texts) -> TaskRow:
         """The task as it is asked with `texts`; it is scored as it was."""
         tools = tools_with(tools_of(task, self.env.tools), texts)
         return asked_otherwise(task, prompt_with(task["prompt"], texts), tools)
 
-    def _not_asked(self, task: TaskRow, reason: str) -> EvaluationRow:
-        """The row of a task that could not be asked."""
+    def _row_of_unasked(self, task: TaskRow, reason: str) -> EvaluationRow:
+        """Make the row of a task that could not be asked; `reason` becomes its error."""
         return EvaluationRow(
             model=self.config.model,
             half=TEST,
@@ -160,23 +171,27 @@ class PromptJob:
             tokens=0,
         )
 
-    def _exam(self, step: int, heldout: Sequence[TaskRow], texts: Texts) -> Sequence[EvaluationRow]:
-        """Answer the held-out tasks with `texts`, or what of them an earlier attempt did not; the
-        rows are written to the file of `step`."""
+    def _take_exam(
+        self, step: int, heldout: Sequence[TaskRow], texts: Texts
+    ) -> Sequence[EvaluationRow]:
+        """Let the model answer the held-out tasks with `texts`, and append the rows to the file of
+        `step`. Tasks whose rows an earlier attempt of the run wrote are not asked again. Returns
+        all rows."""
         path = self.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_evaluation(path)
-        done = {row.task for row in rows}
-        left = [task for task in heldout if task["id"] not in done]
+        answered_ids = {row.task for row in rows}
+        tasks_left = [task for task in heldout if task["id"] not in answered_ids]
         with Appender(path) as file:
-            for start in range(0, len(left), SLICE):
-                for row in self._play(left[start : start + SLICE], texts):
+            for start in range(0, len(tasks_left), SLICE):
+                for row in self._play(tasks_left[start : start + SLICE], texts):
                     file.append(row.to_line())
                     rows.append(row)
         return rows
 
-    def _same(self, step: int, rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
-        """The exam of a prompt that is the one from before: the same answers."""
+    def _copy_exam(self, step: int, rows: Sequence[EvaluationRow]) -> Sequence[EvaluationRow]:
+        """Write the rows of the first exam as those of `step` too, and return them. The search has
+        chosen the prompt from before it, whose answers would be the same."""
         self.desk.event("no_better_prompt", "no prompt earned more than the environment's own")
         path = self.run.evals(step)
         path.unlink(missing_ok=True)
@@ -185,9 +200,9 @@ class PromptJob:
                 file.append(row.to_line())
         return rows
 
-    def _searched(self, tasks: SearchTasks, texts: Texts, reflection: Reflection) -> Found:
-        """Search from `texts`."""
-        search = Search(
+    def _search(self, tasks: SearchTasks, texts: Texts, reflection: Reflection) -> SearchResult:
+        """Search for better texts, beginning with `texts`, and return the result."""
+        prompt_search = Search(
             self.run.search,
             self.config.settings,
             tasks,
@@ -197,9 +212,9 @@ class PromptJob:
             self._on_round,
             self.desk.is_stopping,
         )
-        return search.run(texts)
+        return prompt_search.run(texts)
 
-    def _first_line(self, texts: Texts) -> None:
+    def _record_first_prompt(self, texts: Texts) -> None:
         """Begin prompts.jsonl with the environment's own texts."""
         if not self.run.prompts.exists():
             self._append(PromptLine(round=0, texts=dict(texts)))
@@ -209,115 +224,135 @@ class PromptJob:
         with Appender(self.run.prompts) as file:
             file.append(line.to_line())
 
-    def _on_round(self, done: Round, search: Search) -> None:
-        """Write down a round: its rollouts, its prompt, its numbers."""
-        sides = [answers for answers in (done.before, done.after) if answers is not None]
-        self._write_rollouts(done.number, sides)
-        if done.after is not None:
-            keep_lines(self.run.prompts, lambda line: line["round"] < done.number)
+    def _on_round(self, search_round: Round, search: Search) -> None:
+        """Record a round of the search: its rollouts, its new prompt and its metrics."""
+        answer_sets = [
+            answers for answers in (search_round.before, search_round.after) if answers is not None
+        ]
+        self._write_rollouts(search_round.number, answer_sets)
+        if search_round.after is not None:
+            keep_lines(self.run.prompts, lambda line: line["round"] < search_round.number)
             line = PromptLine(
-                round=done.number,
-                texts=dict(done.after.texts),
-                before=done.before.mean if done.before else None,
-                after=done.after.mean,
+                round=search_round.number,
+                texts=dict(search_round.after.texts),
+                before=search_round.before.mean if search_round.before else None,
+                after=search_round.after.mean,
             )
-            chosen = {} if done.chosen_by is None else {"chosen_by": done.chosen_by}
+            chosen = {} if search_round.chosen_by is None else {"chosen_by": search_round.chosen_by}
             self._append(line.model_copy(update=chosen))
         use = search.reflection.use
         values: dict[str, float | None] = {
-            "tried_reward": done.after.mean if done.after else None,
-            "reward_before": done.before.mean if done.before else None,
+            "tried_reward": search_round.after.mean if search_round.after else None,
+            "reward_before": search_round.before.mean if search_round.before else None,
             "chosen_reward": search.best,
             "rollouts": float(search.rollouts),
             "reflection_calls": float(use.calls),
             "reflection_cost": use.cost,
         }
-        self.desk.rewind(done.number - 1)  # of an attempt that was interrupted before it was saved
-        self.desk.metrics(done.number, values)
+        self.desk.rewind(
+            search_round.number - 1
+        )  # of an attempt that was interrupted before it was saved
+        self.desk.metrics(search_round.number, values)
 
-    def _write_rollouts(self, step: int, sides: Sequence[Answers]) -> None:
-        """Write the answers of a round: member 0 of a task with the prompt before, 1 with the new
-        one."""
+    def _write_rollouts(self, step: int, answer_sets: Sequence[Answers]) -> None:
+        """Write the answers of a round to the rollout file of `step`. Each task is a group: member
+        0 is the answer with the old prompt, member 1 the answer with the new one."""
         path = self.run.rollouts(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         shared = set(TrajectoryRecord.model_fields) & set(EvaluationRow.model_fields)
         with Appender(path) as file:
-            for member, side in enumerate(sides):
-                for group, row in enumerate(side.rows):
+            for member, answers in enumerate(answer_sets):
+                for group, row in enumerate(answers.rows):
+                    messages = row.messages or []
                     record = TrajectoryRecord(
                         **row.model_dump(include=shared, exclude_unset=True),
                         step=step,
                         group=group,
                         member=member,
                         advantage=0.0,
-                        turns=sum(m["role"] == "assistant" for m in row.messages or []),
+                        turns=sum(message["role"] == "assistant" for message in messages),
                     )
                     file.append(record.to_line())
 
-    def _version(self, found: Found) -> tuple[str, str]:
-        """Push the version of the prompt that was chosen: (its id, why there is none)."""
-        if not found.is_new:
+    def _push_version(self, search_result: SearchResult) -> tuple[str, str]:
+        """Push an environment version with the prompt that the search chose. Returns (its id, ""),
+        or ("", why it could not be pushed); both are "" if the search chose no new prompt."""
+        if not search_result.is_new:
             return "", ""
         try:
-            env_id = make_version(self.run.home, self.env, found.texts)
+            env_id = make_version(self.run.home, self.env, search_result.texts)
         except UserError as error:  # the texts are in the result all the same
             self.desk.event("not_pushed", f"the prompt could not be pushed: {error.message}")
             return "", error.message
         self.desk.event("pushed", f"the prompt is the environment {env_id}", env_id=env_id)
         return env_id, ""
 
-    def _last_line(self, found: Found, env_id: str) -> None:
-        """End prompts.jsonl with the prompt that was chosen, and the version of it."""
-        if found.is_new:
+    def _record_chosen_prompt(self, search_result: SearchResult, env_id: str) -> None:
+        """Append the prompt that the search chose to prompts.jsonl, with the id of its version if
+        it could be pushed."""
+        if search_result.is_new:
             line = PromptLine(
-                round=found.rounds + 1, texts=dict(found.texts), chosen_by=found.chosen_by
+                round=search_result.rounds + 1,
+                texts=dict(search_result.texts),
+                chosen_by=search_result.chosen_by,
             )
             self._append(line.model_copy(update={"env_id": env_id}) if env_id else line)
 
     def _result(
         self,
-        found: Found,
+        search_result: SearchResult,
         tasks: SearchTasks,
         env_id: str,
         problem: str,
         reflection: Reflection,
         before: Texts,
     ) -> JsonObject:
-        """Make the content of result.json."""
+        """Make the content of result.json.
+
+        Args:
+            search_result: what the search chose.
+            tasks: the tasks of the search.
+            env_id: the id of the version with the new prompt; "" for none.
+            problem: why there is no such version; "" if there is one or none is needed.
+            reflection: asked the endpoint; it knows what that took.
+            before: the environment's own texts.
+        """
         verdict = run_verdict(self.run).to_json()
         use = {name: use.to_json() for name, use in reflection.answered.use.items()}
         prompt: JsonObject = {
             "env_id": env_id,
             "of": self.env.env_id,
-            "texts": dict(found.texts),
+            "texts": dict(search_result.texts),
             "texts_before": dict(before),
-            "rounds": found.rounds,
-            "rollouts": found.rollouts,
+            "rounds": search_result.rounds,
+            "rollouts": search_result.rollouts,
             "chosen_by": {
                 "tasks": len(tasks.choosing),
-                "before": round(found.chosen_by_before, 6),
-                "after": round(found.chosen_by, 6),
+                "before": round(search_result.chosen_by_before, 6),
+                "after": round(search_result.chosen_by, 6),
             },
-            "stopped_by": found.stopped_by,
+            "stopped_by": search_result.stopped_by,
         }
         if problem:
             prompt["not_pushed"] = problem
         return {
-            "steps": found.rounds + 1,
+            "steps": search_result.rounds + 1,
             "verdict": verdict["verdict"],
-            "summary": " ".join([verdict.get("summary", ""), _in_words(found, env_id, problem)]),
+            "summary": " ".join(
+                [verdict.get("summary", ""), _describe_result(search_result, env_id, problem)]
+            ),
             "evidence": verdict,
             "prompt": prompt,
             "endpoints": {"models": use, "total": reflection.answered.total.to_json()},
         }
 
 
-def _in_words(found: Found, env_id: str, problem: str) -> str:
-    """What a search came to, in a sentence or two."""
-    ended = f", ended by {found.stopped_by}" if found.stopped_by else ""
-    effort = f"{found.rounds} rounds, {found.rollouts} rollouts{ended}"
-    if not found.is_new:
+def _describe_result(search_result: SearchResult, env_id: str, problem: str) -> str:
+    """Say in one sentence what a search has come to."""
+    ended = f", ended by {search_result.stopped_by}" if search_result.stopped_by else ""
+    effort = f"{search_result.rounds} rounds, {search_result.rollouts} rollouts{ended}"
+    if not search_result.is_new:
         return f"No prompt earned more than the environment's own ({effort})."
     if problem:
         return f"The new prompt could not be pushed ({problem}); result.json has it ({effort})."
@@ -325,7 +360,7 @@ def _in_words(found: Found, env_id: str, problem: str) -> str:
 
 
 def no_texts_error(env_id: str) -> UserError:
-    """The error for an environment whose tasks share no text that could be written anew."""
+    """Make the error for an environment whose tasks share no text that could be rewritten."""
     return UserError(
         "BAD_ARGUMENT",
         f"the tasks of {env_id} have different system messages, so no one prompt is theirs",

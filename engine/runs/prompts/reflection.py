@@ -38,8 +38,14 @@ class Reflection:
         stop: threading.Event,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
-        """Ask the endpoint of `config`; once `stop` is set no further request is sent. `beat` gives
-        a sign of life, again and again while a request is under way."""
+        """Prepare to ask the endpoint that the config names.
+
+        Args:
+            run: the run, in whose folder all calls are recorded.
+            config: the config of the run.
+            stop: once set, no further request is sent.
+            beat: gives a sign of life; called again and again while a request is under way.
+        """
         self.stopped_by = ""
         self.failure: Refused | EndpointDown | None = None
         self.answered = Answered(run.endpoint_calls, None, config.settings.max_cost)
@@ -47,7 +53,8 @@ class Reflection:
         self.client = ChatClient(config.reflection, key, stop)
         self._config, self._beat = config, beat
         self._name = f"{config.settings.reflection} (reflection)"
-        self._asked: Counter[str] = Counter()  # how often in this process, by hash of the text
+        # Hash of a request's messages -> how often this process has sent it.
+        self._times_asked: Counter[str] = Counter()
 
     def close(self) -> None:
         """Close the connections and the file."""
@@ -61,27 +68,30 @@ class Reflection:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can be asked."""
-        most = self._config.settings.max_calls
-        if self.use.calls >= most and not self.stopped_by:
-            self.stopped_by = f"max_calls = {most}"
+        """Whether a cap or a failure of the endpoint allows no further request."""
+        call_limit = self._config.settings.max_calls
+        if self.use.calls >= call_limit and not self.stopped_by:
+            self.stopped_by = f"max_calls = {call_limit}"
         return bool(self.stopped_by) or self.failure is not None
 
     def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        """The endpoint's answer to `prompt`, a text or messages.
+        """Return the endpoint's answer to `prompt`, which is a text or a list of messages. gepa
+        calls this.
 
-        Raises OutOfBudget, Refused, EndpointDown or Cancelled.
+        Raises OutOfBudget if a cap is reached, Refused or EndpointDown if the endpoint cannot be
+        asked, Cancelled if the run was asked to stop.
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         digest = hashlib.sha256(str(messages).encode("utf-8", "replace")).hexdigest()[:16]
-        place = (self._name, f"reflection {digest}", 0, self._asked[digest])
-        self._asked[digest] += 1
+        # (model, task, attempt, turn): what an earlier attempt of the run asked is found by it.
+        call_key = (self._name, f"reflection {digest}", 0, self._times_asked[digest])
+        self._times_asked[digest] += 1
         request = Request(messages, [], self._options)
         try:
             if self.is_over:
                 raise OutOfBudget(self.stopped_by)
             with self._beating():
-                call = ask_once(self.client, self.answered, place, request)
+                call = ask_once(self.client, self.answered, call_key, request)
         except OutOfBudget as cap:
             self.stopped_by = self.stopped_by or str(cap)
             raise
@@ -94,15 +104,16 @@ class Reflection:
 
     @contextmanager
     def _beating(self) -> Iterator[None]:
-        """A context in which signs of life are given: a request has limits of its own, and may take
-        longer than a process may be silent."""
+        """Context manager: give signs of life while the block runs. A request has time limits of
+        its own, and may take longer than a run may be silent."""
         is_over = threading.Event()
 
-        def beat() -> None:
+        def beat_until_over() -> None:
+            """Give a sign of life every `_BEAT_S` seconds."""
             while not is_over.wait(_BEAT_S):
                 self._beat()
 
-        thread = threading.Thread(target=beat, daemon=True)
+        thread = threading.Thread(target=beat_until_over, daemon=True)
         thread.start()
         try:
             yield

@@ -1,9 +1,10 @@
 """The search itself: the library gepa (Agrawal et al., "GEPA: Reflective Prompt Evolution Can
 Outperform Reinforcement Learning", arXiv 2507.19457), given our rollouts, scores and endpoint.
 
-In every round it answers a few train tasks with a prompt so far, has the endpoint write another
-from the answers and what they earned, answers the same tasks with that, and if they earn more, the
-tasks that choose. gepa keeps its state in a folder after every round, from which a run goes on.
+A round answers a few train tasks with one of the prompts so far. The endpoint then writes a new
+prompt from these answers and what they earned. The same tasks are answered with the new prompt, and
+if these answers earn more, so are the tasks that choose among prompts. gepa keeps its state in a
+folder after every round; a later attempt of the run continues from that.
 """
 
 import hashlib
@@ -61,14 +62,14 @@ class Answers:
 
 @dataclass
 class Round:
-    """A round of the search; None or empty for what did not come to be in it.
+    """A round of the search. A field is None or empty if the round did not get so far.
 
     Attributes:
-        number: from 1.
-        before, after: the answers to the train tasks of the round, by the prompt that was taken up
-            and by the new one.
+        number: the number of the round, from 1.
+        before, after: the answers to the train tasks of the round, with the old prompt and with the
+            new one.
         new_texts: what the endpoint wrote.
-        chosen_by: mean reward of the new prompt on the tasks that choose.
+        chosen_by: mean reward of the new prompt on the tasks that choose among prompts.
     """
 
     number: int
@@ -79,15 +80,17 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a search came to.
+class SearchResult:
+    """The result of a search.
 
     Attributes:
-        texts: the best ones.
-        is_new: whether they are not those that it began with.
-        chosen_by, chosen_by_before: mean reward on the tasks that choose, of these and of those.
-        rounds, rollouts: how many there were in all attempts.
-        stopped_by: the setting that ended it, with its value; "" where every such task was solved.
+        texts: the best texts.
+        is_new: whether they differ from the texts that the search began with.
+        chosen_by, chosen_by_before: mean reward on the tasks that choose among prompts, with the
+            best texts and with the first ones.
+        rounds, rollouts: how many there were in all attempts of the run together.
+        stopped_by: the setting that ended the search, with its value; "" if every task that chooses
+            was solved.
     """
 
     texts: Texts
@@ -103,18 +106,20 @@ Play = Callable[[Sequence[TaskRow], Texts], list[EvaluationRow]]
 
 
 def reward_of(row: EvaluationRow) -> float:
-    """What an answer earned; 0 where it could not be scored."""
+    """Return the reward of an answer; 0 if the answer could not be scored."""
     return 0.0 if row.error else float(row.reward or 0.0)
 
 
-def rollouts_per_round(settings: PromptSettings, choosing: int) -> int:
-    """The most rollouts of a round, where `choosing` tasks choose among prompts."""
-    return 2 * settings.prompts_per_step + choosing
+def rollouts_per_round(settings: PromptSettings, choosing_count: int) -> int:
+    """Return the most rollouts that one round takes, if `choosing_count` tasks choose among
+    prompts."""
+    return 2 * settings.prompts_per_step + choosing_count
 
 
-def most_rounds(settings: PromptSettings, choosing: int) -> int:
-    """How many rounds there can be at most, where none of them finds anything."""
-    return max(0, settings.max_rollouts - choosing) // (2 * settings.prompts_per_step)
+def most_rounds(settings: PromptSettings, choosing_count: int) -> int:
+    """Return how many rounds the rollouts allow if no round finds a better prompt. Before the first
+    round the `choosing_count` tasks that choose among prompts are answered once."""
+    return max(0, settings.max_rollouts - choosing_count) // (2 * settings.prompts_per_step)
 
 
 class Search:
@@ -136,11 +141,14 @@ class Search:
         """Prepare a search, or another attempt of one.
 
         Args:
-            folder: where its state is kept; one that has state goes on.
-            play: answers tasks with some texts.
+            folder: where gepa keeps the state of the search; existing state is continued.
+            settings: the settings of the run.
+            tasks: the tasks to reflect on, and those that choose among prompts.
+            play: answers tasks with given texts.
+            reflection: asks the endpoint that writes prompts.
             redact: hides secrets in what the endpoint is shown.
-            on_round: is told of each round when it is over.
-            is_stopping: whether the run was asked to stop.
+            on_round: called after each round.
+            is_stopping: returns whether the run was asked to stop.
         """
         self.folder, self.settings, self.tasks = folder, settings, tasks
         self.reflection = reflection
@@ -148,20 +156,23 @@ class Search:
         self.rollouts = 0
         self._play, self._redact, self._on_round = play, redact, on_round
         self._is_stopping = is_stopping
-        self._choosing = {task["id"] for task in tasks.choosing}
+        self._choosing_ids = {task["id"] for task in tasks.choosing}
         self._round = Round(0)
         self._stopped_by = ""
-        self._known: dict[str, dict[str, float]] = {}  # hash of texts -> task -> reward
+        self._choosing_rewards: dict[
+            str, dict[str, float]
+        ] = {}  # hash of texts -> task id -> reward
 
-    def run(self, texts: Texts) -> Found:
-        """Search from `texts` until a cap is reached or every task that chooses is solved.
+    def run(self, texts: Texts) -> SearchResult:
+        """Search, beginning with `texts`, until a cap is reached or every task that chooses is
+        solved.
 
-        What ended it by force is for the caller to ask: a request to stop, and what `reflection`
-        says. Raises what `play` raises.
+        If the run was asked to stop, or the endpoint failed, the search ends too: the caller must
+        ask for that. Raises what `play` raises.
         """
         gepa: Any = importlib.import_module(PACKAGE)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._read_known()
+        self._read_choosing_rewards()
         with Appender(self.folder / "choosing.jsonl") as file:
             self._file = file
             result = gepa.optimize(
@@ -186,7 +197,7 @@ class Search:
                 seed=self.settings.seed,
             )
         scores = result.val_aggregate_scores
-        return Found(
+        return SearchResult(
             texts=dict(result.best_candidate),
             is_new=dict(result.best_candidate) != dict(texts),
             chosen_by=float(scores[result.best_idx]),
@@ -197,84 +208,100 @@ class Search:
         )
 
     def log(self, message: str) -> None:
-        """gepa's own log: the run has events instead."""
+        """Drop a line of gepa's own log: the run has events instead."""
 
     def should_stop(self, state: Any) -> bool:
-        """Whether the search is over before another round: gepa asks with its state."""
+        """Return whether to end the search before the next round; gepa calls this with its
+        state."""
         self.rollouts = int(state.total_num_evals)
-        scores = [state.get_program_average_val_subset(i)[0] for i in range(self._count(state))]
-        best = self.best = max(scores)
-        needed = rollouts_per_round(self.settings, len(self.tasks.choosing))
+        prompt_indices = range(self._count_prompts(state))
+        best = max(state.get_program_average_val_subset(index)[0] for index in prompt_indices)
+        self.best = best
         if self._is_stopping() or self.reflection.is_over or best >= FULL_REWARD:
             return True
-        if self.rollouts + needed > self.settings.max_rollouts:
+        needed_rollouts = rollouts_per_round(self.settings, len(self.tasks.choosing))
+        if self.rollouts + needed_rollouts > self.settings.max_rollouts:
             self._stopped_by = f"max_rollouts = {self.settings.max_rollouts}"
             return True
         return False
 
     @staticmethod
-    def _count(state: Any) -> int:
-        """How many prompts were kept so far."""
+    def _count_prompts(state: Any) -> int:
+        """Return how many prompts gepa has kept so far."""
         return len(state.program_candidates)
 
     def evaluate(self, batch: list[TaskRow], candidate: Texts, capture_traces: bool = False) -> Any:
-        """Answer tasks: gepa asks so for the tasks of a round, and for those that choose."""
-        chooses = batch[0]["id"] in self._choosing
-        kept = self._known.get(_hash_of(candidate), {}) if chooses else {}
-        if kept and all(task["id"] in kept for task in batch):
-            self._round.chosen_by = fmean(kept[task["id"]] for task in batch)
-            return self._batch([None] * len(batch), [kept[task["id"]] for task in batch], None)
+        """Answer the tasks of `batch` with the texts `candidate`; return the rewards in gepa's
+        form.
+
+        gepa calls this for the train tasks of a round and for the tasks that choose. If an earlier
+        attempt of the run stored the rewards of the tasks that choose, they are not answered again.
+        """
+        chooses = batch[0]["id"] in self._choosing_ids
+        stored = self._choosing_rewards.get(_hash_of(candidate), {}) if chooses else {}
+        if stored and all(task["id"] in stored for task in batch):
+            stored_rewards = [stored[task["id"]] for task in batch]
+            self._round.chosen_by = fmean(stored_rewards)
+            return self._as_gepa_batch([None] * len(batch), stored_rewards, None)
         rows = self._play(batch, candidate)
         answers = Answers(dict(candidate), batch, rows)
         rewards = [reward_of(row) for row in rows]
         if chooses:
-            self._keep(candidate, batch, rewards)
+            self._store_choosing_rewards(candidate, batch, rewards)
             self._round.chosen_by = answers.mean
         elif self._round.before is None:
             self._round.before = answers
         else:
             self._round.after = answers
-        return self._batch(rows, rewards, list(zip(batch, rows, strict=True)))
+        return self._as_gepa_batch(rows, rewards, list(zip(batch, rows, strict=True)))
 
     @staticmethod
-    def _batch(outputs: Sequence[Any], rewards: list[float], traces: list[Any] | None) -> Any:
-        """The answers in gepa's own form."""
+    def _as_gepa_batch(
+        outputs: Sequence[Any], rewards: list[float], traces: list[Any] | None
+    ) -> Any:
+        """Make gepa's own object for answered tasks: an output, a reward and a trace for each."""
         module: Any = importlib.import_module(f"{PACKAGE}.core.adapter")
         return module.EvaluationBatch(outputs=list(outputs), scores=rewards, trajectories=traces)
 
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[JsonObject]]:
-        """What the endpoint is shown, for each text that it is to write anew."""
+        """Return what the endpoint is shown of a round: text to rewrite -> examples of answers.
+        gepa calls this; every text gets the same examples."""
         examples = [example_of(task, row, self._redact) for task, row in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, examples)
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """gepa begins a round."""
+        """Begin a new round; gepa calls this."""
         self._round = Round(int(event["iteration"]))
 
     def on_proposal_end(self, event: Mapping[str, Any]) -> None:
-        """The endpoint wrote new texts."""
+        """Note the texts that the endpoint wrote; gepa calls this."""
         self._round.new_texts = dict(event["new_instructions"])
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
-        """A round is over; where the run is stopping it may be half of one."""
+        """Report a finished round; gepa calls this. If the run is stopping, the round may be
+        incomplete and is not reported."""
         self.rollouts = int(event["state"].total_num_evals)
         if not self._is_stopping():
             self._on_round(self._round, self)
 
-    def _keep(self, texts: Texts, tasks: Sequence[TaskRow], rewards: Sequence[float]) -> None:
-        """Write down what the tasks that choose earned, so that no attempt asks them again."""
-        earned = {task["id"]: reward for task, reward in zip(tasks, rewards, strict=True)}
-        self._known[_hash_of(texts)] = earned
-        self._file.append({"texts": _hash_of(texts), "rewards": earned})
+    def _store_choosing_rewards(
+        self, texts: Texts, tasks: Sequence[TaskRow], rewards: Sequence[float]
+    ) -> None:
+        """Store the rewards of the tasks that choose, so that no later attempt answers them
+        again."""
+        reward_by_task = {task["id"]: reward for task, reward in zip(tasks, rewards, strict=True)}
+        self._choosing_rewards[_hash_of(texts)] = reward_by_task
+        self._file.append({"texts": _hash_of(texts), "rewards": reward_by_task})
 
-    def _read_known(self) -> None:
-        """Read what tasks that choose earned in earlier attempts."""
+    def _read_choosing_rewards(self) -> None:
+        """Read the rewards of the tasks that choose which earlier attempts of the run have
+        stored."""
         lines, _ = read_lines(self.folder / "choosing.jsonl", 0, max_bytes=1 << 30)
-        self._known = {str(line["texts"]): dict(line["rewards"]) for line in lines}
+        self._choosing_rewards = {str(line["texts"]): dict(line["rewards"]) for line in lines}
 
 
 def _hash_of(texts: Texts) -> str:
-    """A hash of texts by their names."""
+    """Return a hash of texts and their names."""
     return hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).hexdigest()[:24]

@@ -88,7 +88,8 @@ class ResolvedSearch:
         return self.settings.max_rollouts + 2 * heldout
 
     def in_words(self) -> str:
-        """What it asks and what that takes."""
+        """Say how many answers and requests the search takes at most, and the expected money and
+        time."""
         hours = self.hours
         asked = f"up to {self.answers} answers of {self.model.ref}"
         calls = min(self.settings.max_calls, self.rounds)
@@ -101,20 +102,23 @@ class ResolvedSearch:
         return f"{asked}, about {words(hours.likely)} ({between})"
 
     def to_json(self) -> Reply:
-        """The estimate by name."""
+        """Return the estimate of the search as fields of a reply."""
         estimate: Reply = {
             "answers": self.answers,
             "calls": min(self.settings.max_calls, self.rounds),
             "hours": self.hours.to_json(),
             "gpu_hours": self.hours.to_json(),
         }
-        return estimate | ({"money": self.money.to_json()} if self.money is not None else {})
+        if self.money is not None:
+            estimate["money"] = self.money.to_json()
+        return estimate
 
 
 def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
-    """Find everything that the search needs, and choose its settings.
+    """Find everything that the search needs, choose its settings, and estimate its time and money.
 
-    Raises UserError: BAD_ARGUMENT, NO_TORCH, ENV_*, MODEL_*, SETTING_*.
+    Raises UserError BAD_ARGUMENT, NO_TORCH, ENV_*, MODEL_* or SETTING_* if something is missing or
+    does not fit.
     """
     if not request.env_id:
         raise no_env_error()
@@ -122,7 +126,7 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
     endpoint = checks.reflecting_endpoint(home, request.settings.get("reflection"))
     record = scored_env(home, request.env_id, "given a better prompt")
     checks.check_env(record)
-    model = _model(home, request)
+    model = _find_model(home, request)
     checks.require_gepa(sys.executable if model.endpoint else launcher.worker_python(home))
     facts = env_facts.env_facts(
         home,
@@ -139,17 +143,17 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
         require_price(model.endpoint)
     tasks = search_tasks(home, record, settings)
     checks.check_budget(tasks, settings, record.env_id)
-    hours = _hours(home, model, settings, facts, record)
-    money = _money(endpoint, settings, tasks, facts)
-    own = endpoint_cost([model], _asking(settings, facts, record))
-    if own is not None and money is not None:
-        money = _sum(money, own.money, settings.max_cost)
+    hours = _answer_hours(home, model, settings, facts, record)
+    money = _reflection_money(endpoint, settings, tasks, facts)
+    answer_cost = endpoint_cost([model], _asking(settings, facts, record))
+    if answer_cost is not None and money is not None:
+        money = _add_money(money, answer_cost.money, settings.max_cost)
     return ResolvedSearch(record, model, endpoint, settings, sources, tasks, facts, hours, money)
 
 
-def _model(home: Home, request: TrainRequest) -> ModelRef:
-    """The model that answers. Raises UserError MODEL_*; SETTING_NOT_APPLICABLE for `thinking` of
-    one behind a URL."""
+def _find_model(home: Home, request: TrainRequest) -> ModelRef:
+    """Return the model that answers the tasks. Raises UserError MODEL_* if it is missing,
+    SETTING_NOT_APPLICABLE if `thinking` is set and the model is behind a URL."""
     model = start_models.model_to_ask(home, request.model)
     if model.endpoint is None:
         require_files(model)
@@ -164,8 +168,12 @@ def _model(home: Home, request: TrainRequest) -> ModelRef:
 
 
 def audit_warnings(record: EnvRecord, settings: PromptSettings) -> list[str]:
-    """What the stored reward audit says. Raises UserError REWARD_RISK where it fails, as for GRPO:
-    a search for reward finds what a scorer pays for wrongly."""
+    """Return a warning if the stored reward audit found that degenerate answers earn reward; else
+    [].
+
+    Raises UserError REWARD_RISK instead unless the setting `accept_reward_risk` is on: like GRPO, a
+    search for reward finds whatever a scorer pays for wrongly.
+    """
     if record.audit.verdict != "risk":
         return []
     problem = record.audit.headline or "degenerate answers earn"
@@ -181,50 +189,59 @@ def audit_warnings(record: EnvRecord, settings: PromptSettings) -> list[str]:
     )
 
 
-def _hours(
+def _answer_hours(
     home: Home, model: ModelRef, settings: PromptSettings, facts: EnvFacts, record: EnvRecord
 ) -> Range:
-    """The device hours of all answers that there may be."""
+    """Estimate the device hours of all answers that the search may take; none for a model behind a
+    URL."""
     if model.endpoint is not None:
         return NO_HOURS
     return sampling_hours(home, [model], _asking(settings, facts, record))
 
 
 def _asking(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
-    """All answers that the model may give."""
+    """Describe how much the model samples in a search, in the form that estimates of time and money
+    take."""
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     heldout = min(settings.eval_rows, record.rows.get("heldout", 0))
-    rows = settings.max_rollouts + 2 * heldout
+    rows = settings.max_rollouts + 2 * heldout  # the held-out tasks before and after the search
     return Asking(limits, facts, rows, 1, score_workers=settings.score_workers)
 
 
-def _money(
+def _reflection_money(
     endpoint: Endpoint, settings: PromptSettings, tasks: SearchTasks, facts: EnvFacts
 ) -> Range | None:
-    """The money for the requests to the endpoint: one request, as many as there are rounds, all
-    that are allowed with answers of full length. None where it has no price."""
+    """Estimate the money for the requests to the endpoint that writes prompts; None if it has no
+    price.
+
+    The low value is one request, the likely one a request in every round, the high one all allowed
+    requests with answers of full length.
+    """
     if not is_priced(endpoint):
         return None
     calls = min(settings.max_calls, most_rounds(settings, len(tasks.choosing)))
-    question = facts.longest_prompt + settings.max_tokens + _EXAMPLE_CHARS / _CHARS_PER_TOKEN
-    read = _TEMPLATE_CHARS / _CHARS_PER_TOKEN + settings.prompts_per_step * question
-    usual = cost_of(endpoint, read / 2, settings.reflection_tokens / 4)
-    most = cost_of(endpoint, 2 * read, settings.reflection_tokens) * settings.max_calls
-    cap = settings.max_cost if settings.max_cost is not None else most
+    example_tokens = facts.longest_prompt + settings.max_tokens + _EXAMPLE_CHARS / _CHARS_PER_TOKEN
+    read_tokens = _TEMPLATE_CHARS / _CHARS_PER_TOKEN + settings.prompts_per_step * example_tokens
+    # A usual request reads half of that and writes a quarter of what it may; the longest request
+    # that is allowed for reads twice of it, because the numbers above are rough.
+    usual_cost = cost_of(endpoint, read_tokens / 2, settings.reflection_tokens / 4)
+    longest_cost = cost_of(endpoint, 2 * read_tokens, settings.reflection_tokens)
+    highest = longest_cost * settings.max_calls
+    cap = settings.max_cost if settings.max_cost is not None else highest
     return Range(
-        low=round(min(cap, usual), 6),
-        likely=round(min(cap, calls * usual), 6),
-        high=round(min(cap, most), 6),
+        low=round(min(cap, usual_cost), 6),
+        likely=round(min(cap, calls * usual_cost), 6),
+        high=round(min(cap, highest), 6),
     )
 
 
-def _sum(first: Range, second: Range, cap: float | None) -> Range:
-    """Two sums of money together, at most `cap`."""
-    most = math.inf if cap is None else cap
+def _add_money(first: Range, second: Range, cap: float | None) -> Range:
+    """Add two estimates of money; each sum is at most `cap` (None: no limit)."""
+    limit = math.inf if cap is None else cap
     return Range(
-        low=min(most, first.low + second.low),
-        likely=min(most, first.likely + second.likely),
-        high=min(most, first.high + second.high),
+        low=min(limit, first.low + second.low),
+        likely=min(limit, first.likely + second.likely),
+        high=min(limit, first.high + second.high),
     )
 
 
@@ -236,28 +253,28 @@ def price_warnings(plan: ResolvedSearch) -> list[str]:
 
 
 def warnings_of(request: TrainRequest, plan: ResolvedSearch) -> list[str]:
-    """What is doubtful about the search but no reason to refuse it. Raises UserError REWARD_RISK
-    where the reward audit is one."""
-    said = [
-        *registry.prefix_meant(request.env_id, plan.record),
+    """Return the warnings about a search: doubts that are no reason to refuse it. Raises UserError
+    REWARD_RISK if the reward audit is a reason."""
+    warnings = [
+        *registry.prefix_warning(request.env_id, plan.record),
         *audit_warnings(plan.record, plan.settings),
         *price_warnings(plan),
     ]
     if plan.tasks.sealed:
-        said.append(
+        warnings.append(
             f"{plan.tasks.sealed} train tasks hold tasks of a sealed exam: they are not sent away"
         )
     if not plan.record.rows.get("heldout"):
-        said.append("no task is held out: there will be no verdict")
-    return said
+        warnings.append("no task is held out: there will be no verdict")
+    return warnings
 
 
 @reports_unwritable_disk
 def submit_search(home: Home, request: TrainRequest) -> Reply:
-    """Queue a search for a prompt; returns the reply about it.
+    """Queue a search for a prompt, and return the reply about it.
 
-    A request that was made before with the same `request_id` queues nothing and gets the reply
-    about the run that it made first. Raises the errors of `resolve`, and BUDGET, NOT_APPROVED,
+    If the same request was made before with the same `request_id`, nothing is queued, and the reply
+    is about the first run. Raises the errors of `resolve`, and UserError BUDGET, NOT_APPROVED or
     REQUEST_CONFLICT.
     """
     check_request(request)
@@ -279,7 +296,8 @@ def submit_search(home: Home, request: TrainRequest) -> Reply:
 
 
 def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch) -> None:
-    """Raise UserError BUDGET or NOT_APPROVED if the search takes more than may be spent."""
+    """Raise UserError BUDGET if nothing is left of the home's hours or the search likely takes more
+    than its cap, NOT_APPROVED if it takes more than may be spent without asking a person."""
     check_hours_left(home, store)
     likely, cap = plan.hours.likely, request.cap_hours
     if likely > cap:
@@ -302,7 +320,8 @@ def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedS
 def _insert(
     home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch, warnings: list[str]
 ) -> RunRow:
-    """Write the run; adds warnings about it to the list."""
+    """Queue the run and write its folder; return its row. Warnings about the parent and about
+    held-out tasks that the model was trained on are added to `warnings`, in place."""
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
     report = contamination.of_training(home, plan.record, plan.model.ref)

@@ -34,28 +34,30 @@ class SearchTasks:
 
 
 def search_tasks(home: Home, env: EnvRecord, settings: PromptSettings) -> SearchTasks:
-    """The tasks of a search, the same at every call."""
+    """Choose the tasks of a search; every call with the same arguments chooses the same ones."""
     train = read_tasks(env, "train")
     choosing = exam.ordered(read_tasks(env, "dev"), settings.select_rows)
     reflected = list(train)
     if not choosing:
-        drawn = random.Random(f"{settings.seed}-choosing").sample(range(len(train)), len(train))
-        chosen = set(drawn[: min(settings.select_rows, len(train) // 2)])
-        choosing = [task for place, task in enumerate(train) if place in chosen]
-        reflected = [task for place, task in enumerate(train) if place not in chosen]
+        # Without dev tasks, train tasks drawn at random choose, at most half of them.
+        shuffled = random.Random(f"{settings.seed}-choosing").sample(range(len(train)), len(train))
+        choosing_count = min(settings.select_rows, len(train) // 2)
+        choosing_indices = set(shuffled[:choosing_count])
+        choosing = [task for index, task in enumerate(train) if index in choosing_indices]
+        reflected = [task for index, task in enumerate(train) if index not in choosing_indices]
     allowed = without_sealed(home, reflected)
     return SearchTasks(allowed, choosing, sealed=len(reflected) - len(allowed))
 
 
 def without_sealed(home: Home, tasks: Sequence[TaskRow]) -> list[TaskRow]:
-    """The tasks that hold no task of a sealed exam of this home, in whole or in part: those of a
-    sealed exam are not sent away."""
+    """Return the tasks that contain no task of a sealed exam of this home, in whole or in part. The
+    tasks of a sealed exam (which nobody may see) are not sent to an endpoint."""
     allowed = list(tasks)
-    for seal in sorted(home.envs.glob(f"*/*/{SEAL}")):
-        if not (seal.parent / SOURCE).is_dir():
+    for seal_file in sorted(home.envs.glob(f"*/*/{SEAL}")):
+        if not (seal_file.parent / SOURCE).is_dir():
             continue
-        index = HeldOut(_exam_rows(seal.parent))
-        allowed = [task for task in allowed if not index.matches(task)]
+        exam_index = HeldOut(_exam_rows(seal_file.parent))
+        allowed = [task for task in allowed if not exam_index.matches(task)]
     return allowed
 
 

@@ -20,18 +20,18 @@ _HEADER = re.compile(r"^\s*\[")
 
 
 def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
-    """Push a version of `env` whose tasks are asked with `texts`; returns its id.
+    """Push a version of `env` whose tasks are asked with `texts`, and return its id.
 
-    The bare name of the environment goes on meaning the version that it meant before. Raises
-    UserError where the version cannot be pushed.
+    The environment's bare name keeps meaning the version that it meant before. Raises UserError if
+    the version cannot be pushed.
     """
     newest = registry.find_env(home, env.name, sealed=True)
     with tempfile.TemporaryDirectory(prefix="honesmith-prompt-") as scratch:
         folder = Path(scratch) / "environment"
         shutil.copytree(env.source, folder)
-        path = folder / FILE
-        text = path.read_text("utf-8-sig") if path.is_file() else ""
-        path.write_text(with_prompt(text, texts, env.version.prompt_of or env.env_id), "utf-8")
+        toml_file = folder / FILE
+        toml = toml_file.read_text("utf-8-sig") if toml_file.is_file() else ""
+        toml_file.write_text(with_prompt(toml, texts, env.version.prompt_of or env.env_id), "utf-8")
         reply = push_env(home, folder, name=env.name)
     if newest.env_id != reply.env_id:
         _make_newest(home, newest)
@@ -46,8 +46,11 @@ def _make_newest(home: Home, record: EnvRecord) -> None:
 
 
 def with_prompt(toml: str, texts: Texts, of: str) -> str:
-    """The text of an environment.toml with a table [prompt] of these texts, in place of one that it
-    has. `of` is the version whose tasks are asked so."""
+    """Return the text of an environment.toml with a table [prompt] that holds these texts; a table
+    [prompt] that it has already is replaced.
+
+    `of` is the id of the version that has the same tasks without these texts.
+    """
     lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(of)}"]
     if SYSTEM in texts:
         lines.append(f"system = {_quoted(texts[SYSTEM])}")
@@ -59,13 +62,13 @@ def with_prompt(toml: str, texts: Texts, of: str) -> str:
 
 
 def _without_tables(toml: str) -> list[str]:
-    """The lines of a file that stand in no table [prompt], as this module writes such tables."""
+    """Return the lines of a TOML file without its tables [prompt] and [prompt.tools]."""
     kept: list[str] = []
-    is_inside = False
+    is_in_prompt_table = False
     for line in toml.rstrip("\n").split("\n"):
         if _HEADER.match(line):
-            is_inside = _TABLE.match(line) is not None
-        if not is_inside:
+            is_in_prompt_table = _TABLE.match(line) is not None
+        if not is_in_prompt_table:
             kept.append(line)
     while kept and not kept[-1].strip():
         kept.pop()
@@ -73,10 +76,15 @@ def _without_tables(toml: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """A text as a basic string of TOML, on one line."""
+    """Write a text as a basic string of TOML on one line, with quotes around it."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    parts = [
-        escapes.get(char) or (f"\\u{ord(char):04x}" if ord(char) < 32 or ord(char) == 127 else char)
-        for char in text.encode("utf-8", "replace").decode("utf-8")
-    ]
-    return f'"{"".join(parts)}"'
+    quoted = ""
+    for char in text.encode("utf-8", "replace").decode("utf-8"):  # a lone surrogate becomes "?"
+        is_control = ord(char) < 32 or ord(char) == 127
+        if char in escapes:
+            quoted += escapes[char]
+        elif is_control:
+            quoted += f"\\u{ord(char):04x}"
+        else:
+            quoted += char
+    return f'"{quoted}"'

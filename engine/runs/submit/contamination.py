@@ -146,7 +146,7 @@ def _compare_all(
         if training.env_id in overlaps
     ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
-    verdict, headline = _worst(overlaps.values())
+    verdict, headline = _worst_overlap(overlaps.values())
     if gone_env_ids:
         headline += f"; {', '.join(gone_env_ids)[:_GONE_CHARS]} is gone and was not compared"
     return Contamination(verdict, leaked, sources, headline)
@@ -159,7 +159,7 @@ def _counts_alone(overlap: Overlap) -> Overlap:
     return {**overlap, "examples": [], "headline": headline}
 
 
-def _worst(overlaps: Collection[Overlap]) -> tuple[str, str]:
+def _worst_overlap(overlaps: Collection[Overlap]) -> tuple[str, str]:
     """Return (verdict, headline) of the worst overlap.
 
     If there are no overlaps, the verdict is "clean", and the headline says that none of the models

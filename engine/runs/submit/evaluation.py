@@ -107,7 +107,7 @@ def submit_evaluation(
         return submit_regrade(home, request, cap_function)
     check_request(request)
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
-    if _loaded(models):
+    if _local_models(models):
         launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
     plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
     warnings = warnings_of(home, request, plan)
@@ -118,6 +118,7 @@ def submit_evaluation(
     with Store(home) as store:
         row = store.insert_run(new_run(request, plan), files.writer(home))
     reply = start_and_reply(home, row, warnings)
+    endpoint_figures = plan.endpoint_cost.to_json() if plan.endpoint_cost else {}
     return reply | {
         "models": list(request.models),
         "rows": plan.tasks.used,
@@ -125,7 +126,7 @@ def submit_evaluation(
         "estimate": {
             "gpu_hours": round(plan.hours.high, 4),
             "hours": plan.hours.to_json(),
-            **(plan.endpoint_cost.to_json() if plan.endpoint_cost else {}),
+            **endpoint_figures,
         },
         "summary": f"{reply['summary'].removesuffix('.')}: {_time_in_words(plan)}.",
     }
@@ -166,7 +167,7 @@ def _time_in_words(plan: ResolvedEvaluation) -> str:
     work = f"{counted(len(plan.models), 'model')}, {counted(plan.tasks.used, 'task')}"
     if plan.endpoint_cost is not None:
         work += f", {plan.endpoint_cost.in_words()}"
-    if not _loaded(plan.models):
+    if not _local_models(plan.models):
         return work
     return f"{work}, about {words(hours.likely)} ({words(hours.low)} to {words(hours.high)})"
 
@@ -209,17 +210,17 @@ def resolve(
     """
     record = scored_env(home, request.env_id, "evaluated", sealed=True)
     _refuse_part_of_exam(request, record)
-    loaded = _loaded(models)
-    for model in loaded:
+    local_models = _local_models(models)
+    for model in local_models:
         require_files(model)
     endpoint_checks.check(models, request.settings, record.kind, rewords=bool(request.kinds))
-    resolved, facts = _sampling(home, record, models, request)
+    resolved, facts = _resolve_sampling(home, record, models, request)
     tasks = _chosen_tasks(request, record)
     settings = _with_max_length(resolved.settings, models)
     # Each task is asked once as it is, and once more for each kind of other words (`perturb`).
     answers_per_task = request.attempts * (1 + len(request.kinds))
     work = _sampling_work(settings, facts, tasks, answers_per_task)
-    hours = sampling_hours(home, loaded, work) if loaded else NO_HOURS
+    hours = sampling_hours(home, local_models, work) if local_models else NO_HOURS
     cap = cap_of_hours(hours.high)
     cost = endpoint_cost(models, work)
     return ResolvedEvaluation(record, models, resolved, settings, tasks, hours, cap, cost)
@@ -228,10 +229,10 @@ def resolve(
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
     """Return the warnings about an evaluation: doubts that are no reason to refuse it."""
     return [
-        *registry.prefix_meant(request.env_id, plan.record),
+        *registry.prefix_warning(request.env_id, plan.record),
         *plan.resolved.warnings,
         *cap_warnings(plan.cap),
-        *_cut_answers(home, plan.record, _loaded(plan.models), plan.settings),
+        *_short_limit_warnings(home, plan.record, _local_models(plan.models), plan.settings),
         *endpoint_checks.warnings(plan.models, plan.settings),
         *_too_few_tasks(request, plan.tasks),
     ]
@@ -284,11 +285,11 @@ def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
         max_gpu_hours=plan.cap,
         estimated_hours=plan.hours.high,
         waits_for=_awaited_ids(plan.models),
-        gpus=1 if _loaded(plan.models) else 0,
+        gpus=1 if _local_models(plan.models) else 0,
     )
 
 
-def _loaded(models: Sequence[ModelRef]) -> list[ModelRef]:
+def _local_models(models: Sequence[ModelRef]) -> list[ModelRef]:
     """Return the models that are loaded on a device: all but those behind a URL."""
     return [model for model in models if model.endpoint is None]
 
@@ -350,7 +351,8 @@ def chosen_indices(text: str, available: int) -> list[int]:
     `available`.
     """
     indices: set[int] = set()
-    for item in text.split(",") if text else []:
+    items = text.split(",") if text else []
+    for item in items:
         positions = _positions(item)
         if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
@@ -384,30 +386,30 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
     """
     if seal_in(record.dir) is None:
         return
-    away = next((ref for ref in request.models if is_endpoint(ref)), "")
-    if away:
+    endpoint_ref = next((ref for ref in request.models if is_endpoint(ref)), "")
+    if endpoint_ref:
         raise UserError(
             "ENV_SEALED",
-            f"{record.env_id} is a sealed exam: asking {away} would send its tasks away",
+            f"{record.env_id} is a sealed exam: asking {endpoint_ref} would send its tasks away",
             hint="Ask models that are loaded here; compare with that one on another environment.",
             field="models",
         )
     heldout = record.rows.get("heldout", 0)
-    asked_otherwise = {
+    is_changed_by = {
         "task_indices": bool(request.task_indices),
         "perturb": bool(request.perturb),
         "split": request.split != "heldout",
         "rows": request.rows < heldout,
     }
-    wrong = [name for name, is_wrong in asked_otherwise.items() if is_wrong]
-    if wrong:
+    wrong_arguments = [name for name, is_changed in is_changed_by.items() if is_changed]
+    if wrong_arguments:
         without = ("task_indices", "perturb", "split")
         raise UserError(
             "ENV_SEALED",
             f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
-            f"none, which {wrong[0]} does not do",
+            f"none, which {wrong_arguments[0]} does not do",
             hint=Hint(change=Change({"rows": heldout}, without_arguments=without)),
-            field=wrong[0],
+            field=wrong_arguments[0],
         )
 
 
@@ -430,7 +432,7 @@ def check_request(request: EvaluationRequest) -> None:
         raise bad_argument("perturb", unknown[0], f"Use all, or some of {', '.join(KINDS)}.")
 
 
-def _cut_answers(
+def _short_limit_warnings(
     home: Home, record: EnvRecord, models: Sequence[ModelRef], settings: EvaluationSettings
 ) -> list[str]:
     """Return a warning for each base model in whose tokens `max_tokens` is too small.
@@ -454,7 +456,7 @@ def _cut_answers(
     return warnings
 
 
-def _sampling(
+def _resolve_sampling(
     home: Home, record: EnvRecord, models: list[ModelRef], request: EvaluationRequest
 ) -> tuple[resolution.ResolvedSampling, EnvFacts]:
     """Choose sampling settings that fit every model.

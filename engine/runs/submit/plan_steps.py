@@ -77,7 +77,7 @@ def steps_of(
     end (None if the plan has none). Raises UserError BAD_ARGUMENT if `then` or `vary` is malformed,
     or if the plan has too many runs or models.
     """
-    entries = [_checked(entry, place) for place, entry in enumerate(request.then)]
+    entries = [_check_entry(entry, index) for index, entry in enumerate(request.then)]
     is_evaluated = bool(entries) and entries[-1]["algorithm"] == EVALUATE
     train_entries = entries[:-1] if is_evaluated else entries
     if any(entry["algorithm"] == EVALUATE for entry in train_entries):
@@ -87,11 +87,11 @@ def steps_of(
     # This is checked before the combinations are made, because there may be millions of them.
     _check_run_count(request.vary, chain_length, is_evaluated=is_evaluated)
     trainings: list[PlannedTraining] = []
-    for variant in _variants(request.vary):
-        trainings += _chain(request, train_entries, variant, first_index=len(trainings))
+    for variant in _combinations(request.vary):
+        trainings += _make_chain(request, train_entries, variant, first_index=len(trainings))
     if not is_evaluated:
         return trainings, None
-    return trainings, _evaluation(request, entries[-1], trainings, chain_length)
+    return trainings, _make_evaluation(request, entries[-1], trainings, chain_length)
 
 
 def _check_run_count(
@@ -113,7 +113,7 @@ def _check_run_count(
         )
 
 
-def _chain(
+def _make_chain(
     request: TrainRequest,
     train_entries: Sequence[Mapping[str, Any]],
     variant: Mapping[str, Any],
@@ -148,7 +148,7 @@ def _chain(
     return chain
 
 
-def _evaluation(
+def _make_evaluation(
     request: TrainRequest,
     entry: Mapping[str, Any],
     trainings: Sequence[PlannedTraining],
@@ -203,7 +203,7 @@ def _check_lists(vary: Mapping[str, Any]) -> None:
             raise _bad_values(name, values)
 
 
-def _variants(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _combinations(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every combination of the varied values, each as setting -> value.
 
     If nothing is varied, there is one empty combination. Raises UserError BAD_ARGUMENT if a
@@ -231,7 +231,7 @@ def _has_repeats(values: Sequence[object]) -> bool:
     return any(value in values[:index] for index, value in enumerate(values))
 
 
-def _checked(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
+def _check_entry(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
     """Check that the keys and types of an entry of `then` are those of a step; return the entry.
 
     `index` is its position in `then`, for the message. Raises UserError BAD_ARGUMENT.

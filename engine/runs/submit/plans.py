@@ -200,7 +200,7 @@ def _resolve(home: Home, store: Store, request: TrainRequest) -> _Plan:
     plan_total.check_disk(steps.figures, steps.trainings[0].resolved.machine.disk_free)
     warnings = [*parent_warnings, *steps.warnings]
     for step in steps.trainings:
-        warnings += _of_step(step.planned.step, _cautions(home, store, step))
+        warnings += _prefix_with_step(step.planned.step, _cautions(home, store, step))
     warnings += training.admit_cost(home, store, request, steps.total)
     unique_warnings = list(dict.fromkeys(warnings))
     return _Plan(steps.trainings, steps.evaluation, steps.total, unique_warnings)
@@ -230,15 +230,17 @@ def resolved_steps(
             if is_admitted:
                 step_warnings = training.admit(home, planned.request, resolved)
         report = _contamination_of(home, resolved, planned, trainings)
-        warnings += _of_step(planned.step, [*step_warnings, *report.warnings])
+        warnings += _prefix_with_step(planned.step, [*step_warnings, *report.warnings])
         step_parent = parent if planned.previous_index is None else ""
         trainings.append(PlanTraining(planned, resolved, step_parent, report))
-    evaluated = None
+    plan_evaluation = None
     if planned_evaluation is not None:
         with _naming_step(planned_evaluation.step):
-            evaluated = _resolved_evaluation(home, request, planned_evaluation, trainings)
-        warnings += _of_step(planned_evaluation.step, evaluated.contamination.warnings)
-    return ResolvedSteps(trainings, evaluated, warnings)
+            plan_evaluation = _resolved_evaluation(home, request, planned_evaluation, trainings)
+        warnings += _prefix_with_step(
+            planned_evaluation.step, plan_evaluation.contamination.warnings
+        )
+    return ResolvedSteps(trainings, plan_evaluation, warnings)
 
 
 def _contamination_of(
@@ -268,7 +270,7 @@ def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
     return cautions(home, store, training.as_train_config(config))
 
 
-def _of_step(step: int, warnings: Sequence[str]) -> list[str]:
+def _prefix_with_step(step: int, warnings: Sequence[str]) -> list[str]:
     """Put "step N: " before each warning."""
     return [f"step {step}: {warning}" for warning in warnings]
 
@@ -300,11 +302,11 @@ def _resolved_training(
     """
     if planned.previous_index is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
-    model = _made_by(earlier_steps[planned.previous_index])
+    model = _model_made_by(earlier_steps[planned.previous_index])
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
-def _made_by(maker: PlanTraining) -> ModelRef:
+def _model_made_by(maker: PlanTraining) -> ModelRef:
     """Return the model that the run `maker` of the plan has yet to train."""
     return model_made(maker.resolved.model, maker.resolved.resolved.settings)
 
@@ -312,7 +314,8 @@ def _made_by(maker: PlanTraining) -> ModelRef:
 def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
     """Return the model that a run of a plan will train from `start` with these settings.
 
-    The reference (`ref`) of the returned model is incomplete until the run has an id (`_named`).
+    The reference (`ref`) of the returned model is incomplete until the run has an id
+    (`_with_run_id`).
     """
     return catalog.made_by(replace(start, ref=""), "", settings)
 
@@ -335,7 +338,7 @@ def _resolved_evaluation(
     """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs."""
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
-    models = [start, *(_made_by(trainings[index]) for index in planned.model_indices)]
+    models = [start, *(_model_made_by(trainings[index]) for index in planned.model_indices)]
     resolved = evaluation.resolve(home, planned.request, models, lambda _hours: request.cap_hours)
     trained_env_ids = [step.resolved.record.env_id for step in trainings]
     report = contamination.of_models(home, resolved.record, [start.ref], trained_env_ids)
@@ -353,10 +356,10 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
         planned, resolved = step.planned, step.resolved
         if planned.previous_index is not None:  # the run starts from the model of an earlier run
             maker_id = earlier_ids[planned.previous_index]
-            resolved = replace(resolved, model=_named(resolved.model, maker_id))
+            resolved = replace(resolved, model=_with_run_id(resolved.model, maker_id))
         config = training.config_of(planned.request, resolved, step.parent)
-        place = PlanPlace(plan_id=plan_id, step=planned.step, label=planned.label)
-        config = {**config, "plan": place.to_json()}
+        plan_place = PlanPlace(plan_id=plan_id, step=planned.step, label=planned.label)
+        config = {**config, "plan": plan_place.to_json()}
         files = training.files_of(config, resolved, step.contamination)
         row = training.new_run(planned.request, resolved, step.parent)
         # The request id belongs to the plan. It is stored with the first run only, which is where
@@ -381,18 +384,18 @@ def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> 
         models = [first.resolved.model]
         trained_models = step.resolved.models[1:]  # their `ref` still lacks the ids of the runs
         for model, index in zip(trained_models, step.planned.model_indices, strict=True):
-            models.append(_named(model, earlier_ids[index]))
+            models.append(_with_run_id(model, earlier_ids[index]))
         resolved = replace(step.resolved, models=models)
         request = replace(step.planned.request, models=[model.ref for model in models])
-        place = PlanPlace(plan_id=plan_id, step=step.planned.step)
-        config = {**evaluation.config_of(request, resolved), "plan": place.to_json()}
+        plan_place = PlanPlace(plan_id=plan_id, step=step.planned.step)
+        config = {**evaluation.config_of(request, resolved), "plan": plan_place.to_json()}
         files = evaluation.files_of(config, resolved, step.contamination)
         return replace(evaluation.new_run(request, resolved), plan=plan_id), files.writer(home)
 
     return make
 
 
-def _named(model: ModelRef, run_id: str) -> ModelRef:
+def _with_run_id(model: ModelRef, run_id: str) -> ModelRef:
     """Return a copy of `model` whose reference names the run that will train it, now that this run
     has an id."""
     return replace(model, ref=f"{run_id}@best", run_id=run_id, waits_for=run_id)

@@ -100,10 +100,10 @@ def _earlier_or_new_run(
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
         return row  # an existing probe costs nothing more, so the quota is not checked
-    cap = _cap(home, request, plan, cap_function)
+    cap = _hours_cap(home, request, plan, cap_function)
     files = RunFiles({**config, "max_gpu_hours": cap}, model_adapters=adapters_of([plan.model]))
-    new = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
-    return store.insert_run(new, files.writer(home))
+    new_run = replace(_new_run(request, plan.record, cap), request_id=request_id, body=body)
+    return store.insert_run(new_run, files.writer(home))
 
 
 def _plan(home: Home, request: ProbeRequest) -> _Plan:
@@ -118,7 +118,9 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
     return _Plan(record, model, facts, _settings(home, request, model, facts))
 
 
-def _cap(home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None) -> float:
+def _hours_cap(
+    home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None
+) -> float:
     """Return the most device hours that the probe may take; 0 for no cap.
 
     `cap_function` is the quota of the caller's key, None if no quota applies.

@@ -116,12 +116,12 @@ def _changed_from_parent(home: Home, config: RunConfig) -> Reply:
     parent = home.run(config.parent).find_config()
     if not isinstance(parent, TrainConfig):  # an evaluation, or None: gone or damaged
         return {}
-    of_run, of_parent = _choices(config), _choices(parent)
-    all_names = {**of_parent, **of_run}  # a dictionary, to keep their order
+    run_choices, parent_choices = _choices(config), _choices(parent)
+    all_names = {**parent_choices, **run_choices}  # a dictionary, to keep their order
     return {
-        name: [of_parent.get(name), of_run.get(name)]
+        name: [parent_choices.get(name), run_choices.get(name)]
         for name in all_names
-        if of_parent.get(name) != of_run.get(name)
+        if parent_choices.get(name) != run_choices.get(name)
     }
 
 

@@ -10,7 +10,7 @@ from engine.core.reply import Reply
 from engine.curation.sources import Stored, stored_answers
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
-from engine.home.rows import TERMINAL, NewRun, taken_as
+from engine.home.rows import TERMINAL, NewRun, abbreviation_warning
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.run_config import SplitName
@@ -132,10 +132,10 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
 def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
     """Return the warnings about a regrade: doubts that are no reason to refuse it."""
     return [
-        *registry.prefix_meant(request.env_id, plan.record),
+        *registry.prefix_warning(request.env_id, plan.record),
         *plan.stored.warnings,
         *cap_warnings(plan.cap),
-        *taken_as("regrade", request.regrade, plan.stored.run_id),
+        *abbreviation_warning("regrade", request.regrade, plan.stored.run_id),
         *_tasks_left_out(request, plan.stored),
     ]
 

@@ -71,7 +71,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     if files.needs:
         check_not_deleted(run.home.run(files.needs), field="regrade")
     if files.config.get("kind") == "evaluate":
-        _require_looks(run.home, files.config)
+        _require_looks_left(run.home, files.config)
     run.create()
     config = {"run_id": run.id, **files.config, **_copy_adapters(run, files)}
     config |= _awaited_adapters(run, config, files.awaited)
@@ -81,7 +81,7 @@ def write_folder(run: RunDir, files: RunFiles) -> None:
     sync_folder(run.home.runs)
 
 
-def _require_looks(home: Home, config: Mapping[str, Any]) -> None:
+def _require_looks_left(home: Home, config: Mapping[str, Any]) -> None:
     """Raise UserError ENV_SEALED if an evaluation takes more looks at a sealed exam than are left.
 
     A sealed exam is an environment version that only a limited number of models may be tested on; a
@@ -150,13 +150,13 @@ def _awaited_adapters(
     if not awaited:
         return {}
     waits_for = [_awaited_adapter(run, index, model) for index, model in awaited.items()]
-    changed: dict[str, object] = {"waits_for": waits_for}
+    config_changes: dict[str, object] = {"waits_for": waits_for}
     if START in awaited:
-        return changed | {"start_adapter": str(run.start_adapter)}
+        return config_changes | {"start_adapter": str(run.start_adapter)}
     entries = [dict(entry) for entry in config["models"]]
     for index in awaited:
         entries[index]["adapter"] = str(run.model_adapter(index))
-    return changed | {"models": entries}
+    return config_changes | {"models": entries}
 
 
 def _awaited_adapter(run: RunDir, index: int, model: ModelRef) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from engine.evidence.stats.basics.target import is_expectation, target_in
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
-from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, taken_as
+from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.install import vllm_env
@@ -140,7 +140,7 @@ def full_parent(store: Store, request: TrainRequest) -> tuple[str, list[str]]:
     was given. Raises UserError RUN_NOT_FOUND if the name matches no run or more than one.
     """
     parent = store.get_run(request.parent).run_id if request.parent else ""
-    return parent, taken_as("parent", request.parent, parent)
+    return parent, abbreviation_warning("parent", request.parent, parent)
 
 
 def files_of(
@@ -278,8 +278,8 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.
     """
     record, resolved = plan.record, plan.resolved
-    # `prefix_meant` says which environment was taken, if `env_id` is only the beginning of an id.
-    warnings = [*registry.prefix_meant(request.env_id, record), *resolved.warnings]
+    # `prefix_warning` says which environment was taken, if `env_id` is only the beginning of an id.
+    warnings = [*registry.prefix_warning(request.env_id, record), *resolved.warnings]
     # A sentence for each past run that the estimate could not use because its files are damaged.
     warnings += plan.forecast.left_out
     check_secrets(record)
@@ -287,7 +287,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     if not check_placement(home, resolved.settings, record):
         launcher.require_quantizer(home, resolved.settings.quantization)
     warnings += check_audit(record, resolved.settings)
-    warnings += _cut_answers(plan.facts, resolved.settings)
+    warnings += _short_limit_warning(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
     return warnings
 
@@ -306,7 +306,7 @@ def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimat
     return warnings
 
 
-def _cut_answers(facts: EnvFacts, settings: TrainSettings) -> list[str]:
+def _short_limit_warning(facts: EnvFacts, settings: TrainSettings) -> list[str]:
     """Return a warning if `max_tokens` is too small for the reference answers; otherwise [].
 
     It is too small if more than the share `TOO_MANY_CUT` of the answers do not fit. The warning
@@ -405,7 +405,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     check_secrets_of(run, row)
     check_hours_left(home, store)
     row = _queue_attempt(store, run, row, request)
-    warnings = taken_as("resume", request.resume, row.run_id)
+    warnings = abbreviation_warning("resume", request.resume, row.run_id)
     checkpoint = note_resumed(run, row)
     if row.algorithm == PROMPT:
         warnings.append("it goes on after the last round that was saved")

@@ -17,7 +17,7 @@ def test_values_seen_before_are_found_whatever_the_portions(values: list[int]):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "PORTION", 3)
         assert columns.count_distinct(values) == len(set(values))
-        found = sorted(columns.repeated(values))
+        found = sorted(columns.find_repeated(values))
     expected = [(n, values.index(v)) for n, v in enumerate(values) if values.index(v) < n]
     assert found == expected
 
@@ -28,4 +28,4 @@ def test_a_column_is_read_as_it_was_written(tmp_path: Path):
     column.extend(array("Q", [1, 2**64 - 1]))
     column.extend(array("Q", [3]))
     assert list(column.values()) == [1, 2**64 - 1, 3]
-    assert list(columns.mapped(tmp_path / "c", "Q", 8, 2)) == [2**64 - 1, 3]
+    assert list(columns.map_numbers(tmp_path / "c", "Q", 8, 2)) == [2**64 - 1, 3]

@@ -15,7 +15,7 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import EndpointEntry, ModelEntry, PromptConfig
 from engine.records.settings import PromptSettings
 from engine.runs.prompts.reflection import Reflection
-from engine.runs.prompts.search import Found, Round, Search, most_rounds
+from engine.runs.prompts.search import Round, Search, SearchResult, most_rounds
 from engine.runs.prompts.tasks import SearchTasks
 from engine.wording.prompt_texts import SYSTEM, Texts
 from envs.json_types import TaskRow
@@ -175,7 +175,7 @@ def test_a_search_that_was_stopped_goes_on_and_asks_nothing_twice(home: Home):
     assert not rounds
     before = model.played
     with searching(home, model, writing("magic")) as (search, fake, rounds):
-        found: Found = search.run({SYSTEM: ""})
+        found: SearchResult = search.run({SYSTEM: ""})
         calls = search.reflection.use.calls
     assert found.texts == {SYSTEM: "magic"}
     # Of the second attempt: a round, and its better prompt on the tasks that choose.
