@@ -18,7 +18,7 @@ from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
-from engine.evidence.robustness.probe_calls import told_badly
+from engine.evidence.robustness.probe_calls import reworded_better
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.fast_paths.results import why_off
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
@@ -274,7 +274,7 @@ class DryRun:
         whether the model was seen to do better in other words, so that a prompt alone may do."""
         record = required(self.facts.record)
         outcome = judge_wording(record, required(self.facts.resolved).settings)
-        told = told_badly(self.home, record.env_id, required(self.facts.model).ref)
+        told = reworded_better(self.home, record.env_id, required(self.facts.model).ref)
         if not told:
             return outcome
         fix = (

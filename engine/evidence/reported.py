@@ -106,7 +106,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     for evaluation_id, rows in _evaluations(home, store, run, config):
         if measure_of(rows) == measure:
             levels.append((level(rows, measure), evaluation_id))
-    largest, measured_in = max(levels, key=lambda each: each[0].tasks)
+    largest, measured_in = max(levels, key=lambda level_and_run: level_and_run[0].tasks)
     return ReportedNumber(
         model=f"{run.id}@best",
         level=largest,
@@ -129,14 +129,14 @@ def _evaluations(
         if row.env_id != config.env_id:
             continue
         evaluation = home.run(row.run_id)
-        asked = evaluation.find_config()
-        if not isinstance(asked, EvaluateConfig) or not _is_plain(asked):
+        evaluation_config = evaluation.find_config()
+        if not isinstance(evaluation_config, EvaluateConfig) or not _is_plain(evaluation_config):
             continue
-        if evaluation.deleted.exists() or _limits(asked) != own_limits:
+        if evaluation.deleted.exists() or _limits(evaluation_config) != own_limits:
             continue
-        if run.id not in (ref.partition("@")[0] for ref in asked.model_refs):
+        if run.id not in (ref.partition("@")[0] for ref in evaluation_config.model_refs):
             continue
-        for ref, rows in evaluated_models(evaluation, asked).items():
+        for ref, rows in evaluated_models(evaluation, evaluation_config).items():
             if is_same_checkpoint(home, f"{run.id}@best", ref):
                 yield row.run_id, rows
 

@@ -163,8 +163,8 @@ class ChatFormat:
         source = self.tool_template if tools and self.tool_template else self.template
         messages = [template_messages.clean(message) for message in messages]
         if template_messages.needs_abilities(messages, tools):
-            can = _abilities(source, tuple(sorted(self.special_tokens.items())))
-            messages, tools = template_messages.adapt(messages, tools, can)
+            template_abilities = _abilities(source, tuple(sorted(self.special_tokens.items())))
+            messages, tools = template_messages.adapt(messages, tools, template_abilities)
         variables = {
             **self.special_tokens,
             **_variables(messages, tools, prompt),
@@ -270,8 +270,8 @@ class ChatFormat:
         """
         conversation = [*stand_in.history, stand_in.message]
         mark = stand_in.mark  # the last of the model's words
-        closed = _after(mark, self.text(conversation, tools, prompt=False))
-        continued = _after(mark, self.text([*conversation, *replies], tools, prompt=True))
+        closed = _text_after(mark, self.text(conversation, tools, prompt=False))
+        continued = _text_after(mark, self.text([*conversation, *replies], tools, prompt=True))
         first_stop = self._first_stop(closed)
         if first_stop:
             stop_at, stop = first_stop
@@ -308,7 +308,9 @@ class ChatFormat:
         messages = [_as_trained(message, reasoning) for message in messages]
         rows: list[TokenizedChat] = []
         row_text = ""  # the text of the last row
-        for prompt, answer in self._turns(messages, tools, needs_reasoning=reasoning == "require"):
+        for prompt, answer in self._prompts_and_turns(
+            messages, tools, needs_reasoning=reasoning == "require"
+        ):
             # If the template writes the earlier turns as before, this turn can join the last row.
             if rows and prompt.startswith(row_text):
                 rows[-1] = self._with_next_turn(rows[-1], prompt[len(row_text) :], answer)
@@ -318,7 +320,7 @@ class ChatFormat:
         # Every row was made as if the conversation ended with it, which only the last one does.
         return [*map(_as_earlier_row, rows[:-1]), *rows[-1:]]
 
-    def _turns(
+    def _prompts_and_turns(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema], needs_reasoning: bool
     ) -> Iterator[tuple[str, str]]:
         """Yield the assistant turns of a conversation as (prompt, what the model has to write).
@@ -331,7 +333,7 @@ class ChatFormat:
                 continue
             if needs_reasoning and "reasoning_content" not in message:
                 raise NoReasoning(f"message {index + 1} has no reasoning, and thinking requires it")
-            yield self._turn(messages[:index], message, tools)
+            yield self._prompt_and_turn(messages[:index], message, tools)
 
     def _with_next_turn(self, row: TokenizedChat, more: str, answer: str) -> TokenizedChat:
         """Return the row extended by the text `more` and then by the turn `answer`."""
@@ -364,7 +366,7 @@ class ChatFormat:
         shape = RowShape(len(ids), [*turns, (start, len(ids))], known=max(1, known))
         return TokenizedChat(ids, shape)
 
-    def _turn(
+    def _prompt_and_turn(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> tuple[str, str]:
         """Split the assistant turn `message`, which follows `history`, into (prompt, completion).
@@ -380,10 +382,12 @@ class ChatFormat:
         if text_with_turn.startswith(prompt) and self._writes_thought(history, message, tools):
             turn = text_with_turn[len(prompt) :]
         else:  # the template writes a finished turn in another way than the model has to
-            turn = self._thought(prompt, thought) + self._answer(history, message, tools)
+            turn = self._thought_in_tags(prompt, thought) + self._answer_text(
+                history, message, tools
+            )
         return prompt, self._up_to_end(turn, history, message, tools)
 
-    def _thought(self, prompt: str, thought: str) -> str:
+    def _thought_in_tags(self, prompt: str, thought: str) -> str:
         """Return a thought as the model writes it after `prompt`: between its tags, without the
         opening tag if the prompt ends with it. Returns "" if there is no thought and the prompt
         opened none."""
@@ -393,7 +397,7 @@ class ChatFormat:
         tags = tags_of(self.template)[-1]  # the last are those that the template itself writes
         return f"{'' if is_open else tags.before}{thought}{tags.after}"
 
-    def _answer(
+    def _answer_text(
         self, history: Sequence[ChatMessage], message: ChatMessage, tools: Sequence[ToolSchema]
     ) -> str:
         """Return the assistant turn `message` as the template writes it, without its reasoning.
@@ -412,7 +416,7 @@ class ChatFormat:
         # Some templates leave out the content of a message with calls, and the mark with it.
         if mark not in text and plain.get("tool_calls"):
             return whole[_common_start(prompt, whole) :]
-        answer = _after(mark, text)
+        answer = _text_after(mark, text)
         # Without content, line feeds after the mark only separate it from the calls that follow;
         # they are not part of the answer.
         return answer if plain.get("content") else answer.lstrip("\n")
@@ -543,7 +547,7 @@ def _with_mark(message: ChatMessage, mark: str) -> ChatMessage:
     return {**message, "content": f"{mark}{message.get('content') or ''}"}
 
 
-def _after(mark: str, text: str) -> str:
+def _text_after(mark: str, text: str) -> str:
     """Return the text after the last `mark` (a made-up word). Raises TemplateError if it is
     missing."""
     if mark not in text:

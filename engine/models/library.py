@@ -163,9 +163,9 @@ def remove(home: Home, name: str) -> Reply:
         )
     with _model_lock(home, name):
         # Renamed first, so that a half-deleted model is never found under its name.
-        aside = folder.with_name(f".{name}.{os.getpid()}.removed")
-        folder.rename(aside)
-        shutil.rmtree(aside)
+        removed_folder = folder.with_name(f".{name}.{os.getpid()}.removed")
+        folder.rename(removed_folder)
+        shutil.rmtree(removed_folder)
     return {"summary": f"{name} is deleted.", "model": name}
 
 

@@ -131,4 +131,5 @@ def _first_span(text: str, tags: Tags) -> Span:
     open_at, close_at = text.find(tags.opening), text.find(tags.closing)  # -1 if missing
     began_earlier = open_at < 0 or 0 <= close_at < open_at
     start = 0 if began_earlier else open_at + len(tags.opening)
-    return start, close_at if close_at >= start else len(text)
+    end = close_at if close_at >= start else len(text)
+    return start, end

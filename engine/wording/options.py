@@ -127,16 +127,18 @@ def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
     If the answer names no letter, only the first is yielded.
     """
     yield task
-    old = _letter_of(task)
-    if old is None:
+    old_letter = _letter_of(task)
+    if old_letter is None:
         return
-    new = new_letters.get(old, old)
-    with_answer = {**task, "answer": _with_letter(task["answer"], new)}
+    new_letter = new_letters.get(old_letter, old_letter)
+    with_answer = {**task, "answer": _with_letter(task["answer"], new_letter)}
     yield with_answer
     metadata: JsonObject = task.get("metadata") or {}
-    with_letters = {key: new if value == old else value for key, value in metadata.items()}
+    with_letters = {
+        key: new_letter if value == old_letter else value for key, value in metadata.items()
+    }
     yield {**with_answer, "metadata": with_letters}
-    yield {**with_answer, "metadata": _with_position(with_letters, old, new)}
+    yield {**with_answer, "metadata": _with_position(with_letters, old_letter, new_letter)}
 
 
 def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:

@@ -23,7 +23,8 @@ def texts_of(
     descriptions: dict[str, set[str]] = {}
     for task in tasks:
         systems.add(system_of(task["prompt"]))
-        for tool in tools_of(task, env_tools) if with_tools else ():
+        tools = tools_of(task, env_tools) if with_tools else []
+        for tool in tools:
             function = tool.get("function", tool)
             text = str(function.get("description") or "")
             descriptions.setdefault(f"{_TOOL}{function.get('name', '')}", set()).add(text)
@@ -44,7 +45,9 @@ def prompt_with(prompt: list[ChatMessage], texts: Texts) -> list[ChatMessage]:
         return prompt
     others = prompt[1:] if prompt and prompt[0]["role"] == "system" else prompt
     text = texts[SYSTEM]
-    return [{"role": "system", "content": text}, *others] if text else others
+    if not text:
+        return others
+    return [{"role": "system", "content": text}, *others]
 
 
 def tools_with(tools: list[ToolSchema], texts: Texts) -> list[ToolSchema]:

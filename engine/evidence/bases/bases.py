@@ -83,15 +83,15 @@ def base_warnings(run_dir: RunDir) -> list[str]:
 
 def _other_weights_sentence(model: ModelUsed, other: OtherWeights) -> str:
     """Say that a base has other weights than a model that has its name or its looks."""
-    mine = f"The base {model.ref} (weights {shown(fingerprint(model.files))})"
-    theirs = f"(weights {shown(other.weights)})"
+    own_base = f"The base {model.ref} (weights {shown(fingerprint(model.files))})"
+    other_base = f"(weights {shown(other.weights)})"
     if other.run_id:
         return (
-            f"{mine} is not the model from which {other.run_id} was trained under this name "
-            f"{theirs}: the two runs do not begin with one model."
+            f"{own_base} is not the model from which {other.run_id} was trained under this name "
+            f"{other_base}: the two runs do not begin with one model."
         )
     return (
-        f"{mine} has the configuration and the vocabulary of {other.ref} {theirs} "
+        f"{own_base} has the configuration and the vocabulary of {other.ref} {other_base} "
         "and other weights: one was trained further from the other. A gain is over this base "
         "alone, and what it was taught before is not known here, held-out tasks included."
     )

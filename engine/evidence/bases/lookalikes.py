@@ -40,20 +40,20 @@ def lookalikes(
         folder: where it lies.
         files: the SHA-256 of its files, by name.
     """
-    mine = fingerprint(files)
-    others = list(_earlier_bases(home, ref, mine, run_id))
+    own_weights = fingerprint(files)
+    others = list(_earlier_bases(home, ref, own_weights, run_id))
     is_public = ref in BUILTIN or HUB_ID.fullmatch(ref) is not None
     if not is_public:
-        others += _same_looks(home, folder, mine)
+        others += _models_alike(home, folder, own_weights)
     return others[:_MOST]
 
 
-def _earlier_bases(home: Home, ref: str, mine: str, run_id: str) -> Iterator[OtherWeights]:
+def _earlier_bases(home: Home, ref: str, own_weights: str, run_id: str) -> Iterator[OtherWeights]:
     """The bases of earlier runs that had this reference and other weights, the newest run of each
     first."""
     with Store(home) as store:
         rows = store.list_runs(_LOOK_BACK, kind="train")
-    seen = {mine}
+    seen = {own_weights}
     for row in rows:
         if row.run_id == run_id:
             continue
@@ -67,13 +67,13 @@ def _earlier_bases(home: Home, ref: str, mine: str, run_id: str) -> Iterator[Oth
             yield OtherWeights(ref=ref, weights=weights, run_id=row.run_id)
 
 
-def _same_looks(home: Home, folder: Path, mine: str) -> Iterator[OtherWeights]:
+def _models_alike(home: Home, folder: Path, own_weights: str) -> Iterator[OtherWeights]:
     """The models of this machine with the configuration and the vocabulary of the one in `folder`,
-    whose weights differ from `mine`, the SHA-256 that stands for them there."""
-    looks = _looks(folder)
-    seen = {mine}
+    whose weights differ from `own_weights`, the SHA-256 that stands for them there."""
+    model_config = _model_config(folder)
+    seen = {own_weights}
     for ref, other in _known_models(home):
-        if other.resolve() == folder.resolve() or _looks(other) != looks:
+        if other.resolve() == folder.resolve() or _model_config(other) != model_config:
             continue
         if _vocabulary(other) != _vocabulary(folder):
             continue
@@ -94,7 +94,7 @@ def _known_models(home: Home) -> Iterator[tuple[str, Path]]:
             yield repo, folder
 
 
-def _looks(folder: Path) -> JsonObject:
+def _model_config(folder: Path) -> JsonObject:
     """What config.json says of the model itself; {} without one."""
     config = read_object(folder / "config.json")
     return {name: value for name, value in config.items() if name not in _WRITING}

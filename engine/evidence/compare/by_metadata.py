@@ -132,12 +132,15 @@ def by_metadata(
     for task in sorted(answered_tasks):
         value = value_of_task.get(task, NO_VALUE)
         tasks_of_value.setdefault(value, set()).add(task)
-    values = _in_order(tasks_of_value)
-    slices = [_slice(value, tasks_of_value[value], candidates, measure, shown) for value in values]
+    values = _ordered_for_display(tasks_of_value)
+    slices = [
+        _slice_of_value(value, tasks_of_value[value], candidates, measure, shown)
+        for value in values
+    ]
     return ByMetadata(key, measure, slices, shown)
 
 
-def _in_order(tasks_of_value: Mapping[str, set[str]]) -> list[str]:
+def _ordered_for_display(tasks_of_value: Mapping[str, set[str]]) -> list[str]:
     """The values of a key in the order in which they are shown: rising if all are numbers and few
     enough for a sentence, else those with the most tasks first."""
     values = sorted(tasks_of_value, key=lambda value: (-len(tasks_of_value[value]), value))
@@ -168,22 +171,22 @@ def of_one_model(
     Raises UserError BAD_ARGUMENT if no task has the key.
     """
     measure = measure_of(model.rows)
-    by = by_metadata(home, [model], key, measure, shown=model.label)
+    by_value = by_metadata(home, [model], key, measure, shown=model.label)
     name = metric or str(measure)
     arm: Reply = {"id": model.label, "evaluated_in": model.source}
     return {
-        "summary": by.sentence(name),
+        "summary": by_value.sentence(name),
         "verdict": "unknown",
         "metric": name,
         "env_id": model.env_id,
-        **by.to_json(),
+        **by_value.to_json(),
         "arms": [arm | level(model.rows, measure).to_json() if measure else arm],
-        "warnings": [*warnings, *by.warnings],
+        "warnings": [*warnings, *by_value.warnings],
         "next": [Call("read_rollouts", {"run_id": model.source}).to_json()],
     }
 
 
-def _slice(
+def _slice_of_value(
     value: str,
     tasks: set[str],
     candidates: Sequence[Candidate],
@@ -225,9 +228,9 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
     name, _, hash12 = env_id.partition("@")
     tasks = load_rows(home.env(name, hash12) / "tasks.jsonl")
     value_of_task = {row["id"]: _value(row, key) for row in tasks}
-    present = {task: value for task, value in value_of_task.items() if value is not None}
-    if present:
-        return present
+    known_values = {task: value for task, value in value_of_task.items() if value is not None}
+    if known_values:
+        return known_values
     keys = sorted({known_key for row in tasks for known_key in row.get("metadata") or {}})
     raise UserError(
         "BAD_ARGUMENT",

@@ -92,14 +92,15 @@ class Offer:
 
     Attributes:
         source: id of the run that holds the evaluation.
-        asked: how many tasks it asked; of evaluations that fit equally well, the largest is taken.
+        task_count: how many tasks it asked; of evaluations that fit equally well, the largest is
+            taken.
         load: reads the rows from disk; called only for the offers that are chosen.
     """
 
     source: str
     env_id: str
     sampling: Sampling
-    asked: int
+    task_count: int
     load: Callable[[], list[Candidate]]
 
 
@@ -120,11 +121,13 @@ def find_candidates(
     offers = _with_same_tasks(home, ids, _offers_by_id(home, ids, env_id))
     chosen_offers, other_envs = _choose_offers(ids, offers)
     loaded_candidates = [candidate for offer in chosen_offers for candidate in offer.load()]
-    candidates = _with_distinct_labels([each for each in loaded_candidates if each.rows])
+    with_rows = [candidate for candidate in loaded_candidates if candidate.rows]
+    candidates = _with_distinct_labels(with_rows)
     _check_count(candidates, least_count)
     _check_same_sampling(candidates)
     warnings = _other_envs_warning(chosen_offers[0].env_id, other_envs)
-    warnings += prompts_warning(each.env_id for each in candidates) + _sampling_warnings(candidates)
+    warnings += prompts_warning(candidate.env_id for candidate in candidates)
+    warnings += _sampling_warnings(candidates)
     return candidates, warnings
 
 
@@ -145,7 +148,7 @@ def _with_same_tasks(
     if _shared_environments(ids, offers):
         return offers
     return {
-        ref: [replace(each, env_id=prompt_source(home, each.env_id)) for each in offers[ref]]
+        ref: [replace(offer, env_id=prompt_source(home, offer.env_id)) for offer in offers[ref]]
         for ref in ids
     }
 
@@ -467,7 +470,7 @@ def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
-        min(offer.asked for offer in offers),
+        min(offer.task_count for offer in offers),
     )
 
 
@@ -490,10 +493,10 @@ def _common_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
 def _shared_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) -> list[str]:
     """The environments on which all ids were evaluated, in the order of the first id's offers."""
+    env_ids_of_refs = [{offer.env_id for offer in offers[ref]} for ref in ids]
+    first_env_ids = dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
     return [
-        env_id
-        for env_id in dict.fromkeys(offer.env_id for offer in offers[ids[0]])  # each once
-        if all(any(offer.env_id == env_id for offer in offers[ref]) for ref in ids)
+        env_id for env_id in first_env_ids if all(env_id in env_ids for env_ids in env_ids_of_refs)
     ]
 
 
@@ -503,14 +506,12 @@ def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
     Only offers on the environment of `first` count, of which there must be one.
     """
     on_env = [offer for offer in offers if offer.env_id == first.env_id]
-    return max(
-        on_env,
-        key=lambda offer: (
-            offer.source == first.source,
-            not offer.sampling.differs_in(first.sampling),
-            -on_env.index(offer),  # offers come newest first
-        ),
-    )
+
+    def fit(offer: Offer) -> tuple[bool, bool]:
+        """How well an offer fits `first`; the larger tuple is better."""
+        return offer.source == first.source, not offer.sampling.differs_in(first.sampling)
+
+    return max(on_env, key=fit)  # of equally good ones the first, which is the newest
 
 
 def _check_same_sampling(candidates: Sequence[Candidate]) -> None:
@@ -546,8 +547,8 @@ def _sampling_warnings(candidates: Sequence[Candidate]) -> list[str]:
     for only some of the candidates."""
     limits = {candidate.label: candidate.sampling.max_tokens for candidate in candidates}
     if len(set(limits.values())) > 1 and None not in limits.values():
-        listed = ", ".join(f"{label} {limit}" for label, limit in limits.items())
-        return [f"Their longest answers differ in tokens, which they count differently: {listed}."]
+        lengths = ", ".join(f"{label} {limit}" for label, limit in limits.items())
+        return [f"Their longest answers differ in tokens, which they count differently: {lengths}."]
     labels_without_limit = [
         candidate.label for candidate in candidates if candidate.sampling.max_tokens is None
     ]
@@ -585,16 +586,14 @@ def _env_ids_text(offers: Iterable[Offer]) -> str:
 
 
 def _with_distinct_labels(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """The candidates with distinct labels.
-
-    If several have the same label, each of their labels also names its source, or on several
-    environments its own. If several still have the same label, only the last is returned.
-    """
+    """The candidates with distinct labels. Labels that several have also name the source, or on
+    several environments the environment; of those that are still the same, the last is kept."""
     uses_of_label = Counter(candidate.label for candidate in candidates)
-    place = "on {0.env_id}" if len({c.env_id for c in candidates}) > 1 else "in {0.source}"
+    on_several_envs = len({candidate.env_id for candidate in candidates}) > 1
     by_label: dict[str, Candidate] = {}
     for candidate in candidates:
         if uses_of_label[candidate.label] > 1:
-            candidate = replace(candidate, label=f"{candidate.label} {place.format(candidate)}")
+            place = f"on {candidate.env_id}" if on_several_envs else f"in {candidate.source}"
+            candidate = replace(candidate, label=f"{candidate.label} {place}")
         by_label[candidate.label] = candidate
     return list(by_label.values())

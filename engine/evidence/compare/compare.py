@@ -135,10 +135,10 @@ def compare_runs(
     except UserError as error:
         if error.code != "NO_EVALUATION":
             raise
-        answer = settings_alone(home, _checked_ids(ids), error)
-        if answer is None:
+        reply = settings_alone(home, _checked_ids(ids), error)
+        if reply is None:
             raise
-        return answer
+        return reply
 
 
 def _compare_answers(
@@ -194,7 +194,7 @@ def _compare_with_first(
     # How often each was evaluated against the first: each time is a chance of a false result.
     evaluation_counts = [_times_evaluated(home, first, candidate) for candidate in later_candidates]
     contests = _contests(home, first, later_candidates, evaluation_counts, metric)
-    standing = _standing(home, candidates, contests)
+    standing = _result_without_warnings(home, candidates, contests)
     if group_by:
         shown = standing.main.other.label
         by_value = by_metadata(home, candidates, group_by, standing.measure, shown)
@@ -213,7 +213,9 @@ def _compare_with_first(
     return _within_limit(replace(standing, warnings=all_warnings, next_calls=next_calls))
 
 
-def _standing(home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]) -> Standing:
+def _result_without_warnings(
+    home: Home, candidates: Sequence[Candidate], contests: Sequence[Contest]
+) -> Standing:
     """The result of `compare_runs`, still without warnings.
 
     A contest compares one candidate with the first; the main contest is that of the candidate

@@ -167,8 +167,10 @@ def attribution(home: Home, first: Candidate, second: Candidate) -> Attribution:
     first, first_prompt = _model_and_prompt(home, first)
     second, second_prompt = _model_and_prompt(home, second)
     first_making, second_making = making_of(home, first), making_of(home, second)
-    changes: list[str] | None = []
-    if first_prompt == second_prompt or (first.label, first.step) != (second.label, second.step):
+    same_model = (first.label, first.step) == (second.label, second.step)
+    if same_model and first_prompt != second_prompt:
+        changes = []
+    else:
         changes = _trainings_between(home, first, second, first_making, second_making)
     if changes is None:
         changes = changed_names(first_making, second_making)

@@ -81,7 +81,7 @@ class Watch:
         self.training_rows = TrainingRows()
         # Id of the finding of a raised alert -> steps in a row without that finding, so far.
         self.active_alerts: dict[str, int] = {}
-        self._steps_present: dict[str, int] = {}  # id of a finding -> steps in a row with it
+        self._steps_in_a_row: dict[str, int] = {}  # id of a finding -> steps in a row with it
         self._beginning: _Beginning | None = None
         self._against_start: StartComparison | None = None
 
@@ -93,8 +93,8 @@ class Watch:
         self.lines = [line for line in load_metrics(self.run.metrics).lines if line["step"] <= step]
         past_steps = [past_step for past_step in self.run.rollout_steps() if past_step <= step]
         # The first steps and as many of the last are enough; reading all would take long.
-        ends = [*past_steps[:_FIRST_STEPS], *past_steps[-_FIRST_STEPS:]]
-        for past_step in dict.fromkeys(ends):  # without repeats, in order
+        steps_to_read = [*past_steps[:_FIRST_STEPS], *past_steps[-_FIRST_STEPS:]]
+        for past_step in dict.fromkeys(steps_to_read):  # without repeats, in order
             self._read_view(past_step)
         self._against_start = against_start(self.run, step, planned=self._planned_evaluations())
         for event in read_events(self.run.events):
@@ -178,14 +178,14 @@ class Watch:
         active_before = set(self.active_alerts)
         cleared = self._clear_absent(findings_now)
         # A finding that is absent now is left out, so its count begins again at its next step.
-        self._steps_present = {
-            finding_id: self._steps_present.get(finding_id, 0) + 1 for finding_id in findings_now
+        self._steps_in_a_row = {
+            finding_id: self._steps_in_a_row.get(finding_id, 0) + 1 for finding_id in findings_now
         }
         # Alerts are raised for findings that were present often enough and have none yet.
         to_raise = [
             finding
             for finding_id, finding in findings_now.items()
-            if self._steps_present[finding_id] >= _looks_needed(finding_id)
+            if self._steps_in_a_row[finding_id] >= _steps_until_raised(finding_id)
             and finding_id not in active_before
         ]
         for finding in to_raise:
@@ -233,7 +233,7 @@ class Watch:
         _drop_middle(self.views)
 
 
-def _looks_needed(finding_id: str) -> int:
+def _steps_until_raised(finding_id: str) -> int:
     """How many steps in a row must have this finding before its alert is raised."""
     return 1 if finding_id in _JUDGED_BY_ONE_EVALUATION else limits.RAISE_AFTER
 

@@ -13,10 +13,10 @@ from engine.evidence.detect.setbacks import cut_is_paid
 from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
+    level_if_lasting,
     mean,
     mean_or_none,
     recent_mean,
-    stuck_at,
 )
 from engine.evidence.stats import thresholds as limits
 from engine.records.settings import ROW_ALGORITHMS, SAMPLING_ALGORITHMS
@@ -32,11 +32,11 @@ def truncation(facts: Facts) -> Finding | None:
         return _cut_rows(facts) or _cut_heldout_answers(facts)
     if facts.algorithm == "evaluate":
         return _cut_heldout_answers(facts)
-    cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
+    cut_share = level_if_lasting(facts.series("truncated_share"), limits.TRUNCATED)
     if cut_share is None:
         return _no_room_from_the_start(facts)
-    if _reason_beyond_room(facts) and not _reference_is_cut(facts):
-        return None
+    if _reason_beyond_limit(facts) and not _reference_is_cut(facts):
+        return None  # the detector `length_grew` reports these cuts
     out_of_turns_share = recent_mean(facts.view_values("out_of_turns_share")) or 0.0
     evidence = {
         "truncated_share": cut_share,
@@ -55,10 +55,10 @@ def length_grew(facts: Facts) -> Finding | None:
     Returns None if few answers are cut, or if they may simply need a higher limit (see
     `truncation`).
     """
-    cut_share = stuck_at(facts.series("truncated_share"), limits.TRUNCATED)
-    reason = _reason_beyond_room(facts)
+    cut_share = level_if_lasting(facts.series("truncated_share"), limits.TRUNCATED)
+    reason = _reason_beyond_limit(facts)
     if cut_share is None or not reason or _reference_is_cut(facts):
-        return None
+        return None  # the detector `truncation` reports other cuts
     sentence = (
         f"{whole_percent(cut_share)} of the answers of the last steps are cut at max_tokens = "
         f"{facts.settings.max_tokens}, and {reason}."
@@ -86,7 +86,7 @@ def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
     }
 
 
-def _reason_beyond_room(facts: Facts) -> str:
+def _reason_beyond_limit(facts: Facts) -> str:
     """Why answers are cut although the limit is high enough, as the end of a sentence.
 
     Returns "" if a higher limit may be what is needed: answers run out of turns, or they get longer
@@ -281,20 +281,20 @@ def _no_room_from_the_start(facts: Facts) -> Finding | None:
     return _no_room_finding(facts, evidence, sentence, facts.gold_tokens)
 
 
-def whole_ones_fail_too(facts: Facts) -> bool:
+def uncut_answers_fail_too(facts: Facts) -> bool:
     """Whether answers that come to an end are never right either, though the limit is high enough.
 
     Returns False if too few of the last answers end to tell, if turns run out, if the model thinks
     first, or if it is not known that the reference answers fit easily.
     """
     views = facts.views[-limits.WINDOW :]
-    whole_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
-    if whole_count < limits.FEWEST_ANSWERS or facts.settings.thinking:
+    uncut_count = sum(view.answer_count * (1 - view.cut_share) for view in views)
+    if uncut_count < limits.FEWEST_ANSWERS or facts.settings.thinking:
         return False
     if any(view.out_of_turns_share for view in views):
         return False
     solved_count = sum(view.answer_count * (view.solved_share or 0.0) for view in views)
-    if solved_count > limits.SOLVED_NEVER * whole_count or not never_solved(facts):
+    if solved_count > limits.SOLVED_NEVER * uncut_count or not never_solved(facts):
         return False
     return _references_fit_easily(facts)
 
@@ -532,7 +532,7 @@ def _lasting_unread_share(facts: Facts) -> float | None:
     teaches the form first.
     """
     unread_shares = [1.0 - score for score in facts.view_values("form_score")]
-    share = stuck_at(unread_shares, limits.UNPARSED)
+    share = level_if_lasting(unread_shares, limits.UNPARSED)
     can_wait = facts.is_early and share is not None and share <= limits.TOO_MUCH_TO_WAIT
     return None if can_wait else share
 
@@ -546,7 +546,7 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
     """
     if facts.algorithm not in SAMPLING_ALGORITHMS:  # there is no series of steps to judge by
         return None
-    wrapped_share = stuck_at(facts.view_values("wrapped_share"), limits.UNPARSED)
+    wrapped_share = level_if_lasting(facts.view_values("wrapped_share"), limits.UNPARSED)
     reward_wrapped = recent_mean(facts.view_values("wrapped_reward"))
     reward_unwrapped = recent_mean(facts.view_values("unwrapped_reward"))
     if wrapped_share is None or reward_wrapped is None or reward_unwrapped is None:

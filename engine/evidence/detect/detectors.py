@@ -13,10 +13,10 @@ from engine.records.settings import ALGORITHMS, ROW_ALGORITHMS
 _TRAINERS = ALGORITHMS
 _ALL = (*ALGORITHMS, "evaluate")
 # Findings on the course of a run: they are dropped if its end shows that they did no harm.
-_OF_THE_WAY = frozenset({"unstable", "reward_falls"})
+_ABOUT_THE_COURSE = frozenset({"unstable", "reward_falls"})
 _FALLS = frozenset({"below_start", "reward_falls"})
 # Effects of a broken policy, which are no faults of their own.
-_EFFECTS = frozenset(
+_EFFECTS_OF_BROKEN_POLICY = frozenset(
     {
         "uniform_groups",
         "too_hard",
@@ -161,18 +161,20 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
         finding = detector.find(facts)
         if finding is not None:
             findings.append(finding)
-    findings += _alerts_that_stand(facts, {finding.id for finding in findings})
+    findings += _open_alerts_without_finding(facts, {finding.id for finding in findings})
     harmful = [finding for finding in findings if not _did_no_harm(finding, facts)]
     root_findings = _without_effects(harmful)
-    losses = [setbacks.heldout_loss(facts)]
+    drops = [setbacks.heldout_drop(facts)]
     # Steps that broke the policy also cost what the other findings lost, such as skills.
     if _is_broken(root_findings) or any(finding.id == "unstable" for finding in root_findings):
-        losses += [finding.cost for finding in root_findings]
-    in_order = ranked(_with_what_stayed_unsolved(with_costs(root_findings, max(losses)), facts))
-    return _cuts_behind_too_hard(in_order, facts)
+        drops += [finding.cost for finding in root_findings]
+    ranked_findings = ranked(
+        _with_cost_of_unsolved_tasks(with_costs(root_findings, max(drops)), facts)
+    )
+    return _cuts_behind_too_hard(ranked_findings, facts)
 
 
-def _alerts_that_stand(facts: Facts, ids: Collection[str]) -> list[Finding]:
+def _open_alerts_without_finding(facts: Facts, ids: Collection[str]) -> list[Finding]:
     """The open alerts of a run that no finding repeats. Returns [] if the last evaluation is no
     worse than step 0."""
     against_start = facts.against_start
@@ -189,12 +191,14 @@ def _did_no_harm(finding: Finding, facts: Facts) -> bool:
 
     Findings that are known causes stay, and so does whatever was measured on answers or rows.
     """
-    if finding.root or finding.id not in _OF_THE_WAY or facts.comparison is None:
+    if finding.root or finding.id not in _ABOUT_THE_COURSE or facts.comparison is None:
         return False
     if facts.comparison.outcome.verdict != "better":
         return False
-    heldout = [share for _, share in facts.curve("heldout_success")]
-    return not heldout or heldout[-1] >= max(heldout) - limits.SUCCESS_FOLLOWS
+    heldout_shares = facts.curve_values("heldout_success")
+    if not heldout_shares:
+        return True
+    return heldout_shares[-1] >= max(heldout_shares) - limits.SUCCESS_FOLLOWS
 
 
 def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
@@ -205,7 +209,11 @@ def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
     """
     if not _is_broken(findings):
         return list(findings)
-    return [finding for finding in findings if finding.root or finding.id not in _EFFECTS]
+    return [
+        finding
+        for finding in findings
+        if finding.root or finding.id not in _EFFECTS_OF_BROKEN_POLICY
+    ]
 
 
 def _is_broken(findings: Sequence[Finding]) -> bool:
@@ -220,7 +228,7 @@ def with_costs(findings: Sequence[Finding], heldout_loss: float) -> list[Finding
     return _with_least_cost(findings, _CAUSES_OF_A_FALL, heldout_loss)
 
 
-def _with_what_stayed_unsolved(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
+def _with_cost_of_unsolved_tasks(findings: Sequence[Finding], facts: Facts) -> list[Finding]:
     """The findings; those that may have kept the run from learning get the share of unsolved
     held-out tasks as their cost.
 
@@ -249,7 +257,7 @@ def _cuts_behind_too_hard(in_order: list[Finding], facts: Facts) -> list[Finding
     """
     by_id = {finding.id: finding for finding in in_order}
     cut, too_hard = by_id.get("truncation"), by_id.get("too_hard")
-    if cut is None or too_hard is None or not answers.whole_ones_fail_too(facts):
+    if cut is None or too_hard is None or not answers.uncut_answers_fail_too(facts):
         return in_order
     others = [finding for finding in in_order if finding is not cut]
     place = others.index(too_hard) + 1
@@ -262,8 +270,8 @@ def _share_never_learnt(facts: Facts) -> float:
     Returns 0.0 if clearly more, or clearly fewer, tasks are solved than at the start, or if the
     share is not known.
     """
-    shares = [share for _, share in facts.curve("heldout_success")]
-    if len(shares) < 2 or setbacks.heldout_loss(facts) > 0:
+    shares = facts.curve_values("heldout_success")
+    if len(shares) < 2 or setbacks.heldout_drop(facts) > 0:
         return 0.0
     if max(shares) - shares[0] > limits.SUCCESS_FOLLOWS:
         return 0.0

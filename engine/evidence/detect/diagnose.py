@@ -23,12 +23,12 @@ from engine.evidence.detect.detectors import find_all, not_judged
 from engine.evidence.detect.examples import Example, Examples
 from engine.evidence.detect.findings import Finding
 from engine.evidence.detect.views import Facts, Failure, TrainingRows, View, view_of
-from engine.evidence.robustness.robustness import robustness_of, told_badly_sentences
+from engine.evidence.robustness.robustness import reworded_better_sentences, robustness_of
 from engine.evidence.stats import thresholds as limits
 from engine.evidence.stats.power import split_rows
 from engine.evidence.stats.results import VALIDATION, damaged_answers_warning, in_half
 from engine.evidence.verdict.fresh_scores import rescored
-from engine.evidence.verdict.regression import again_with_keep
+from engine.evidence.verdict.regression import calls_with_larger_keep
 from engine.evidence.verdict.row_facts import read_row_facts
 from engine.evidence.verdict.verdict import Verdict, run_verdict
 from engine.home.owner_marks import refuse_if_of_sealed
@@ -151,22 +151,25 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
         warnings=[
             *damaged_answers_warning(run),
             *_warnings(row, facts),
-            *told_badly_sentences(robustness_of(run, config, redact)),
+            *reworded_better_sentences(robustness_of(run, config, redact)),
         ],
         next_calls=_next_calls(
-            row, findings, examples.step, again=_call_with_keep(facts, findings, config)
+            row,
+            findings,
+            examples.step,
+            retry_calls=_retry_calls_with_keep(facts, findings, config),
         ),
     )
 
 
-def _call_with_keep(
+def _retry_calls_with_keep(
     facts: Facts, findings: Sequence[Finding], config: RunConfig | None
 ) -> Sequence[Call]:
     """The call that trains the run again with a larger `keep`, if that is the change of the first
     finding. Returns [] otherwise."""
     if not findings or findings[0].lever.setting != "keep":
         return []
-    return again_with_keep(config, facts.kept_skills)
+    return calls_with_larger_keep(config, facts.kept_skills)
 
 
 def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
@@ -361,7 +364,7 @@ def _shown_finding(finding: Finding, examples: Examples, redact: Redactor) -> Sh
         finding,
         what=redact.text(finding.what),
         evidence=redact.value(finding.numbers),
-        examples=examples.of(finding),
+        examples=examples.for_finding(finding),
     )
 
 
@@ -441,10 +444,10 @@ def _warnings(row: RunRow, facts: Facts) -> list[str]:
 
 
 def _next_calls(
-    row: RunRow, findings: Sequence[Finding], step: int, again: Sequence[Call] = ()
+    row: RunRow, findings: Sequence[Finding], step: int, retry_calls: Sequence[Call] = ()
 ) -> list[Call]:
-    """The calls to suggest: `again` (the call that makes the change of the first finding, if any),
-    then its rollouts, then what the playbook says about it.
+    """The calls to suggest: `retry_calls` (the call that makes the change of the first finding, if
+    any), then its rollouts, then what the playbook says about it.
 
     Without findings: the call that continues a run which a limit has ended, or that reads the error
     of a run which failed otherwise. For a run under way the last call waits for more. `step` is the
@@ -459,8 +462,8 @@ def _next_calls(
     # Only three calls are shown: for a run under way, waiting takes the place of the playbook.
     last = row.wait_calls or [Call("read_playbook", {"section": first.playbook})]
     if not first.pick:  # rollouts do not show the finding
-        return [*again, *last]
-    return [*again, _rollouts_call(row.run_id, first, step), *last]
+        return [*retry_calls, *last]
+    return [*retry_calls, _rollouts_call(row.run_id, first, step), *last]
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:

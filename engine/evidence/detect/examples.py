@@ -27,7 +27,7 @@ def _ran_out_of_tokens(row: Answer) -> bool:
 
 
 # Finding id -> whether a rollout shows it; for a finding without an entry every rollout does.
-_SHOWS: Mapping[str, Callable[[Answer], bool | None]] = {
+_FILTER_OF_FINDING: Mapping[str, Callable[[Answer], bool | None]] = {
     "truncation": lambda row: row.cut,
     "overthinking": _ran_out_of_tokens,
     "reward_errors": lambda row: bool(row.error),
@@ -107,7 +107,7 @@ class Examples:
         elif algorithm in ROW_ALGORITHMS:
             self.rows = heldout_answers
 
-    def of(self, finding: Finding) -> list[Example]:
+    def for_finding(self, finding: Finding) -> list[Example]:
         """At most two rollouts of different tasks that show the finding; [] if none does.
 
         The lowest rewards come first; for the findings in `_BEST_FIRST`, the highest.
@@ -117,7 +117,7 @@ class Examples:
         has_training_rollouts = self.step >= 0  # else the rows are held-out answers
         if finding.pick == "changed" and has_training_rollouts:
             return []  # training rollouts cannot show what changed on held-out tasks
-        shows_finding = _on_plateau(finding) or _SHOWS.get(finding.id)
+        shows_finding = _plateau_filter(finding) or _FILTER_OF_FINDING.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]
         rows.sort(key=_reward_or_zero, reverse=finding.id in _BEST_FIRST)
         if finding.id == "too_short":
@@ -168,13 +168,15 @@ class Examples:
         )
 
 
-def _on_plateau(finding: Finding) -> Callable[[Answer], bool] | None:
+def _plateau_filter(finding: Finding) -> Callable[[Answer], bool] | None:
     """A function that tells whether an answer earns the reward of a plateau (many answers earn the
     same), for the finding "plateau". Returns None for any other finding."""
     if finding.id != "plateau":
         return None
-    level = finding.evidence["plateau_reward"]  # None if each group has its own
-    return lambda row: row.reward == level if level is not None else _reward_or_zero(row) > 0
+    level = finding.evidence["plateau_reward"]
+    if level is None:  # each group has its own plateau
+        return lambda row: _reward_or_zero(row) > 0
+    return lambda row: row.reward == level
 
 
 def _likeness(answer: str, reference: str) -> float:

@@ -120,11 +120,9 @@ def _larger_groups_differ(facts: Facts, shares: _GroupShares) -> bool:
     if group_size > limits.SMALL_GROUP or solved_share is None:
         return False
     # The chance that a group has right and wrong answers, if all tasks were equally hard.
-    all_right, all_wrong = (
-        solved_share**limits.USUAL_GROUP,
-        (1 - solved_share) ** limits.USUAL_GROUP,
-    )
-    differing_share = 1 - all_right - all_wrong
+    all_right_chance = solved_share**limits.USUAL_GROUP
+    all_wrong_chance = (1 - solved_share) ** limits.USUAL_GROUP
+    differing_share = 1 - all_right_chance - all_wrong_chance
     return differing_share >= max(limits.EFFECTIVE_LOW, 2 * shares.effective)
 
 
@@ -146,23 +144,23 @@ def solved(facts: Facts) -> Finding | None:
     """Detect that a run came to solve all its tasks, and continued without a gradient. Returns None
     for a run that solved them from the start (see `too_easy`)."""
     shares = facts.series("groups_too_easy")
-    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    heldout_shares = facts.curve_values("heldout_success")
     heldout_share = heldout_shares[-1] if heldout_shares else None
     # If the exam (held-out tasks) is solved too, an occasional wrong sample teaches little.
     is_exam_solved = heldout_share is not None and heldout_share >= limits.SOLVED_ALWAYS
-    enough = limits.MOSTLY_SOLVED if is_exam_solved else limits.ALL_SOLVED
-    solved_steps = _steps_at_end(shares, enough)
+    solved_level = limits.MOSTLY_SOLVED if is_exam_solved else limits.ALL_SOLVED
+    solved_steps = _last_steps_above(shares, solved_level)
     if solved_steps < limits.SOLVED_STEPS or too_easy(facts) is not None:
         return None
     last_step = facts.curve("groups_too_easy")[-1][0]
     return _solved_finding(facts, last_step - solved_steps, solved_steps, heldout_share)
 
 
-def _steps_at_end(shares: Sequence[float], enough: float) -> int:
-    """The number of last steps at which the mean of five shares is at least `enough`."""
+def _last_steps_above(shares: Sequence[float], least_mean: float) -> int:
+    """The number of last steps at which the mean of five shares is at least `least_mean`."""
     count = 0
     for index in range(len(shares), limits.LEAST - 1, -1):
-        if mean(shares[index - limits.LEAST : index]) < enough:
+        if mean(shares[index - limits.LEAST : index]) < least_mean:
             break
         count += 1
     return count
@@ -230,7 +228,7 @@ def too_hard(facts: Facts) -> Finding | None:
         the run learns, or solves more than hardly any task;
         the answers of a group are the same text (see `uniform_groups`).
     """
-    if any(value >= limits.SOLVED_ONCE for _, value in facts.curve("heldout_success")):
+    if any(share >= limits.SOLVED_ONCE for share in facts.curve_values("heldout_success")):
         return None
     effective_share = recent_mean(facts.series("groups_effective"))
     if effective_share is None or effective_share >= limits.EFFECTIVE_NONE:
@@ -289,8 +287,8 @@ def too_easy(facts: Facts) -> Finding | None:
     solved_at_start = dict(facts.curve("heldout_success")).get(0, 0.0)
     # Sampled answers are sometimes wrong even if the greedy answers of the exam are all right.
     is_exam_solved = solved_at_start >= limits.SOLVED_ALWAYS
-    few = limits.EFFECTIVE_LOW if is_exam_solved else limits.EFFECTIVE_NONE
-    if effective_share >= few:  # enough groups still give a gradient
+    least_effective_share = limits.EFFECTIVE_LOW if is_exam_solved else limits.EFFECTIVE_NONE
+    if effective_share >= least_effective_share:  # enough groups still give a gradient
         return None
     return _too_easy_finding(facts, effective_share, solved_share)
 
@@ -341,7 +339,7 @@ def _entropy_lost_slowly(facts: Facts) -> Finding | None:
         return None
     solved_start = mean(solved_shares[:START_STEPS])
     solved_end = mean(solved_shares[-limits.LEAST :])
-    if _went_a_good_part(solved_start, solved_end) or _nearly_all_solved(solved_end):
+    if _gained_much(solved_start, solved_end) or _nearly_all_solved(solved_end):
         return None
     if _still_rising(facts, fall.steps_since):
         return None
@@ -399,7 +397,7 @@ def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
     return _EntropyFall(start, end, steps_since)
 
 
-def _went_a_good_part(solved_start: float, solved_end: float) -> bool:
+def _gained_much(solved_start: float, solved_end: float) -> bool:
     """Whether the share of right answers went the part `WAY_GONE` of the way from its start to
     1."""
     way_to_all_solved = 1.0 - solved_start
@@ -530,7 +528,7 @@ def is_learning(facts: Facts) -> bool:
     solved_trend = trend(facts.view_values("solved_share"))
     if solved_trend and solved_trend.rose and solved_trend.change >= limits.LEARNING_GAIN:
         return True
-    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    heldout_shares = facts.curve_values("heldout_success")
     task_count = facts.exam_tasks  # of each of these evaluations; 0 if it is not known
     if len(heldout_shares) < 2 or not task_count:
         return False

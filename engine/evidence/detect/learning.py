@@ -66,7 +66,7 @@ def _losses_since_lowest(facts: Facts) -> _Losses | None:
     Also None if the training loss is not known.
     """
     heldout_losses = facts.curve("heldout_loss")
-    if not _rises_at_end([loss for _, loss in heldout_losses]):
+    if not _rises_at_end(facts.curve_values("heldout_loss")):
         return None
     row_losses = facts.curve("loss")
     if not row_losses:
@@ -115,7 +115,7 @@ def _rises_at_end(losses: Sequence[float]) -> bool:
 
 def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
     """The advice (a lever) to stop at `best_step`; if that is 0, to change the rate or the rows."""
-    if best_step == 0 and _passes(facts) >= limits.MANY_PASSES:
+    if best_step == 0 and _passes_over_rows(facts) >= limits.MANY_PASSES:
         return edit_lever(
             "more different rows, or fewer passes: no step made held-out rows likelier"
         )
@@ -128,7 +128,7 @@ def _overfitting_lever(facts: Facts, best_step: int) -> Lever:
     return setting_lever("steps", now=facts.settings.steps, to=best_step, why=reason)
 
 
-def _passes(facts: Facts) -> float:
+def _passes_over_rows(facts: Facts) -> float:
     """How often the run saw each of its training rows; 0.0 if that is not known."""
     batch_size, steps, row_count = (
         facts.settings.batch_size,
@@ -161,7 +161,7 @@ def too_short(facts: Facts) -> Finding | None:
     """
     if facts.comparison is None:  # the run is not finished
         return None
-    solved_shares = [value for _, value in facts.curve("heldout_success")]
+    solved_shares = facts.curve_values("heldout_success")
     if not solved_shares or max(solved_shares) > limits.SOLVED_NEVER:
         return None
     loss_curve = facts.curve("heldout_loss")

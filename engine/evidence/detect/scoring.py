@@ -9,10 +9,10 @@ from engine.evidence.detect.views import (
     START_STEPS,
     Facts,
     Trend,
+    level_if_lasting,
     mean,
     mean_or_none,
     recent_mean,
-    stuck_at,
     trend,
     window,
 )
@@ -152,7 +152,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
     """
     shares = facts.view_values("judge_gap")
     if facts.algorithm == "grpo":  # no finding while training reduces the share
-        pleased_share = stuck_at(shares, limits.JUDGE_GAP)
+        pleased_share = level_if_lasting(shares, limits.JUDGE_GAP)
     else:
         pleased_share = mean_or_none(shares)
     if pleased_share is None or pleased_share <= limits.JUDGE_GAP:
@@ -189,15 +189,15 @@ def plateau(facts: Facts) -> Finding | None:
     """
     effective_share = recent_mean(facts.series("groups_effective"))
     solved_share = recent_mean(facts.view_values("solved_share"))
-    share_on_it = recent_mean(facts.view_values("usual_share"))
-    if effective_share is None or solved_share is None or share_on_it is None:
+    plateau_share = recent_mean(facts.view_values("usual_share"))
+    if effective_share is None or solved_share is None or plateau_share is None:
         return None
     if effective_share >= limits.EFFECTIVE_LOW or solved_share > limits.SOLVED_NEVER:
         return None
     # The median, but a reward that answers do earn: of two in the middle, the lower one.
     level = statistics.median_low(window(facts.view_values("usual_reward")))
-    if share_on_it >= limits.ON_PLATEAU and level > 0:
-        return _plateau_finding(facts, level, share_on_it, solved_share)
+    if plateau_share >= limits.ON_PLATEAU and level > 0:
+        return _plateau_finding(facts, level, plateau_share, solved_share)
     flat_share = recent_mean(facts.series("groups_flat_partial"))
     if flat_share is not None and flat_share >= limits.ON_PLATEAU:
         return _plateau_finding(facts, None, flat_share, solved_share)
@@ -205,16 +205,16 @@ def plateau(facts: Facts) -> Finding | None:
 
 
 def _plateau_finding(
-    facts: Facts, level: float | None, share_on_it: float, solved_share: float
+    facts: Facts, level: float | None, plateau_share: float, solved_share: float
 ) -> Finding:
     """The finding that answers earn a partial reward and stay there.
 
-    `level` is that reward, which the share `share_on_it` of the answers earn. If `level` is None,
-    each group has its own partial reward, and `share_on_it` is the share of such groups.
+    `level` is that reward, which the share `plateau_share` of the answers earn. If `level` is None,
+    each group has its own partial reward, and `plateau_share` is the share of such groups.
     """
     evidence = {
         "plateau_reward": level,
-        "share_on_it": share_on_it,
+        "share_on_it": plateau_share,
         "groups_flat_partial": recent_mean(facts.series("groups_flat_partial")),
         "solved": solved_share,
         "reward_start": mean_or_none(facts.series("reward_mean")[:START_STEPS]),
@@ -223,13 +223,13 @@ def _plateau_finding(
     }
     if level is None:
         observation = (
-            f"In {whole_percent(share_on_it)} of the groups of the last steps all earn the "
+            f"In {whole_percent(plateau_share)} of the groups of the last steps all earn the "
             "same part"
         )
         lower_pay, row_filter = "less", "success == False and reward > 0"
     else:
         observation = (
-            f"{whole_percent(share_on_it)} of the answers of the last steps earn exactly "
+            f"{whole_percent(plateau_share)} of the answers of the last steps earn exactly "
             f"{level:.3g}"
         )
         lower_pay, row_filter = (
@@ -406,16 +406,13 @@ def _other_signals(facts: Facts, *, success_known: bool) -> dict[str, float]:
     They are oddities of the answers, and "audit" if the reward audit had failed. `success_known`
     says whether the environment reports success.
     """
-    return {
-        **_length_signal(facts),
-        **_alike_signal(facts),
-        **_repeated_signal(facts),
-        # If success is not known, answers may have become right together with their form.
-        **(_form_signal(facts) if success_known else {}),
-        **_judge_signal(facts),
-        # Set only if the audit failed and the user accepted that.
-        **({"audit": 1.0} if facts.settings.accept_reward_risk else {}),
-    }
+    signals = {**_length_signal(facts), **_alike_signal(facts), **_repeated_signal(facts)}
+    if success_known:  # else answers may have become right together with their form
+        signals |= _form_signal(facts)
+    signals |= _judge_signal(facts)
+    if facts.settings.accept_reward_risk:  # set only if the audit failed and the user accepted that
+        signals["audit"] = 1.0
+    return signals
 
 
 def _length_signal(facts: Facts) -> dict[str, float]:

@@ -36,7 +36,7 @@ def below_start(facts: Facts) -> Finding | None:
         playbook="failures" if lever.setting else "rewards",  # without a setting: edit score()
         # GRPO has training rollouts that show what the reward pays; others have held-out answers.
         pick="best" if facts.algorithm == "grpo" else "changed",
-        cost=heldout_loss(facts),
+        cost=heldout_drop(facts),
     )
 
 
@@ -68,7 +68,7 @@ def _verdict_is_worse(facts: Facts) -> bool:
     return min(1.0, p * against_start.evaluations) * p_of_verdict < ALPHA**2
 
 
-def heldout_loss(facts: Facts) -> float:
+def heldout_drop(facts: Facts) -> float:
     """How far held-out success or reward is below the start. Returns 0.0 if it is not clearly
     below."""
     against_start = facts.against_start
@@ -118,8 +118,8 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
     """(the reason for a fall below the start, as the end of a sentence; the advice, a lever).
 
     The reward is blamed if it did not fall with success, or if it pays answers that are cut. DPO
-    may blame its pairs, a distillation its teacher (see `_reason_in_what_is_copied`). Otherwise the
-    reason is "" and the advice is a lower learning rate.
+    may blame its pairs, a distillation its teacher (see `_reason_in_pairs_or_teacher`). Otherwise
+    the reason is "" and the advice is a lower learning rate.
     """
     if facts.algorithm == "grpo" and against_start.measure == "success":
         if _reward_kept_up(against_start):
@@ -130,10 +130,10 @@ def _reason_and_lever(facts: Facts, against_start: StartComparison) -> tuple[str
             pay_of_cut = mean(window(facts.view_values("cut_reward")))
             reason = f"; answers that are cut earn {pay_of_cut:.2g}, as much as the mean"
             return reason, edit_lever(_PAYS_CUT)
-    return _reason_in_what_is_copied(facts, against_start)
+    return _reason_in_pairs_or_teacher(facts, against_start)
 
 
-def _reason_in_what_is_copied(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
+def _reason_in_pairs_or_teacher(facts: Facts, against_start: StartComparison) -> tuple[str, Lever]:
     """(the reason for a fall below the start, the advice) for a run that copies pairs or a teacher.
 
     If the policy learnt what they show, DPO blames its pairs and a distillation its teacher.
@@ -535,7 +535,7 @@ def _is_better(facts: Facts) -> bool:
 def _is_exam_learnt(facts: Facts) -> bool:
     """Whether the verdict is "better" and, if success is measured, half of the held-out tasks (the
     exam) are solved."""
-    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    heldout_shares = facts.curve_values("heldout_success")
     is_half_solved = not heldout_shares or heldout_shares[-1] >= limits.EXAM_LEARNT
     return _is_better(facts) and is_half_solved
 
@@ -543,8 +543,8 @@ def _is_exam_learnt(facts: Facts) -> bool:
 def _training_worked(facts: Facts) -> bool:
     """Whether the run came to solve its training tasks, or to fit its training rows."""
     if facts.algorithm not in ROW_ALGORITHMS:
-        reward = trend(facts.series("reward_mean"))
-        rose = reward is not None and reward.rose
+        reward_trend = trend(facts.series("reward_mean"))
+        rose = reward_trend is not None and reward_trend.rose
         return rose or is_learning(facts) or _exam_far_behind(facts)
     losses = facts.series("loss")
     if len(losses) < 2 * limits.LEAST:
@@ -556,7 +556,7 @@ def _exam_far_behind(facts: Facts) -> bool:
     """Whether the share solved at the end is far higher on training tasks than on held-out tasks
     (the exam)."""
     solved_share = recent_mean(facts.view_values("solved_share"))
-    heldout_shares = [share for _, share in facts.curve("heldout_success")]
+    heldout_shares = facts.curve_values("heldout_success")
     if solved_share is None or not heldout_shares:
         return False
     return solved_share - heldout_shares[-1] >= limits.EXAM_FAR_BEHIND

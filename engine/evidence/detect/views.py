@@ -238,6 +238,10 @@ class Facts:
                 points.append((int(step), value))
         return points
 
+    def curve_values(self, name: str) -> list[float]:
+        """The values of a metric at all steps, also step 0, in order."""
+        return [value for _, value in self.curve(name)]
+
     def series(self, name: str) -> list[float]:
         """The values of a metric at the training steps, in order; step 0 is left out."""
         return [value for step, value in self.curve(name) if step > 0]
@@ -331,7 +335,7 @@ def change_between(early: Sequence[float], late: Sequence[float]) -> Trend:
     return Trend(mean(early), mean(late), z_score)
 
 
-def stuck_at(values: Sequence[float], limit: float) -> float | None:
+def level_if_lasting(values: Sequence[float], limit: float) -> float | None:
     """The recent level of a bad share, if it is above `limit` and training is not reducing it.
 
     Returns None if the series is too short, if the level is not above `limit`, and if the level
@@ -414,7 +418,7 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
 def _with_form(view: View, scored: Sequence[Answer]) -> View:
     """The view, with the numbers on the form of answers filled in: parsed or not, wrapped or
     not."""
-    wrapped, unwrapped = _by_wrapping(scored)
+    wrapped, unwrapped = _wrapped_and_unwrapped(scored)
     form_metric, form_score = _form_metric(scored)
     return replace(
         view,
@@ -466,7 +470,7 @@ def _is_count(name: str) -> bool:
     return _COUNTED.search(name) is not None
 
 
-def _by_wrapping(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+def _wrapped_and_unwrapped(rows: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
     """(answers in a code fence, in quotes or behind a polite phrase; all other answers)."""
     wrapped: list[Answer] = []
     unwrapped: list[Answer] = []

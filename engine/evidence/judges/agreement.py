@@ -71,30 +71,32 @@ def kappa(judged: Sequence[Judged]) -> float:
     if not judged:
         return 0.0
     observed = agreement(judged)
-    gold, passed = fmean(j.is_right for j in judged), fmean(j.passed for j in judged)
-    chance = gold * passed + (1 - gold) * (1 - passed)
-    return 0.0 if chance >= 1 else (observed - chance) / (1 - chance)
+    right_share = fmean(answer.is_right for answer in judged)  # by the labels
+    passed_share = fmean(answer.passed for answer in judged)  # by the judge
+    by_chance = right_share * passed_share + (1 - right_share) * (1 - passed_share)
+    return 0.0 if by_chance >= 1 else (observed - by_chance) / (1 - by_chance)
 
 
 def agreement(judged: Sequence[Judged]) -> float:
     """The share of answers on which judge and label agree."""
-    return fmean(j.passed == j.is_right for j in judged)
+    return fmean(answer.passed == answer.is_right for answer in judged)
 
 
 def length_lean(judged: Sequence[Judged]) -> float | None:
     """How much more the judge gives long answers (above the median length) than short ones of the
     same quality. Returns None if neither the right nor the wrong answers have both lengths."""
-    middle = median(j.length for j in judged)
-    return _lean(judged, lambda j: j.length > middle)
+    median_length = median(answer.length for answer in judged)
+    return _mean_favour(judged, lambda answer: answer.length > median_length)
 
 
 def own_lean(judged: Sequence[Judged]) -> float | None:
     """How much more the judge gives answers of its own model than answers of others of the same
     quality. Returns None if neither the right nor the wrong answers have both kinds of author."""
-    return _lean([j for j in judged if j.own is not None], lambda j: bool(j.own))
+    with_known_author = [answer for answer in judged if answer.own is not None]
+    return _mean_favour(with_known_author, lambda answer: bool(answer.own))
 
 
-def _lean(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> float | None:
+def _mean_favour(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> float | None:
     """The judge's mean error on favoured answers minus its mean error on the others.
 
     The difference is taken among right and among wrong answers, then averaged. Returns None if
@@ -102,12 +104,12 @@ def _lean(judged: Sequence[Judged], is_favoured: Callable[[Judged], bool]) -> fl
     """
     differences: list[float] = []
     for is_right in (True, False):
-        errors: dict[bool, list[float]] = {True: [], False: []}
-        for j in judged:
-            if j.is_right == is_right:
-                errors[is_favoured(j)].append(j.value - j.label)
-        if errors[True] and errors[False]:
-            differences.append(fmean(errors[True]) - fmean(errors[False]))
+        errors_by_favour: dict[bool, list[float]] = {True: [], False: []}
+        for answer in judged:
+            if answer.is_right == is_right:
+                errors_by_favour[is_favoured(answer)].append(answer.value - answer.label)
+        if errors_by_favour[True] and errors_by_favour[False]:
+            differences.append(fmean(errors_by_favour[True]) - fmean(errors_by_favour[False]))
     return fmean(differences) if differences else None
 
 
@@ -123,6 +125,6 @@ def with_interval(
     rng = random.Random(seed)
     draws = (figure(rng.choices(items, k=len(items))) for _ in range(RESAMPLES))
     drawn = sorted(draw for draw in draws if draw is not None)
-    tail = (1 - CONFIDENCE) / 2
+    tail = (1 - CONFIDENCE) / 2  # the share of the drawn values beyond each end of the interval
     low, high = drawn[int(tail * len(drawn))], drawn[int((1 - tail) * len(drawn)) - 1]
     return Figure(value=round(value, 4), low=round(low, 4), high=round(high, 4), n=len(items))

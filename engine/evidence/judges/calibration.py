@@ -155,8 +155,10 @@ def change_sentence(past: PastCalibration) -> str:
     change = with_interval_text(past.change, sign=True)
     if past.change.high < 0:
         word = "The judge drifted"
+    elif past.change.low > 0:
+        word = "The judge agrees more"
     else:
-        word = "The judge agrees more" if past.change.low > 0 else "No clear drift of the judge"
+        word = "No clear drift of the judge"
     return (
         f"{word}: on the same gold labels its agreement has changed by {change} since "
         f"{date_text(past.time)}."
@@ -184,7 +186,7 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
     """
     answers, preferences_for_first = _ask_about_all(judge, rubric, gold)
     judged = [answer for answer in answers if answer is not None]
-    gold_hash, marks = _marked(gold, answers)
+    gold_hash, marks = _hash_and_marks(gold, answers)
     stored = find_calibration(home, judge, rubric)
     agreed, beyond_chance = with_interval(judged, agreement), with_interval(judged, kappa)
     assert agreed is not None and beyond_chance is not None  # both exist for any answers
@@ -204,26 +206,34 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
         time=time.time(),
         gold=gold_hash,
         marks=marks,
-        earlier=_earlier(stored, gold_hash, marks),
+        earlier=_earlier_calibrations(stored, gold_hash, marks),
     )
     home.judges.mkdir(exist_ok=True)
     calibration.write(_path(home, judge, rubric))
     return calibration
 
 
-def _marked(gold: Sequence[GoldAnswer], answers: Sequence[Judged | None]) -> tuple[str, str]:
+def _hash_and_marks(
+    gold: Sequence[GoldAnswer], answers: Sequence[Judged | None]
+) -> tuple[str, str]:
     """The hash of gold answers and their marks, as `Calibration` describes them. `answers` is what
     the judge made of them, None for no verdict."""
-    marked = sorted(
-        (json.dumps(astuple(one)), "-" if made is None else str(int(made.passed == made.is_right)))
-        for one, made in zip(gold, answers, strict=True)
-    )
-    texts = [text for text, _ in marked]
+    texts_and_marks: list[tuple[str, str]] = []
+    for gold_answer, judged in zip(gold, answers, strict=True):
+        if judged is None:  # no verdict
+            mark = "-"
+        else:
+            mark = str(int(judged.passed == judged.is_right))
+        texts_and_marks.append((json.dumps(astuple(gold_answer)), mark))
+    texts_and_marks.sort()
+    texts = [text for text, _ in texts_and_marks]
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
-    return digest, "".join(mark for _, mark in marked)
+    return digest, "".join(mark for _, mark in texts_and_marks)
 
 
-def _earlier(stored: Calibration | None, gold: str, marks: str) -> list[PastCalibration]:
+def _earlier_calibrations(
+    stored: Calibration | None, gold: str, marks: str
+) -> list[PastCalibration]:
     """The calibrations before a new one, oldest first, at most KEPT.
 
     Those on the same gold labels get the change of the agreement up to the new one. `stored` is the
@@ -233,15 +243,15 @@ def _earlier(stored: Calibration | None, gold: str, marks: str) -> list[PastCali
         return []
     names = PastCalibration.model_fields.keys() - {"change"}
     last = PastCalibration(**{name: getattr(stored, name) for name in names})
-    return [
-        past.model_copy(update={"change": _change(past.marks, marks)})
-        if past.gold == gold
-        else past
-        for past in [*stored.earlier, last][-KEPT:]
-    ]
+    earlier = []
+    for past in [*stored.earlier, last][-KEPT:]:
+        if past.gold == gold:
+            past = past.model_copy(update={"change": _change_of_agreement(past.marks, marks)})
+        earlier.append(past)
+    return earlier
 
 
-def _change(before: str, after: str) -> Figure | None:
+def _change_of_agreement(before: str, after: str) -> Figure | None:
     """The change of the agreement between two calibrations with these marks, paired by answer; None
     if no answer got a verdict in both."""
     changes = [
@@ -290,11 +300,14 @@ def calibrate_files(home: Home, rubric: Path, gold: Path) -> Reply:
         raise UserError("BAD_ARGUMENT", str(problem), hint=hint, field="rubric") from problem
     calibration = calibrate(home, judge, parsed, answers)
     faults = calibration.faults
-    may = "may decide verdicts" if not faults else f"may not decide verdicts: {'; '.join(faults)}"
-    number = counted(calibration.answers, "gold answer")
+    if faults:
+        trust_text = f"may not decide verdicts: {'; '.join(faults)}"
+    else:
+        trust_text = "may decide verdicts"
+    count_text = counted(calibration.answers, "gold answer")
     sentences = " ".join(calibration.sentences)
     return {
-        "summary": f"{calibration.model}, held against {number}, {may}. {sentences}",
+        "summary": f"{calibration.model}, held against {count_text}, {trust_text}. {sentences}",
         "trusted": not faults,
         **calibration.model_dump(mode="json", exclude={"marks", "earlier"}),
         "next": [],
@@ -355,11 +368,11 @@ class _Asker:
         """How much more the judge gives an answer because it stands first: the mean preference for
         the first place over both orders of the pair. 0 without a bias; None if the judge gave no
         verdict."""
-        one, other = pair
-        criteria, task = self.rubric.for_judge, _task(one)
+        first, second = pair
+        criteria, task = self.rubric.for_judge, _task(first)
         try:
-            forward = self.judge.prefers_first(criteria, task, one.answer, other.answer)
-            backward = self.judge.prefers_first(criteria, task, other.answer, one.answer)
+            forward = self.judge.prefers_first(criteria, task, first.answer, second.answer)
+            backward = self.judge.prefers_first(criteria, task, second.answer, first.answer)
         except Exception as error:  # noqa: BLE001 - a judge without verdict is a result here
             self.first_error = self.first_error or str(error)
             return None
@@ -378,10 +391,10 @@ def _pairs(gold: Sequence[GoldAnswer]) -> list[tuple[GoldAnswer, GoldAnswer]]:
     for answer in gold:
         by_prompt.setdefault(answer.prompt, []).append(answer)
     pairs = [
-        (one, other)
+        (first, second)
         for answers in by_prompt.values()
-        for one, other in combinations(answers, 2)
-        if one.answer != other.answer
+        for first, second in combinations(answers, 2)
+        if first.answer != second.answer
     ]
     return pairs[:MOST_PAIRS]
 

@@ -34,12 +34,12 @@ def judge_refusal(home: Home, env_dir: Path, measure: str) -> str:
     if not (env_dir / "source" / FILE).is_file():
         return _refusal_without_file(env_dir)
     try:
-        deciding = _deciding(home, env_dir, measure)
+        judge_and_rubric = _judge_that_decides(home, env_dir, measure)
     except (ValueError, UserError) as problem:
         return f"The judge cannot be told: {problem}"
-    if deciding is None:
+    if judge_and_rubric is None:
         return ""
-    judge, rubric = deciding
+    judge, rubric = judge_and_rubric
     calibration = find_calibration(home, judge, rubric)
     if calibration is None:
         return (
@@ -57,23 +57,25 @@ def judge_sentences(run: RunDir, env_dir: Path, measure: str) -> list[str]:
 
     `env_dir` and `measure` are as for `judge_refusal`, which must have refused nothing.
     """
-    home, began = run.home, read_object(run.started_record).get("time") or 0.0
-    deciding = _deciding(home, env_dir, measure) if (env_dir / "source" / FILE).is_file() else None
-    calibration = find_calibration(home, *deciding) if deciding else None
+    run_began = read_object(run.started_record).get("time") or 0.0
+    if not (env_dir / "source" / FILE).is_file():
+        return []
+    judge_and_rubric = _judge_that_decides(run.home, env_dir, measure)
+    calibration = find_calibration(run.home, *judge_and_rubric) if judge_and_rubric else None
     if calibration is None or not calibration.time:
         return []
     history = [*calibration.earlier, calibration]
-    before_run = [each for each in history if each.time <= began]
-    base = before_run[-1] if before_run else history[0]
-    late = "" if before_run or not began else ", after this run began"
-    level, kappa = with_interval_text(base.agreement), with_interval_text(base.kappa)
+    before_run = [past for past in history if past.time <= run_began]
+    basis = before_run[-1] if before_run else history[0]  # the calibration that counts
+    late = "" if before_run or not run_began else ", after this run began"
+    level, kappa = with_interval_text(basis.agreement), with_interval_text(basis.kappa)
     sentences = [
-        f"The judge {calibration.model} decides here; calibrated on {date_text(base.time)}{late}, "
-        f"it agreed with people on {level} of {base.agreement.n} gold labels, kappa {kappa}."
+        f"The judge {calibration.model} decides here; calibrated on {date_text(basis.time)}{late}, "
+        f"it agreed with people on {level} of {basis.agreement.n} gold labels, kappa {kappa}."
     ]
-    if isinstance(base, PastCalibration) and base.change is not None:
-        sentences.append(change_sentence(base))
-        if base.change.high < 0:
+    if isinstance(basis, PastCalibration) and basis.change is not None:
+        sentences.append(change_sentence(basis))
+        if basis.change.high < 0:
             sentences.append(
                 "What it scored before and after is not one measure: score the stored answers "
                 "again (evaluate with regrade) before they are compared."
@@ -81,7 +83,7 @@ def judge_sentences(run: RunDir, env_dir: Path, measure: str) -> list[str]:
     return sentences
 
 
-def _deciding(home: Home, env_dir: Path, measure: str) -> tuple[Judge, Rubric] | None:
+def _judge_that_decides(home: Home, env_dir: Path, measure: str) -> tuple[Judge, Rubric] | None:
     """The judge of an environment and its rubric; None if the judge decides nothing of `measure`.
 
     The environment must have a rubric file. Raises ValueError or UserError if it cannot be read, or

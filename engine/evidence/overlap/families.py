@@ -114,7 +114,7 @@ def _hint_on_shared_terms(
     shared_terms = [term for term in exam_terms if term and term in train_terms]
     if len(shared_terms) < _COVERED * len(exam):
         return []
-    ((example, _),) = Counter(shared_terms).most_common(1)
+    example, _ = Counter(shared_terms).most_common(1)[0]  # the term of most rows
     name = " ".join(sorted(example))[:_GROUP_CHARS]
     share = percent(len(shared_terms) / len(exam), digits=0)
     return [

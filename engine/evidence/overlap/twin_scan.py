@@ -36,14 +36,14 @@ def twins_in_time(
     """
     now = time.monotonic()
     quarter_s = (deadline - now) / 4
-    tasks = _read(heldout, now + quarter_s)
-    rows = _read(train, now + 2 * quarter_s)
+    tasks = _texts_in_time(heldout, now + quarter_s)
+    rows = _texts_in_time(train, now + 2 * quarter_s)
     twins = [twin for twin in find_twins(rows, tasks, deadline) if twin.heldout not in copied]
     is_chance = len(twins) < max(FEWEST, BY_CHANCE * heldout_count)
     return [] if is_chance else twins
 
 
-def _read(rows: RowTexts, deadline: float) -> list[Text]:
+def _texts_in_time(rows: RowTexts, deadline: float) -> list[Text]:
     """Read rows as texts until `deadline` (monotonic clock); rows without content are left out."""
     texts: list[Text] = []
     for row_id, question, answer in rows:

@@ -58,9 +58,9 @@ class Text:
     @cached_property
     def content(self) -> frozenset[str]:
         """What the task is about: numbers, stems of words that are not of grammar, the answer."""
-        words = frozenset(_content(self.tokens))
+        words = frozenset(_content_words(self.tokens))
         answer = " ".join(self.answer_tokens)
-        if not answer or words.issuperset(_content(self.answer_tokens)):
+        if not answer or words.issuperset(_content_words(self.answer_tokens)):
             return words  # an answer that stands in the question tells nothing more
         return words | {f"= {answer}"}
 
@@ -77,10 +77,10 @@ class Text:
     @cached_property
     def grammar(self) -> tuple[str, ...]:
         """The words of grammar in their order, with a place for each row of numbers."""
-        return tuple(_grammar(self.tokens))
+        return tuple(_grammar_words(self.tokens))
 
 
-def _content(tokens: Iterable[str]) -> Iterator[str]:
+def _content_words(tokens: Iterable[str]) -> Iterator[str]:
     """Yield what the tokens are about: numbers as they are, and stems of words outside grammar."""
     for token in tokens:
         if is_number(token):
@@ -94,24 +94,24 @@ def stem(token: str) -> str:
     return token[:_STEM_CHARS] if token.isalpha() and not is_number(token) else token
 
 
-def _grammar(tokens: Iterable[str]) -> Iterator[str]:
+def _grammar_words(tokens: Iterable[str]) -> Iterator[str]:
     """Yield the words of grammar, "he" for every pronoun and one "#" for each row of numbers.
 
     `how many apples has she 3 4` gives how, many, has, he, #.
     """
-    last = ""
+    previous_word = ""
     for token in tokens:
         if is_number(token):
-            part = ANY_NUMBER
+            word = ANY_NUMBER
         elif token in _PRONOUNS:
-            part = _PERSON
+            word = _PERSON
         elif token in _GRAMMAR:
-            part = token
+            word = token
         else:
             continue
-        if part != ANY_NUMBER or last != ANY_NUMBER:
-            yield part
-        last = part
+        if word != ANY_NUMBER or previous_word != ANY_NUMBER:
+            yield word
+        previous_word = word
 
 
 def is_number(token: str) -> bool:

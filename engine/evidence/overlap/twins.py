@@ -81,10 +81,10 @@ def find_twins(
     twin_of_task: dict[str, Twin] = {}
     weights = _Weights(train, heldout)
     kinds = (
-        lambda: _masked("paraphrase", train, heldout, weights),
+        lambda: _twins_by_mask("paraphrase", train, heldout, weights),
         lambda: _paraphrases(train, heldout, weights, deadline),
-        lambda: _masked("numbers", train, heldout, weights),
-        lambda: _masked("template", train, heldout, weights),
+        lambda: _twins_by_mask("numbers", train, heldout, weights),
+        lambda: _twins_by_mask("template", train, heldout, weights),
     )
     for twins_of_kind in kinds:
         if time.monotonic() > deadline:
@@ -97,7 +97,7 @@ def find_twins(
 # --- by a mask ------------------------------------------------------------------------------------
 
 
-def _masked(
+def _twins_by_mask(
     kind: TwinKind, train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
 ) -> Iterator[Twin]:
     """Yield the pairs of task and row that have equal masks of a kind (see `_mask`).
@@ -110,7 +110,7 @@ def _masked(
             mask = _mask(kind, text, weights)
             if mask:
                 getattr(clusters[mask], side).append(text)
-    if _is_by_nature(clusters.values(), len(train), len(heldout)):
+    if _pair_as_of_one_source(clusters.values(), len(train), len(heldout)):
         return
     for cluster in clusters.values():
         for text in cluster.heldout:
@@ -131,12 +131,12 @@ def _mask(kind: TwinKind, text: Text, weights: "_Weights") -> tuple[str, ...]:
         if len(payload) == FEWEST_SIGNS - 1 and text.answer_tokens:
             payload = (*payload, " ".join(text.answer_tokens))
         return payload if len(payload) >= FEWEST_SIGNS else ()
-    mask, fewest = (
-        (text.without_numbers, FEWEST_WORDS)
-        if kind == "numbers"
-        else (text.grammar, FEWEST_GRAMMAR)
-    )
-    return mask if sum(part != ANY_NUMBER for part in mask) >= fewest else ()
+    if kind == "numbers":
+        mask, fewest_words = text.without_numbers, FEWEST_WORDS
+    else:
+        mask, fewest_words = text.grammar, FEWEST_GRAMMAR
+    word_count = sum(part != ANY_NUMBER for part in mask)
+    return mask if word_count >= fewest_words else ()
 
 
 def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
@@ -144,7 +144,7 @@ def _may_be_twins(kind: TwinKind, text: Text, row: Text) -> bool:
     return kind != "paraphrase" or _may_be_paraphrases(text, row)
 
 
-def _is_by_nature(clusters: Iterable[_Cluster], train: int, heldout: int) -> bool:
+def _pair_as_of_one_source(clusters: Iterable[_Cluster], train: int, heldout: int) -> bool:
     """Return whether rows pair with held-out tasks about as often as rows of one source would.
 
     A pair is two texts with the same mask. How often texts of one source pair is measured among the
@@ -155,22 +155,24 @@ def _is_by_nature(clusters: Iterable[_Cluster], train: int, heldout: int) -> boo
         clusters: the texts with the same mask, for every mask.
         train, heldout: how many training rows and held-out tasks there are.
     """
-    across = of_tasks = of_rows = 0  # pairs of equal rows
-    rows_apart = 0  # training rows that are equal to no held-out task
+    cross_pairs = task_pairs = row_pairs = 0  # pairs of equal rows
+    unpaired_rows = 0  # training rows that are equal to no held-out task
     for cluster in clusters:
         tasks, rows = len(cluster.heldout), len(cluster.train)
-        across += tasks * rows
-        of_tasks += tasks * (tasks - 1) // 2
+        cross_pairs += tasks * rows
+        task_pairs += tasks * (tasks - 1) // 2
         if not tasks:
-            rows_apart += rows
-            of_rows += rows * (rows - 1) // 2
-    pairs, equal = heldout * (heldout - 1) // 2, of_tasks
-    if of_tasks < FEW_PAIRS:  # too few to know how often such pairs come
-        pairs, equal = pairs + rows_apart * (rows_apart - 1) // 2, of_tasks + of_rows
-    if not across or not pairs:
-        return not across
-    expected = equal / pairs * train * heldout
-    return expected / FEWER <= across <= expected * MORE + 3 * math.sqrt(expected)
+            unpaired_rows += rows
+            row_pairs += rows * (rows - 1) // 2
+    possible_pairs, equal_pairs = heldout * (heldout - 1) // 2, task_pairs
+    if task_pairs < FEW_PAIRS:  # too few to know how often such pairs come
+        possible_pairs += unpaired_rows * (unpaired_rows - 1) // 2
+        equal_pairs += row_pairs
+    if not cross_pairs or not possible_pairs:
+        return not cross_pairs
+    expected_pairs = equal_pairs / possible_pairs * train * heldout
+    most_pairs = expected_pairs * MORE + 3 * math.sqrt(expected_pairs)
+    return expected_pairs / FEWER <= cross_pairs <= most_pairs
 
 
 # --- by content -----------------------------------------------------------------------------------
@@ -181,30 +183,33 @@ def _paraphrases(
 ) -> Iterator[Twin]:
     """Yield the pairs of task and row that share far more rare words than the task shares with
     other rows."""
-    rows_of_word: dict[str, list[int]] = defaultdict(list)
-    for place, row in enumerate(train):
-        for word in weights.telling(row):
-            rows_of_word[word].append(place)
+    row_indices_by_word: dict[str, list[int]] = defaultdict(list)
+    for row_index, row in enumerate(train):
+        for word in weights.telling_words(row):
+            row_indices_by_word[word].append(row_index)
     # A row shares words of this weight with a task by chance, where words come independently.
-    least_of_all = math.log(len(train) / CHANCE) if train else 0.0
-    for number, text in enumerate(heldout):
-        if number % 20 == 0 and time.monotonic() > deadline:
+    least_by_chance = math.log(len(train) / CHANCE) if train else 0.0
+    for task_index, text in enumerate(heldout):
+        if task_index % 20 == 0 and time.monotonic() > deadline:
             return
-        shared: dict[int, float] = defaultdict(float)
-        for word in weights.telling(text):
-            places = rows_of_word.get(word, ())
-            if len(places) <= MOST_POSTINGS:
-                for place in places:
-                    shared[place] += weights.of(word)
-        if not shared:
+        shared_weight: dict[int, float] = defaultdict(float)
+        for word in weights.telling_words(text):
+            row_indices = row_indices_by_word.get(word, ())
+            if len(row_indices) <= MOST_POSTINGS:
+                for row_index in row_indices:
+                    shared_weight[row_index] += weights.weight_of(word)
+        if not shared_weight:
             continue
-        best = heapq.nlargest(BEHIND, shared.items(), key=lambda item: item[1])
-        behind = best[-1][1] if len(best) == BEHIND else 0.0
-        for place, weight in best:
-            row = train[place]
-            all_of_both = weights.sum(weights.telling(text) | weights.telling(row))
-            least = max(least_of_all, behind + STANDS_OUT, LEAST_SHARED * all_of_both)
-            if weight >= least and _may_be_paraphrases(text, row):
+        nearest_rows = heapq.nlargest(BEHIND, shared_weight.items(), key=lambda item: item[1])
+        weight_of_last = nearest_rows[-1][1] if len(nearest_rows) == BEHIND else 0.0
+        for row_index, weight in nearest_rows:
+            row = train[row_index]
+            words_of_both = weights.telling_words(text) | weights.telling_words(row)
+            weight_of_both = weights.sum_of(words_of_both)
+            least_weight = max(
+                least_by_chance, weight_of_last + STANDS_OUT, LEAST_SHARED * weight_of_both
+            )
+            if weight >= least_weight and _may_be_paraphrases(text, row):
                 yield Twin("paraphrase", text.row, row.row)
                 break
 
@@ -214,45 +219,51 @@ class _Weights:
 
     def __init__(self, train: Sequence[Text], heldout: Sequence[Text]) -> None:
         texts = [*train, *heldout]
-        self._rows = len(texts)
-        self._rows_of_word = Counter(word for text in texts for word in text.content)
-        self._most = max(1, COMMON_SHARE * self._rows)
+        self._row_total = len(texts)
+        self._row_counts = Counter(word for text in texts for word in text.content)
+        self._most_rows = max(1, COMMON_SHARE * self._row_total)
         # A form is what the rows of one template have in common.
-        sizes = Counter(text.grammar for text in texts)
-        in_form = Counter((text.grammar, word) for text in texts for word in text.content)
-        self._form = {
+        rows_of_form = Counter(text.grammar for text in texts)
+        rows_of_form_and_word = Counter(
+            (text.grammar, word) for text in texts for word in text.content
+        )
+        self._words_of_form = {
             (form, word)
-            for (form, word), count in in_form.items()
-            if sizes[form] >= FORM_ROWS and count >= FORM_SHARE * sizes[form]
+            for (form, word), count in rows_of_form_and_word.items()
+            if rows_of_form[form] >= FORM_ROWS and count >= FORM_SHARE * rows_of_form[form]
         }
-        self._telling: dict[str, frozenset[str]] = {}
-        self._of_tasks = frozenset().union(*(self.telling(text) for text in heldout))
+        self._telling_words: dict[str, frozenset[str]] = {}
+        self._telling_words_of_tasks = frozenset().union(
+            *(self.telling_words(text) for text in heldout)
+        )
 
-    def telling(self, text: Text) -> frozenset[str]:
+    def telling_words(self, text: Text) -> frozenset[str]:
         """Return the words of a text that are neither part of its form nor in very many rows."""
-        if text.row not in self._telling:
-            self._telling[text.row] = frozenset(
+        if text.row not in self._telling_words:
+            self._telling_words[text.row] = frozenset(
                 word
                 for word in text.content
-                if (text.grammar, word) not in self._form and self._rows_of_word[word] <= self._most
+                if (text.grammar, word) not in self._words_of_form
+                and self._row_counts[word] <= self._most_rows
             )
-        return self._telling[text.row]
+        return self._telling_words[text.row]
 
     def payload(self, text: Text) -> tuple[str, ...]:
         """Return in order a text's numbers, operators and words that tell held-out tasks apart."""
         return tuple(
             word
             for word in map(stem, text.tokens)
-            if is_sign(word) or (word in self._of_tasks and word in self.telling(text))
+            if is_sign(word)
+            or (word in self._telling_words_of_tasks and word in self.telling_words(text))
         )
 
-    def of(self, word: str) -> float:
+    def weight_of(self, word: str) -> float:
         """Return the weight of a word in nats: log(rows / rows that have it)."""
-        return math.log(self._rows / self._rows_of_word[word])
+        return math.log(self._row_total / self._row_counts[word])
 
-    def sum(self, words: Iterable[str]) -> float:
+    def sum_of(self, words: Iterable[str]) -> float:
         """Return the sum of the weights of the words, in nats."""
-        return math.fsum(self.of(word) for word in words)
+        return math.fsum(self.weight_of(word) for word in words)
 
 
 def _may_be_paraphrases(text: Text, row: Text) -> bool:
@@ -264,8 +275,8 @@ def _may_be_paraphrases(text: Text, row: Text) -> bool:
 
 def _answers_fit(text: Text, row: Text) -> bool:
     """Return whether two answers may be to one question: one holds the other, or one is unknown."""
-    ours, theirs = text.answer_tokens, row.answer_tokens
-    if not ours or not theirs:
+    task_answer, row_answer = text.answer_tokens, row.answer_tokens
+    if not task_answer or not row_answer:
         return True
-    shorter, longer = sorted((ours, theirs), key=len)
+    shorter, longer = sorted((task_answer, row_answer), key=len)
     return set(shorter) <= set(longer)

@@ -396,7 +396,9 @@ def _device_hours(row: RunRow) -> float | None:
     """
     if row.spent_hours:
         return row.spent_hours
-    return (row.ended - row.started) / 3600 if row.started and row.ended else None
+    if not row.started or not row.ended:
+        return None
+    return (row.ended - row.started) / 3600
 
 
 def _redacted_contamination(run: RunDir, redact: Redactor) -> Contamination:

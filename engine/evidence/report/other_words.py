@@ -59,10 +59,10 @@ def prompts(dossier: Dossier) -> Section | None:
     rows = []
     for line in lines:
         texts = [f"{name}: {text}" for name, text in line.texts.items()]
-        earned = (line.before, line.after, line.chosen_by)
-        numbers = ["" if value is None else significant(value) for value in earned]
-        what = "its own" if line.round == 0 else str(line.round)
-        name = f"chosen: {line.env_id}" if line.env_id else what
+        rewards = (line.before, line.after, line.chosen_by)
+        numbers = ["" if value is None else significant(value) for value in rewards]
+        round_text = "its own" if line.round == 0 else str(line.round)
+        name = f"chosen: {line.env_id}" if line.env_id else round_text
         rows.append((name, *numbers, clip(dossier.redact.text("; ".join(texts)), _PROMPT_CHARS)))
     heads = ("round", "earned before", "earned with it", "on the tasks that choose", "prompt")
     table = blocks.Table(heads, rows, ("name", "num", "num", "num", "rest"), style="models")

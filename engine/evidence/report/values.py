@@ -6,7 +6,9 @@ def duration(hours: float) -> str:
     seconds = hours * 3600
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{hours:.1f} h"  # 90 minutes
+    if seconds < 5400:  # 90 minutes
+        return f"{seconds / 60:.1f} min"
+    return f"{hours:.1f} h"
 
 
 def value_text(value: object) -> str:

@@ -2,7 +2,7 @@
 and what earlier evaluations on reworded tasks say of a model that is to be trained."""
 
 from engine.core.hints import Call
-from engine.evidence.robustness.robustness import robustness_of, told_badly_sentences
+from engine.evidence.robustness.robustness import reworded_better_sentences, robustness_of
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
@@ -36,7 +36,7 @@ def probe_calls(run: RunDir, config: RunConfig | None) -> list[Call]:
     return [Call("evaluate", arguments)]
 
 
-def told_badly(home: Home, env_id: str, model: str) -> list[str]:
+def reworded_better(home: Home, env_id: str, model: str) -> list[str]:
     """That the newest evaluation of `model` on a version in other words was better in them, as a
     list of one sentence; [] where it was not, and where nobody asked it so."""
     with Store(home) as store:
@@ -49,5 +49,5 @@ def told_badly(home: Home, env_id: str, model: str) -> list[str]:
         probed = robustness_of(run, config, redactor_for(home, None))
         of_model = [result for result in probed if result.model == model]
         if of_model:
-            return told_badly_sentences(of_model)
+            return reworded_better_sentences(of_model)
     return []

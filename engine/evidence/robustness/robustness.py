@@ -170,18 +170,21 @@ def fragile_sentences(probed: Sequence[Robustness]) -> list[str]:
 
 def remarks_on(probed: Sequence[Robustness]) -> list[str]:
     """What an evaluation warns of: models that are worse in other words, and better ones."""
-    return [*fragile_sentences(probed), *told_badly_sentences(probed)]
+    return [*fragile_sentences(probed), *reworded_better_sentences(probed)]
 
 
-def told_badly_sentences(probed: Sequence[Robustness]) -> list[str]:
+def reworded_better_sentences(probed: Sequence[Robustness]) -> list[str]:
     """That a model is better in other words, with what to try before its weights are changed, a
     sentence for each such model."""
-    return [
-        f"{result.model} is better in other words ({', '.join(k.sentence for k in result.improved)}"
-        '): a prompt alone may do; algorithm="prompt" searches for one.'
-        for result in probed
-        if result.improved
-    ]
+    sentences = []
+    for result in probed:
+        if result.improved:
+            kinds = ", ".join(kind.sentence for kind in result.improved)
+            sentences.append(
+                f"{result.model} is better in other words ({kinds}): a prompt alone may do; "
+                'algorithm="prompt" searches for one.'
+            )
+    return sentences
 
 
 def robustness_of(

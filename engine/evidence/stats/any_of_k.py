@@ -17,7 +17,7 @@ from engine.evidence.stats.inference import Interval, Side, tango_interval, wils
 
 
 @dataclass(frozen=True)
-class AnyOfK:
+class PassAtK:
     """The chance that at least one of `k` attempts is right, or a change of this chance, with the
     ends of its 95 % interval."""
 
@@ -35,7 +35,7 @@ class AnyOfK:
         }
 
 
-def any_of_each_k(results: Side) -> list[AnyOfK]:
+def pass_at_each_k(results: Side) -> list[PassAtK]:
     """pass@k of one model for k = 2, 4, 8, ... and for the number of attempts itself.
 
     Every value of `results` is a success, 0 or 1. The number of attempts is the smallest number of
@@ -49,7 +49,7 @@ def any_of_each_k(results: Side) -> list[AnyOfK]:
     return pass_rates
 
 
-def change_of_any_of_k(before: Side, after: Side) -> AnyOfK | None:
+def change_of_pass_at_k(before: Side, after: Side) -> PassAtK | None:
     """pass@k of `after` minus pass@k of `before`, on the tasks that both have.
 
     `k` is the smallest number of scored attempts that one of those tasks has on either side.
@@ -93,7 +93,7 @@ def _mean_over_tasks(
     value_of_task: Mapping[str, float],
     groups: Mapping[str, str],
     interval_of_certain: Callable[[Sequence[float], float], Interval],
-) -> AnyOfK:
+) -> PassAtK:
     """The mean of pass@k, or of its change, over tasks, with its interval.
 
     Args:
@@ -116,7 +116,7 @@ def _mean_over_tasks(
         values_of_task = {task: [value] for task, value in value_of_task.items()}
         drawn = paired_bootstrap(values_of_task, clusters=clusters)
         interval = Interval(drawn.low, drawn.high)
-    return AnyOfK(k, mean, interval.low, interval.high)
+    return PassAtK(k, mean, interval.low, interval.high)
 
 
 def _interval_of_chances(chances: Sequence[float], effect: float) -> Interval:

@@ -231,10 +231,10 @@ def smallest_detectable_mean(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Correct the p values of several tests for their number, by Holm (1979). The order is kept."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    ascending_order = sorted(range(len(p_values)), key=lambda i: p_values[i])
     adjusted_p_values = [0.0] * len(p_values)
     largest = 0.0  # so far: an adjusted p is never below that of a smaller p
-    for rank, index in enumerate(order):
+    for rank, index in enumerate(ascending_order):
         largest = max(largest, (len(p_values) - rank) * p_values[index])
         adjusted_p_values[index] = min(1.0, largest)
     return adjusted_p_values

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from engine.core.files import read_lines
 from engine.core.format import counted, percent, significant
 from engine.core.split import prompt_key
-from engine.evidence.stats.any_of_k import any_of_each_k
+from engine.evidence.stats.any_of_k import pass_at_each_k
 from engine.evidence.stats.basics.clusters import Clusters
 from engine.evidence.stats.bootstrap import paired_bootstrap
 from engine.evidence.stats.inference import NEGLIGIBLE, Interval, Side, wilson
@@ -225,9 +225,9 @@ class Level:
         if self.groups:
             body["groups"] = self.groups
         # Computed only when it is shown, because each k takes a bootstrap.
-        any_of_k = any_of_each_k(self.successes) if self.successes is not None else []
-        if any_of_k:  # empty if each task was tried once
-            body["pass_at_k"] = [pass_rate.to_json() for pass_rate in any_of_k]
+        pass_rates = pass_at_each_k(self.successes) if self.successes is not None else []
+        if pass_rates:  # empty if each task was tried once
+            body["pass_at_k"] = [pass_rate.to_json() for pass_rate in pass_rates]
         return body
 
 
@@ -327,8 +327,10 @@ def best_step(run_dir: RunDir, steps: Iterable[int] | None = None) -> int | None
             score = selection_score(in_half(read_evaluation(run_dir.evals(step)), VALIDATION))
             if score is not None:
                 scores[step] = score
+    if not scores:
+        return None
     # Of equal scores take the earlier step: its model has drifted less from the start.
-    return max(scores, key=lambda step: (scores[step], -step)) if scores else None
+    return max(scores, key=lambda step: (scores[step], -step))
 
 
 def selection_score(rows: Sequence[EvaluationRow]) -> tuple[float, float] | None:
@@ -451,8 +453,9 @@ def show_change(value: float | None, measure: Measure) -> str:
     is_negligible = abs(value) <= NEGLIGIBLE
     if measure != "success":
         return f"{0.0 if is_negligible else value:+.3g}"
-    # Below 0.05 points one decimal would show 0.
-    if not is_negligible and abs(value) < 0.0005:
+    if is_negligible:
+        return "+0.0"
+    if abs(value) < 0.0005:  # below 0.05 points one decimal would show 0
         return f"{100 * value:+.1g}"
     sign = "-" if value < 0 else "+"
-    return sign + percent(abs(value), unit="") if not is_negligible else "+0.0"
+    return sign + percent(abs(value), unit="")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 
 from engine.core.format import percent
 from engine.core.hints import Call
-from engine.evidence.stats.any_of_k import AnyOfK, change_of_any_of_k
+from engine.evidence.stats.any_of_k import PassAtK, change_of_pass_at_k
 from engine.evidence.stats.inference import (
     ALPHA,
     MARGIN,
@@ -160,31 +160,33 @@ class Comparison:
 
     def to_json(self) -> dict[str, object]:
         """The comparison as a JSON object, under the key names that stored results use."""
-        outcome = self.outcome
+        outcome, lost_of_right = self.outcome, self.lost_of_right
+        group_entry = {"groups": outcome.groups} if outcome.groups else {}
+        lost_entry = {"lost_of_right": lost_of_right.to_json()} if lost_of_right else {}
         body: dict[str, object] = {
             "verdict": outcome.verdict,
             "metric": self.metric_name or self.measure,
             "difference": self.difference,
             "interval": self.interval,
             "n": outcome.n,
-            **({"groups": outcome.groups} if outcome.groups else {}),
+            **group_entry,
             "p": self.p,
             "smallest_detectable_gap": rounded(outcome.detectable),
-            **self._about_gap(),
+            **self._note_on_gap(),
             "method": outcome.method,
             "gained": len(outcome.gained),
             "lost": len(outcome.lost),
-            **({"lost_of_right": self.lost_of_right.to_json()} if self.lost_of_right else {}),
+            **lost_entry,
             "unpaired": outcome.unpaired,
             "errors": list(outcome.errors),
             "reason": self.reason,
         }
-        change = self._change_of_any_of_k()
+        change = self._change_of_pass_at_k()
         if change is not None:
             body["pass_at_k_change"] = change.to_json()
         return body
 
-    def _about_gap(self) -> dict[str, str]:
+    def _note_on_gap(self) -> dict[str, str]:
         """A note on the smallest detectable gap, if the change is so much larger that a reader
         could take the gap for the change. Returns {} otherwise."""
         outcome = self.outcome
@@ -196,7 +198,7 @@ class Comparison:
         text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
         return {"smallest_detectable_gap_is": text}
 
-    def _change_of_any_of_k(self) -> AnyOfK | None:
+    def _change_of_pass_at_k(self) -> PassAtK | None:
         """The change of pass@k from the first side to the second. pass@k is the chance that at
         least one of k attempts succeeds.
 
@@ -206,7 +208,7 @@ class Comparison:
             return None
         if self.after is None or self.after.successes is None:
             return None
-        return change_of_any_of_k(self.before.successes, self.after.successes)
+        return change_of_pass_at_k(self.before.successes, self.after.successes)
 
 
 def without_evidence(measure: Measure | None, reason: str) -> Comparison:

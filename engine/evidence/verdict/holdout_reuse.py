@@ -92,7 +92,8 @@ def _count_uses(home: Home, env_id: str, rows: Iterable[RunRow]) -> HoldoutUse:
         if row.kind == "train":
             # Step 0 is the model before training: it is evaluated but cannot be chosen.
             evaluated_count = sum(step > 0 for step in home.run(row.run_id).eval_steps())
-            checkpoints += 0 if dev_chooses else evaluated_count
+            if not dev_chooses:
+                checkpoints += evaluated_count
             if evaluated_count > 0:
                 judged += 1
         elif row.kind == "evaluate":
@@ -190,7 +191,8 @@ def _key_of_test(run: RunDir, split: str, models: Sequence[str]) -> _EvaluationK
     config = run.find_config()
     if not isinstance(config, EvaluateConfig) or config.split != split:
         return None
-    return _evaluation_key(config) if set(models) <= _models_with_results(run, config) else None
+    tested_all = set(models) <= _models_with_results(run, config)
+    return _evaluation_key(config) if tested_all else None
 
 
 def _evaluation_key(config: EvaluateConfig) -> _EvaluationKey:
@@ -248,8 +250,10 @@ def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow
     with Store(home) as store:
         newest_first = store.list_runs(_MOST_RUNS)
     name, source = env_id.partition("@")[0], prompt_source(home, env_id)
-    others = {row.env_id for row in newest_first if row.env_id.partition("@")[0] == name}
-    versions = {env_id, *(other for other in others if prompt_source(home, other) == source)}
+    versions = {env_id}
+    for other in {row.env_id for row in newest_first}:  # each version is looked up once
+        if other.partition("@")[0] == name and prompt_source(home, other) == source:
+            versions.add(other)
     rows = [row for row in reversed(newest_first) if row.env_id in versions]
     ids = [row.run_id for row in rows]
     return rows[: ids.index(last_run) + 1] if last_run in ids else rows

@@ -162,12 +162,14 @@ def _with_changed_bases(run: RunDir, links: list[CheckedLink]) -> list[CheckedLi
         Fault(f"the base {name}", f"was changed: {difference}")
         for name, difference in changed_bases(run, run.find_config())
     ]
-    return [
-        replace(link, faults=[*link.faults, *faults], ok=False)
-        if faults and link.name == "run"
-        else link
-        for link in links
-    ]
+    if not faults:
+        return links
+    links_with_faults = []
+    for link in links:
+        if link.name == "run":
+            link = replace(link, faults=[*link.faults, *faults], ok=False)
+        links_with_faults.append(link)
+    return links_with_faults
 
 
 def _verdict_faults(run: RunDir, row: RunRow) -> list[Fault]:

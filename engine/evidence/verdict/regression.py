@@ -188,7 +188,7 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
     replayed = _replayed(run_dir)
     summary = f"{skills.summary} {replayed.sentence}" if replayed else skills.summary
     return replace(
-        skills, summary=summary, against_base=_since_base(run_dir, after), replayed=replayed
+        skills, summary=summary, against_base=_compared_with_base(run_dir, after), replayed=replayed
     )
 
 
@@ -294,7 +294,7 @@ def loss_sentences(skills: KeptSkills | None) -> list[str]:
     ]
 
 
-def _since_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
+def _compared_with_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
     """Compare the answers `after` training with the answers of the base model of this run.
 
     The base model is the one that the oldest ancestor began with. Returns None for a run without
@@ -558,7 +558,7 @@ def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict
     return replayed
 
 
-def again_with_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
+def calls_with_larger_keep(config: RunConfig | None, skills: KeptSkills | None) -> list[Call]:
     """The call that submits a run again with the next larger `keep` (share of replayed rows), as a
     list of one. Returns [] unless the run was SFT or GRPO, forgot skills itself, and can replay
     more."""

@@ -67,7 +67,7 @@ def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowF
     return RowFacts(
         contamination=contamination,
         train=len(train),
-        different=len({_key(row) for row in train}),
+        different=len({_key_of_row(row) for row in train}),
         contradicted=_contradicted(train),
         pairs=len(pairs),
         alike_pairs=sum(
@@ -78,7 +78,7 @@ def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowF
     )
 
 
-def _key(row: TaskRow) -> tuple[str, str]:
+def _key_of_row(row: TaskRow) -> tuple[str, str]:
     """(prompt, answer) without case and blanks: two rows with equal keys are the same."""
     return (
         without_case_and_blanks(_text(row["prompt"])),
@@ -90,7 +90,7 @@ def _contradicted(rows: Iterable[TaskRow]) -> int:
     """How many rows have the same prompt as another row, but another answer."""
     answers: dict[str, Counter[str]] = {}
     for row in rows:
-        prompt, answer = _key(row)
+        prompt, answer = _key_of_row(row)
         if answer:
             answers.setdefault(prompt, Counter())[answer] += 1
     return sum(counts.total() for counts in answers.values() if len(counts) > 1)

@@ -101,7 +101,7 @@ def constant_answer_sentences(
     answers = _reference_answers(config, {row.task for row in sides.after})
     if not answers:
         return []
-    (constant, count), *_ = Counter(answers).most_common(1)
+    constant, count = Counter(answers).most_common(1)[0]
     share = count / len(answers)
     if share < _FREQUENT or after.low > share:
         return []
@@ -171,7 +171,9 @@ def expectation_of(expected: str, comparison: Comparison) -> bool | None:
     target = target_in(expected)
     if target is not None:
         after = comparison.after
-        return target.is_reached_by(after.value) if after and verdict != "unknown" else None
+        if not after or verdict == "unknown":
+            return None
+        return target.is_reached_by(after.value)
     if not expected or verdict in ("unknown", "inconclusive"):
         return None
     return verdict == expected
@@ -204,8 +206,8 @@ def calls_to_go_on(
         return _calls_after_prompt(run, config, comparison)
     if is_constant and config is not None and comparison.outcome.verdict == "better":
         best = f"{run_id}@best"
-        ask = {"env_id": config.env_id, "models": [best], "split": "train"}
-        return [Call("evaluate", ask), Call("diagnose", {"run_id": run_id})]
+        ask_arguments = {"env_id": config.env_id, "models": [best], "split": "train"}
+        return [Call("evaluate", ask_arguments), Call("diagnose", {"run_id": run_id})]
     verdict = comparison.outcome.verdict
     if verdict == "unknown":
         return [Call("read_logs", {"run_id": run_id, "view": "events"})]
@@ -221,18 +223,18 @@ def calls_to_go_on(
 def _calls_after_prompt(run: RunDir, config: PromptConfig, comparison: Comparison) -> list[Call]:
     """The calls to suggest after a search for a prompt: what changed; where the new prompt is
     better, also to train from it and to ask it again, as any environment version."""
-    changed = Call("read_rollouts", {"run_id": run.id, "pick": "changed"})
-    made = chosen_prompt(run.prompts)
+    show_changed = Call("read_rollouts", {"run_id": run.id, "pick": "changed"})
+    new_prompt = chosen_prompt(run.prompts)
     verdict = comparison.outcome.verdict
-    if made is None:
+    if new_prompt is None:
         return [Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
     if verdict != "better":
-        return [changed, Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
-    ask = {"env_id": made.env_id, "models": [config.model]}
+        return [show_changed, Call("read_rollouts", {"run_id": run.id, "pick": "worst"})]
+    ask_arguments = {"env_id": new_prompt.env_id, "models": [config.model]}
     if config.models[0].endpoint is not None:
-        return [Call("evaluate", ask), changed]
-    train = {"env_id": made.env_id, "model": config.model, "algorithm": "grpo"}
-    return [Call("submit_train", train), Call("evaluate", ask), changed]
+        return [Call("evaluate", ask_arguments), show_changed]
+    train_arguments = {"env_id": new_prompt.env_id, "model": config.model, "algorithm": "grpo"}
+    return [Call("submit_train", train_arguments), Call("evaluate", ask_arguments), show_changed]
 
 
 def _falls_short(config: TrainConfig, comparison: Comparison) -> bool:

@@ -47,7 +47,7 @@ from engine.evidence.verdict.holdout_reuse import (
 from engine.evidence.verdict.lineage import better_start
 from engine.evidence.verdict.regression import (
     KeptSkills,
-    again_with_keep,
+    calls_with_larger_keep,
     kept_skills,
     loss_sentences,
     skill_sentences,
@@ -249,7 +249,7 @@ class Verdict:
         if facts is None:
             return {}
         models = [model.to_json() for model in facts.models]
-        probed = [each.to_json() for each in facts.robustness]
+        probed = [result.to_json() for result in facts.robustness]
         in_other_words = {"robustness": probed} if probed else {}
         if facts.main is None or facts.flips is None:
             return {"models": models, **in_other_words}
@@ -279,10 +279,10 @@ def run_verdict(run_dir: RunDir) -> Verdict:
         )
     else:
         verdict = _training_verdict(run_dir, config, redact)
-    return _unless_refused(verdict, run_dir, config, redact)
+    return _unknown_if_judge_refused(verdict, run_dir, config, redact)
 
 
-def _unless_refused(
+def _unknown_if_judge_refused(
     verdict: Verdict, run_dir: RunDir, config: RunConfig | None, redact: Redactor
 ) -> Verdict:
     """The verdict; "unknown" with the reason if it would rest on a judge that may not decide."""
@@ -291,8 +291,8 @@ def _unless_refused(
         return verdict
     refusal = redact.text(judge_refusal(run_dir.home, Path(config.env_dir), str(measure)))
     if not refusal:
-        told = judge_sentences(run_dir, Path(config.env_dir), str(measure))
-        return replace(verdict, warnings=[*verdict.warnings, *map(redact.text, told)])
+        warnings = judge_sentences(run_dir, Path(config.env_dir), str(measure))
+        return replace(verdict, warnings=[*verdict.warnings, *map(redact.text, warnings)])
     return replace(
         verdict,
         comparison=without_evidence(measure, refusal),
@@ -306,7 +306,7 @@ def _with_robustness(verdict: Verdict, probed: Sequence[Robustness]) -> Verdict:
         return verdict
     return replace(
         verdict,
-        summary=" ".join([verdict.summary, *(each.sentence for each in probed)]),
+        summary=" ".join([verdict.summary, *(result.sentence for result in probed)]),
         warnings=[*verdict.warnings, *remarks_on(probed)],
         evaluation=replace(verdict.evaluation, robustness=probed),
     )
@@ -344,7 +344,7 @@ def _training_verdict(run_dir: RunDir, config: LearningConfig | None, redact: Re
         ],
         next_calls=[
             *calls_to_go_on(run_dir, config, comparison, is_constant=bool(constant)),
-            *again_with_keep(config, facts.kept_skills),
+            *calls_with_larger_keep(config, facts.kept_skills),
             *probe_calls(run_dir, config),
         ],
         training=facts,
@@ -475,7 +475,7 @@ def _verdict_on_models(
     `models` maps a model's reference to its rows; `levels` are the mean results of the models. The
     warnings are only those about this comparison, not those about the whole evaluation.
     """
-    evaluation_counts = _counts_of_evaluations(run_dir, config, list(models))
+    evaluation_counts = _evaluation_counts(run_dir, config, list(models))
     comparisons = _comparisons_with_first(models, list(evaluation_counts.values()))
     main = max(comparisons, key=lambda item: item.comparison.lead)
     flips = flips_of(main.comparison, models[main.against], models[main.model], redact)
@@ -518,7 +518,7 @@ def _verdict_on_levels(
     )
 
 
-def _counts_of_evaluations(
+def _evaluation_counts(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
     """How many evaluations tested each further model against the first of `refs`, by the further

@@ -130,10 +130,10 @@ def _add_special_tokens(tokenizer: Tokenizer, values: Values, tokens: list[str])
         raise NotImportable(f"{len(tokens)} tokens have {len(types)} types")
     special: list[AddedToken] = []
     user_defined: list[AddedToken] = []
-    for token, type_ in zip(tokens, types, strict=True):
-        if type_ in (_UNKNOWN, _CONTROL):
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type in (_UNKNOWN, _CONTROL):
             special.append(_added_token(token))
-        elif type_ == _USER_DEFINED:
+        elif token_type == _USER_DEFINED:
             user_defined.append(_added_token(token))
     # Decoding can leave out special tokens; it always writes the user-defined ones.
     tokenizer.add_special_tokens(special)

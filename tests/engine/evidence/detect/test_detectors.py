@@ -15,7 +15,14 @@ from engine.core.hints import Change
 from engine.evidence.detect.alerts import Watch
 from engine.evidence.detect.detectors import DETECTORS, IDS, find_all, not_judged
 from engine.evidence.detect.findings import ORDER, Finding, edit_lever, ranked, setting_lever
-from engine.evidence.detect.views import Facts, View, is_pleased_and_wrong, stuck_at, trend, view_of
+from engine.evidence.detect.views import (
+    Facts,
+    View,
+    is_pleased_and_wrong,
+    level_if_lasting,
+    trend,
+    view_of,
+)
 from engine.evidence.stats import text_metrics, thresholds
 from engine.home.run_dir import RunDir
 from engine.records.known_settings import KnownSettings
@@ -277,11 +284,11 @@ def test_alike_share_is_about_neighbouring_tasks():
 
 
 def test_a_trouble_that_mends_itself_is_not_stuck():
-    assert stuck_at([0.4] * 20, 0.1) == pytest.approx(0.4)
-    assert stuck_at([0.05] * 20, 0.1) is None
-    assert stuck_at([0.4] * 10 + [0.15] * 10, 0.1) is None  # fell to under 60 %
-    assert stuck_at([0.9] * 10 + [0.5] * 10, 0.1) == pytest.approx(0.5)  # too much to wait
-    assert stuck_at([0.4] * 4, 0.1) is None  # four steps are too few
+    assert level_if_lasting([0.4] * 20, 0.1) == pytest.approx(0.4)
+    assert level_if_lasting([0.05] * 20, 0.1) is None
+    assert level_if_lasting([0.4] * 10 + [0.15] * 10, 0.1) is None  # fell to under 60 %
+    assert level_if_lasting([0.9] * 10 + [0.5] * 10, 0.1) == pytest.approx(0.5)  # too much to wait
+    assert level_if_lasting([0.4] * 4, 0.1) is None  # four steps are too few
 
 
 def test_a_trend_needs_three_standard_errors():

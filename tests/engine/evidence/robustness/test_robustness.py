@@ -9,7 +9,7 @@ from engine.core.files import write_json
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.detect.diagnose import diagnose
 from engine.evidence.report import html_report
-from engine.evidence.robustness.probe_calls import told_badly
+from engine.evidence.robustness.probe_calls import reworded_better
 from engine.evidence.stats.inference import tango_interval
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
@@ -164,14 +164,14 @@ def test_a_model_that_is_better_in_other_words_was_told_badly_and_nothing_else_s
     ref = MODELS[0]["ref"]
     steady = probed(make_run, rows, {"": 50, "system": 52})
     assert not [each for each in run_verdict(steady.run).warnings if "prompt" in each]
-    assert told_badly(home, "arith@abc", ref) == []
+    assert reworded_better(home, "arith@abc", ref) == []
     better = probed(make_run, rows, {"": 20, "system": 70})
     (warning,) = [each for each in run_verdict(better.run).warnings if "prompt alone" in each]
     assert "another system message: 20.0 % -> 70.0 %" in warning
     env_id = better.run.read_config().env_id
-    assert told_badly(home, env_id, ref) == []  # it is still asking
+    assert reworded_better(home, env_id, ref) == []  # it is still asking
     better.finish()
-    assert told_badly(home, env_id, ref) == [warning]
-    assert told_badly(home, env_id, "pebble") == []
+    assert reworded_better(home, env_id, ref) == [warning]
+    assert reworded_better(home, env_id, "pebble") == []
     told = diagnose(home, better.run.id)
     assert warning in told["warnings"]
