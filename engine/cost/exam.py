@@ -5,7 +5,6 @@ environment has dev tasks, these choose, and the verdict rests on all held-out t
 tasks whose result will change is taken from finished runs on the same version, or else assumed.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,16 +12,14 @@ from engine.core.files import JsonObject
 from engine.core.format import whole_percent
 from engine.core.reply import Reply
 from engine.environments.env_facts import EnvFacts
-from engine.evidence.stats.inference import POWER, smallest_detectable_gap, tasks_needed
+from engine.evidence.stats.exam_size import CHANGED_SHARE, ExamSize, points
+from engine.evidence.stats.inference import tasks_needed
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.record import DamagedRecord
 from engine.records.run_result import RunResult
 from engine.records.settings import TrainSettings
 
-# Assumed share of the tasks whose result changes by a training, if no earlier run shows the share.
-# It is typical of a model that solves about half of the tasks before.
-_CHANGED_SHARE = 0.2
 _LEAST_CHANGED = 1e-3  # share of the tasks: with 0 the formula would need no tasks at all
 _LOOK_BACK = 200  # how many of the newest training runs are looked through
 _MOST_RUNS = 10  # how many of the matching runs are read
@@ -51,18 +48,31 @@ class Exam:
 
     Attributes:
         asked: number of held-out tasks that are asked.
-        reported: number of these tasks on which the verdict rests.
-        gap: the smallest difference of two success rates that the reported tasks detect with the
-            usual statistical power.
+        size: the tasks of these on which the verdict rests, and their groups.
         earlier: results of finished runs; None if there are none.
         dev: number of dev tasks that choose the checkpoint; 0 if held-out tasks choose it.
     """
 
     asked: int
-    reported: int
-    gap: float
+    size: ExamSize
     earlier: EarlierRuns | None
     dev: int = 0
+
+    @property
+    def reported(self) -> int:
+        """Number of tasks on which the verdict rests."""
+        return self.size.tasks
+
+    @property
+    def changed(self) -> float:
+        """Share of the tasks whose result is expected to change: that of earlier runs, if any."""
+        return self.earlier.changed if self.earlier is not None else CHANGED_SHARE
+
+    @property
+    def gap(self) -> float:
+        """The smallest difference of two success rates that the reported tasks detect with the
+        usual statistical power."""
+        return self.size.gap(self.changed)
 
     @property
     def is_out_of_reach(self) -> bool:
@@ -85,10 +95,7 @@ class Exam:
         else:
             choosing_tasks = self.asked - self.reported
             choosing = f"the other {choosing_tasks} of {self.asked} choose the checkpoint"
-        text = (
-            f"{self.reported} tasks show a difference of {_points(self.gap)} or more "
-            f"({whole_percent(POWER)} power); {choosing}"
-        )
+        text = f"{self.size.in_words(self.changed)}; {choosing}"
         if self.earlier is not None:
             text += f"; {whole_percent(self.earlier.base)} are solved before"
         return text
@@ -100,6 +107,8 @@ class Exam:
         no earlier runs.
         """
         fields: Reply = {"about": self.in_words(), "asked": self.asked, "reported": self.reported}
+        if self.size.groups:
+            fields["groups"] = self.size.groups
         if self.dev:
             fields["dev"] = self.dev
         fields["smallest_gap"] = round(self.gap, 4)
@@ -124,13 +133,13 @@ class Exam:
         if self.is_out_of_reach:
             return [
                 f"out of reach: {whole_percent(earlier.base)} are solved already, so at most "
-                f"{_points(1.0 - earlier.base)} can be gained and {_points(self.gap)} are needed "
+                f"{points(1.0 - earlier.base)} can be gained and {points(self.gap)} are needed "
                 "to be seen"
             ]
         if not self.has_shown_less:
             return []
         text = (
-            f"the best run so far ({earlier.best}) gained {_points(earlier.gain)}, less than these "
+            f"the best run so far ({earlier.best}) gained {points(earlier.gain)}, less than these "
             "tasks can show"
         )
         if earlier.gain > 0:
@@ -141,18 +150,18 @@ class Exam:
         return [text]
 
 
-def _points(share: float) -> str:
-    """Write a share in percentage points, rounded up, such as "9 points" for 0.081."""
-    points = math.ceil(100 * share - 1e-9)  # 0.07 * 100 is 7.000000000000001: must not become 8
-    return f"{points} point{'' if points == 1 else 's'}"
-
-
 def exam_of(
-    home: Home, env_id: str, model: str, settings: TrainSettings, facts: EnvFacts
+    home: Home,
+    env_id: str,
+    model: str,
+    settings: TrainSettings,
+    facts: EnvFacts,
+    size: ExamSize | None = None,
 ) -> Exam | None:
     """Compute, before a run is trained, how large a difference its held-out tasks can show.
 
-    `env_id` is the whole id of the version, `model` the reference of the model that is trained.
+    `env_id` is the whole id of the version, `model` the reference of the model that is trained,
+    `size` what was counted of the tasks that are reported; None if they are taken as independent.
     Returns None if the environment does not score, or if fewer than two tasks would be asked.
     """
     asked = min(settings.eval_rows, facts.heldout_rows)
@@ -161,11 +170,8 @@ def exam_of(
     dev = min(settings.eval_rows, facts.dev_rows)  # tasks that choose the checkpoint; 0 for none
     # Without dev tasks the larger half of the held-out tasks chooses, so the smaller is reported.
     reported = asked if dev else asked // 2
-    earlier = _earlier_runs(home, env_id, model)
-    # The share of the tasks whose result is expected to change.
-    changed_share = earlier.changed if earlier is not None else _CHANGED_SHARE
-    gap = smallest_detectable_gap(reported, round(changed_share * reported))
-    return Exam(asked, reported, gap, earlier, dev)
+    size = size or ExamSize(reported, groups=0, independent=reported)
+    return Exam(asked, size, _earlier_runs(home, env_id, model), dev)
 
 
 def _earlier_runs(home: Home, env_id: str, model: str) -> EarlierRuns | None:

@@ -32,6 +32,7 @@ from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.reading import preview
 from engine.records.settings import GivenSettings, SFTSettings
+from engine.runs.evaluation.exam import reported_size
 from engine.runs.submit import admission, contamination
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher
@@ -294,12 +295,14 @@ class DryRun:
     def check_exam(self) -> Outcome:
         """Check how small a gain the held-out tasks (the exam) can show, as far as that is known
         before the run; store it."""
+        record, settings = required(self.facts.record), required(self.facts.resolved).settings
         exam = exam_of(
             self.home,
-            env_id=required(self.facts.record).env_id,
+            env_id=record.env_id,
             model=required(self.facts.model).ref,
-            settings=required(self.facts.resolved).settings,
+            settings=settings,
             facts=required(self.facts.rows),
+            size=reported_size(record, settings.eval_rows),
         )
         self.facts.exam = exam
         if exam is None:

@@ -96,7 +96,9 @@ class _CheckedPlan:
         self.evaluation_hours = hours
         self.evaluation_step |= {"models": len(models), "tasks": tasks}
         self.evaluation_step |= _cost_fields(hours, hours, self._price())
-        return Outcome("pass", f"{counted(len(models), 'model')} on {counted(tasks, 'task')}")
+        text = f"{counted(len(models), 'model')} on {counted(tasks, 'task')}"
+        about = evaluation.tasks_in_words(planned.request, resolved)
+        return Outcome("pass", f"{text}. {about}" if about else text)
 
     def check_together(self) -> None:
         """Check what all runs take together: space on disk, and device hours against their cap."""

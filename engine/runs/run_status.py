@@ -34,6 +34,7 @@ from engine.runs.forecast import forecast_of_run
 # step may well take a minute.
 _MIN_QUIET_S = 60
 _MAX_ALERTS = 10  # a status shows at most this many new alerts
+_GAP = "smallest_detectable_gap"
 # The fields of a verdict's evidence that a status shows.
 _EVIDENCE_KEYS = (
     "metric",
@@ -43,7 +44,8 @@ _EVIDENCE_KEYS = (
     "interval",
     "n",
     "p",
-    "smallest_detectable_gap",
+    _GAP,
+    f"{_GAP}_is",
     "expected",
     "as_expected",
     "go_on_with",
@@ -391,6 +393,10 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
     shown_evidence = {
         name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
     }
+    if result.get("verdict") in ("better", "worse"):  # what would have shown no longer matters
+        shown_evidence = {
+            name: value for name, value in shown_evidence.items() if not name.startswith(_GAP)
+        }
     if shown_evidence:
         shown_result["evidence"] = shown_evidence
     return shown_result

@@ -3,6 +3,7 @@ the other folders of the evidence; start with `inference.py` and `results.py`.
 
     any_of_k.py       pass@k of one model, and its paired change
     bootstrap.py      a mean over tasks, with interval and p by resampling
+    exam_size.py      what tasks can show before they are asked, groups counted
     inference.py      Wilson, McNemar, Tango, smallest detectable gap, the paired verdict
     learnability.py   what sampled answers of a base say about training on them
     power.py          how many tasks or attempts would show a change; the power of a test

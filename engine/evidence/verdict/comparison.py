@@ -4,9 +4,10 @@ sentence."""
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from engine.core.format import percent
+from engine.core.format import percent, whole_percent
 from engine.core.hints import Call
 from engine.evidence.stats.any_of_k import PassAtK, change_of_pass_at_k
+from engine.evidence.stats.exam_size import CHANGED_SHARE
 from engine.evidence.stats.inference import (
     ALPHA,
     MARGIN,
@@ -152,7 +153,7 @@ class Comparison:
         unit = " points" if measure == "success" else ""
         if outcome.verdict == "inconclusive":
             gap = show_change(outcome.detectable, measure).removeprefix("+")
-            return f"{outcome.n} tasks would show a change of {gap}{unit} or more"
+            return f"{outcome.n} tasks would show a change of {gap}{unit} or more, by their noise"
         if outcome.verdict == "no_difference":
             margin = show_change(outcome.margin, measure).removeprefix("+")
             return f"the whole interval lies within {margin}{unit} of 0"
@@ -187,15 +188,21 @@ class Comparison:
         return body
 
     def _note_on_gap(self) -> dict[str, str]:
-        """A note on the smallest detectable gap, if the change is so much larger that a reader
-        could take the gap for the change. Returns {} otherwise."""
+        """A note on what the smallest detectable gap is: not the change, and not what a dry run
+        named before there were results. Returns {} if there is no gap."""
         outcome = self.outcome
-        if (
-            outcome.detectable is None
-            or abs(outcome.diff or 0.0) < _FAR_LARGER * outcome.detectable
-        ):
+        if outcome.detectable is None:
             return {}
-        text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
+        if abs(outcome.diff or 0.0) >= _FAR_LARGER * outcome.detectable:
+            text = f"what {outcome.n} tasks of this noise just show; the change is far larger"
+        elif self.measure == "success":
+            changed = len(outcome.gained) + len(outcome.lost)
+            text = (
+                f"measured: {changed} of {outcome.n} tasks changed; before a run "
+                f"{whole_percent(CHANGED_SHARE)} are assumed"
+            )
+        else:
+            text = f"measured from the noise of these {outcome.n} tasks"
         return {"smallest_detectable_gap_is": text}
 
     def _change_of_pass_at_k(self) -> PassAtK | None:

@@ -10,9 +10,11 @@ environment has dev tasks, these choose the checkpoint, and all held-out tasks a
 
 import hashlib
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 
-from engine.core.split import family_keys
+from engine.core.split import family_keys, prompt_key
 from engine.environments.registry import EnvRecord, read_tasks
+from engine.evidence.stats.exam_size import ExamSize
 from engine.evidence.stats.results import TEST, VALIDATION
 from engine.records.run_config import EvaluateConfig
 from envs.json_types import TaskRow
@@ -96,24 +98,48 @@ def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
     return keys
 
 
+def reported_size(env: EnvRecord, limit: int) -> ExamSize:
+    """Return the size of what the verdict of a training run rests on: the tasks of its exam (at
+    most `limit`) that choose no checkpoint."""
+    tasks = exam_tasks(env, limit)
+    half_of_task = halves(tasks)
+    return size_of(env, [task for task in tasks if half_of_task[task["id"]] == TEST])
+
+
+def size_of(env: EnvRecord, tasks: Sequence[TaskRow]) -> ExamSize:
+    """Return how many questions these tasks are, and how many groups.
+
+    Tasks with the same prompt are one question, unless the environment writes further messages.
+    """
+    key_of = (lambda task: prompt_key(task["prompt"])) if env.kind == "single" else itemgetter("id")
+    return ExamSize.of({key_of(task): str(task.get("group") or "") for task in tasks})
+
+
 def chosen_tasks(
     config: EvaluateConfig, env: EnvRecord, pool: Sequence[TaskRow]
 ) -> tuple[list[TaskRow], dict[str, str]]:
-    """Choose the tasks of an evaluation from `pool`, which holds all tasks of its split.
+    """Choose the tasks of an evaluation from `pool`, which holds all tasks of its split, as
+    `tasks_asked` does. Returns (the tasks to ask, the half of every task of the split by id)."""
+    return tasks_asked(env, config.split, pool, config.rows, config.task_indices)
+
+
+def tasks_asked(
+    env: EnvRecord, split: str, pool: Sequence[TaskRow], rows: int, indices: Sequence[int]
+) -> tuple[list[TaskRow], dict[str, str]]:
+    """Choose the tasks that an evaluation asks from `pool`, which holds all tasks of `split`.
 
     Returns (the tasks to ask, the half of every task of the split by task id).
 
-    If the config has `task_indices`, the tasks at these positions are asked, else all of the split;
-    at most `rows` in either case. Of the whole split, tasks that choose no checkpoint come first,
-    so that a small `rows` takes those.
+    The tasks at the positions `indices` are asked, or if there are none all of the split; at most
+    `rows` in either case. Of the whole split, tasks that choose no checkpoint come first, so that a
+    small `rows` takes those.
     """
     all_in_order = ordered(pool, len(pool))
     # The whole split is divided: a task's half must not depend on which other tasks are asked.
-    half_of_task = halves_of_split(env, config.split, all_in_order)
-    if config.task_indices:
-        requested_tasks = [pool[index] for index in config.task_indices]
-        return ordered(requested_tasks, config.rows), half_of_task
+    half_of_task = halves_of_split(env, split, all_in_order)
+    if indices:
+        return ordered([pool[index] for index in indices], rows), half_of_task
     reported_first = sorted(  # stable: within each half the order stays that of `ordered`
         all_in_order, key=lambda task: half_of_task.get(task["id"]) == VALIDATION
     )
-    return reported_first[: config.rows], half_of_task
+    return reported_first[:rows], half_of_task

@@ -25,6 +25,7 @@ from engine.models.catalog import ModelRef
 from engine.processes import launcher
 from engine.records.estimate import Range
 from engine.records.settings import EvaluationSettings, SamplingSettings
+from engine.runs.evaluation.exam import size_of, tasks_asked
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,
@@ -128,8 +129,30 @@ def submit_evaluation(
             "hours": plan.hours.to_json(),
             **endpoint_figures,
         },
-        "summary": f"{reply['summary'].removesuffix('.')}: {_time_in_words(plan)}.",
+        "summary": f"{reply['summary'].removesuffix('.')}: {_time_in_words(plan)}. "
+        f"{tasks_in_words(request, plan)}".strip(),
     }
+
+
+def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
+    """Say how many of the split's tasks are asked, and for several models what these can show.
+
+    For example "Asks 100 of 240 heldout tasks (rows=240 asks all); 100 tasks show a difference
+    of 14 points or more (80 % power)." Returns "" if there is nothing to say.
+    """
+    tasks = plan.tasks
+    parts = []
+    if tasks.used < tasks.available and not tasks.indices:
+        parts.append(
+            f"asks {tasks.used} of {tasks.available:,} {request.split} tasks "
+            f"(rows={tasks.available} asks all)"
+        )
+    if len(plan.models) > 1 and request.split != "train" and seal_in(plan.record.dir) is None:
+        pool = registry.read_tasks(plan.record, request.split)
+        asked, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
+        parts.append(size_of(plan.record, asked).in_words())
+    text = "; ".join(parts)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
 def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:

@@ -15,6 +15,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.runs.submit.evaluation import MAX_MODELS
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.settings.defaults import EVAL_ROWS
 
 MAX_RUNS = 16  # the most runs of a plan
 EVALUATE = "evaluate"
@@ -171,7 +172,7 @@ def _make_evaluation(
     evaluation = EvaluationRequest(
         env_id=env_id,
         models=["start", *map(str, trained_indices)],  # placeholders until the runs have ids
-        rows=entry.get("rows", EvaluationRequest(env_id).rows),
+        rows=entry.get("rows", EVAL_ROWS),  # as many as the exams of its training runs
         attempts=entry.get("attempts", 1),
         settings=entry.get("settings", {}),
         perturb=entry.get("perturb", ()),

@@ -30,6 +30,7 @@ from engine.processes import launcher, outcome
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
 from engine.records.settings import PROMPT, RolloutSettings, TrainSettings
+from engine.runs.evaluation.exam import reported_size
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -126,7 +127,8 @@ def _queue(
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
-    exam = exam_of(home, plan.record.env_id, plan.model.ref, settings, plan.facts)
+    size = reported_size(plan.record, settings.eval_rows)
+    exam = exam_of(home, plan.record.env_id, plan.model.ref, settings, plan.facts, size)
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
     row = store.insert_run(new_run(request, plan, parent), files.writer(home))

@@ -55,9 +55,11 @@ def add_env(
     heldout: int = 200,
     answer: str | None = "46",
     requirements: str = "",
+    groups: int = 0,
     **changes: Any,
 ) -> str:
-    """Store a version as a push would; `changes` are fields of env.json. Returns its id."""
+    """Store a version as a push would; `changes` are fields of env.json, `groups` is how many
+    groups the rows of a side form (0: none). Returns its id."""
     folder = home.env(name, "0123456789ab")
     (folder / "source").mkdir(parents=True)
     (folder / "source" / "environment.py").write_text("def load_environment(): ...\n")
@@ -76,6 +78,8 @@ def add_env(
             said = [] if answer is None else [{"role": "assistant", "content": answer}]
             gold = [*prompt, *said] if said else None
             row = {"id": f"{split}-{number}", "prompt": prompt, "split": split, "metadata": {}}
+            if groups:
+                row["group"] = f"{split}{number % groups}"
             append_line(folder / "tasks.jsonl", row | {"answer": said or None, "gold": gold})
     with Store(home) as store:
         return store.add_env(name, "0123456789ab", kind="single", info={"rows": rows}).env_id

@@ -470,6 +470,16 @@ def test_the_exam_is_in_the_report(home: Home):
     assert "150 tasks show a difference" in check(report, "exam")["detail"]
 
 
+def test_groups_are_counted_before_the_run_with_what_they_cost_in_power(home: Home):
+    alone = dry_run.dry_run(home, add(home))["exam"]
+    grouped = dry_run.dry_run(home, add(home, "grouped", groups=20))["exam"]
+    assert "groups" not in alone and grouped["reported"] == alone["reported"] == 100
+    assert grouped["groups"] == 10, "the other ten choose the checkpoint"
+    assert grouped["smallest_gap"] > 2 * alone["smallest_gap"]
+    assert grouped["about"].startswith("100 tasks in 10 groups count like 8 and show a difference")
+    assert "13 points if the tasks of a group change one by one" in grouped["about"]
+
+
 def test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it(home: Home):
     lines = [
         PROBE | {"probe": "empty", "verdict": "ok"},

@@ -67,6 +67,20 @@ def test_the_submit_that_is_suggested_trains_with_the_settings_that_were_shown(
         assert step["label"] == each.planned.label
 
 
+@pytest.mark.parametrize(("heldout", "tasks"), [(40, 40), (500, 400)])
+def test_the_evaluation_of_a_plan_asks_as_many_tasks_as_an_exam_and_says_which(
+    home: Home, add: Callable[..., str], heldout: int, tasks: int
+):
+    add(heldout=heldout)
+    report = dry_run(home, then=[{"algorithm": "evaluate"}])
+    assert report["steps"][-1]["tasks"] == tasks
+    (check,) = [entry for entry in report["checks"] if entry["name"] == "evaluation"]
+    assert f"2 models on {tasks} tasks" in check["detail"]
+    assert f"{tasks} tasks show a difference of" in check["detail"]
+    part = "Asks 400 of 500 heldout tasks (rows=500 asks all)"
+    assert (part in check["detail"]) == (heldout > tasks)
+
+
 def test_runs_that_vary_show_what_differs_alone(home: Home, add: Callable[..., str]):
     add()
     report = dry_run(home, then=[], vary={"learning_rate": [1e-3, 1e-4], "seed": [1, 2]})

@@ -74,6 +74,15 @@ def test_what_was_forgotten_is_said_once(home, tuned):
     assert status["warnings"] == ["About 900 reported tasks would show a change of 5 points."]
 
 
+def test_what_would_have_shown_is_left_out_once_a_difference_has_shown(home, tuned):
+    gap = {"smallest_detectable_gap": 0.14, "smallest_detectable_gap_is": "measured: 9 of 100"}
+    evidence = {"difference": 0.4, "n": 100, **gap}
+    for verdict, told in (("better", {}), ("inconclusive", gap)):
+        write_json(home.run(tuned).result, {"verdict": verdict, "evidence": evidence})
+        shown = lifecycle.status(home, tuned)["result"]["evidence"]
+        assert {name: value for name, value in shown.items() if name in gap} == told
+
+
 def test_a_cancelled_run_that_has_a_best_checkpoint_offers_to_judge_it(busy, bench):
     run = bench.queue()
     (run.checkpoints / "step_000010").mkdir(parents=True)

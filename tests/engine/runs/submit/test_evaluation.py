@@ -1,6 +1,7 @@
 """Evaluations are queued as runs of their own, with the tasks and limits that were asked for."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from run_configs import evaluate_config
@@ -28,6 +29,20 @@ def test_an_evaluation_is_a_run_of_its_own_with_copies_of_its_models(busy, bench
     assert Path(adapted["adapter"]).is_relative_to(bench.home.run("sums-eval-1").path)
     assert config["settings"]["temperature"] == 1 and config["settings"]["max_length"] == 1024
     assert (config["split"], config["rows"], config["attempts"]) == ("heldout", 500, 2)
+
+
+def test_an_evaluation_says_which_part_of_the_exam_it_asks_and_what_that_can_show(
+    busy, bench, env, tuned
+):
+    def told(**arguments: Any) -> str:
+        request = EvaluationRequest(env_id=env, **arguments)
+        return lifecycle.submit_evaluation(bench.home, request)["summary"]
+
+    part = told(models=["pebble", f"{tuned}@step10"], rows=12)
+    assert "Asks 12 of 20 heldout tasks (rows=20 asks all); 12 tasks show a difference" in part
+    whole = told(models=["pebble", f"{tuned}@step10"])
+    assert "rows=" not in whole and "20 tasks show a difference of 3" in whole
+    assert "show" not in told(models=["pebble"]), "nothing is compared"
 
 
 def test_an_evaluation_may_ask_certain_tasks_of_the_split(busy, bench, env):
