@@ -137,11 +137,11 @@ def _language_battery(tokenizer: tokens.ChatTokenizer) -> Battery:
     A usual answer is assumed to have half of the tokens that an answer may have.
     """
     chat = tokenizer.format()
-    asked = battery_of("").tasks  # "" stands for any base model except pebble
-    prompts = [len(chat.prompt(task["prompt"])) for task in asked]
+    questions = battery_of("").tasks  # "" stands for any base model except pebble
+    prompts = [len(chat.prompt(task["prompt"])) for task in questions]
     lengths = Lengths(
         prompt=statistics.fmean(prompts),
         turn_tokens=LANGUAGE_TOKENS / 2,
         longest_turn=LANGUAGE_TOKENS,
     )
-    return Battery(len(asked), lengths, practice=len(practice_of("").tasks))
+    return Battery(len(questions), lengths, practice=len(practice_of("").tasks))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from engine.core.hardware import Hardware
 from engine.cost import throughput
-from engine.cost.flops import Seen, Work
+from engine.cost.flops import MeasuredMeans, Work
 from engine.cost.throughput import Speed
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
@@ -52,8 +52,8 @@ class FinishedRun:
         predicted: seconds of each phase as the estimate would predict them now, uncorrected.
         total: seconds of the whole run.
         base: path of the run's base model.
-        answer_length_share, turns, effective_share: see `Seen`; None if the run did not measure
-            them.
+        answer_length_share, turns, effective_share: see `MeasuredMeans`; None if the run did not
+            measure them.
         memory, predicted_memory: peak bytes, measured and predicted.
     """
 
@@ -82,17 +82,17 @@ class Experience:
     past: Sequence[FinishedRun] = ()
     left_out: tuple[str, ...] = ()
 
-    def of(self, algorithm: str) -> list[FinishedRun]:
+    def of_algorithm(self, algorithm: str) -> list[FinishedRun]:
         """Return the finished runs of this algorithm."""
         return [run for run in self.past if run.algorithm == algorithm]
 
-    def seen(self, base: str) -> Seen:
+    def measured_means(self, base: str) -> MeasuredMeans:
         """Return the mean measurements of the runs of one base model, over all algorithms.
 
         `base` is the path of the base model's folder. A field is None if no run measured it.
         """
         runs = [run for run in self.past if run.base == base]
-        return Seen(
+        return MeasuredMeans(
             runs=len(runs),
             answer_length_share=_mean(
                 [run.answer_length_share for run in runs if run.answer_length_share is not None]
@@ -111,7 +111,7 @@ class Experience:
         factors = {}
         for phase in _PHASES:
             # Start, evaluations and checkpoints are the same work under every algorithm.
-            runs = self.past if phase in SHARED else self.of(algorithm)
+            runs = self.past if phase in SHARED else self.of_algorithm(algorithm)
             actual_and_predicted = [
                 (run.seconds[phase], run.predicted[phase])
                 for run in runs
@@ -123,7 +123,7 @@ class Experience:
     def memory_factor(self, algorithm: str) -> float:
         """Return the factor that corrects the predicted peak memory; 1 if too few runs measured
         it."""
-        runs = self.of(algorithm)
+        runs = self.of_algorithm(algorithm)
         actual_and_predicted = [
             (run.memory, run.predicted_memory)
             for run in runs
@@ -140,7 +140,7 @@ class Experience:
         """
         factors = self.factors(algorithm)
         log_ratios = []
-        for run in self.of(algorithm):
+        for run in self.of_algorithm(algorithm):
             corrected_s = sum(
                 seconds * factors.get(phase, 1.0) for phase, seconds in run.predicted.items()
             )

@@ -124,7 +124,9 @@ def estimate_cost(
     run = replace(run, resolved=resolved)
     submit_call = _submit_call(run.env_id, run.model.ref, algorithm, settings)
     reply = _estimate_reply(home, run, forecast_of(resolved), submit_call)
-    return reply | ({"by_gpus": [option.shown() for option in on_gpus]} if on_gpus else {})
+    if on_gpus:
+        reply |= {"by_gpus": [option.shown() for option in on_gpus]}
+    return reply
 
 
 def _forecast_with(
@@ -236,7 +238,7 @@ def estimate(
     settings = resolved.settings
     speed, past_runs = speed_here(home, hardware, settings.precision, settings.compute)
     plan = _plan(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
-    plan = _on_a_share(home, plan, past_runs.memory_factor(resolved.algorithm))
+    plan = _limited_to_gpu_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     teacher_model = teacher.model if teacher else None
     circumstances = _Circumstances(
         download_bytes=_download_bytes(
@@ -268,14 +270,14 @@ def _plan(
         model,
         env,
         device,
-        seen=past_runs.seen(str(base_path or "")),  # "": no run has that base
+        measured=past_runs.measured_means(str(base_path or "")),  # "": no run has that base
         batteries=batteries(home, base_path, resolved.settings.skill_rows),
         teacher=teacher_model.facts if teacher_model else None,
         teacher_shares_base=teacher is not None and teacher.shares_base,
     )
 
 
-def _on_a_share(home: Home, plan: Plan, factor: float) -> Plan:
+def _limited_to_gpu_share(home: Home, plan: Plan, factor: float) -> Plan:
     """Limit the plan's device to the share of a GPU that one run gets if several share a GPU.
 
     The plan is returned unchanged if runs do not share GPUs, or if the run does not fit into a
@@ -421,7 +423,7 @@ def _workload(plan: Plan, score_s: float, memory: int) -> Workload:
         score_s=score_s,
         layers=plan.model.layers,
         weight_bytes=plan.model.weight_bytes,
-        first=not plan.seen.runs,
+        first=not plan.measured.runs,
         memory=memory,
     )
 
@@ -467,12 +469,12 @@ def check_budget(
     hours exceed `cap`, or what is left of the home's max_gpu_hours_total.
     """
     if figures.gpu_hours.likely > cap:
-        raise _over_cap(figures, cap, call)
+        raise _over_cap_error(figures, cap, call)
     total_cap = home.user_config().max_gpu_hours_total
     if total_cap is not None:
         hours_left = max(0.0, total_cap - store.committed_hours())
         if figures.gpu_hours.likely > hours_left:
-            raise _over_total(home, figures, total_cap, hours_left)
+            raise _over_total_error(home, figures, total_cap, hours_left)
     high = figures.gpu_hours.high
     if high > cap:
         return [f"at worst the run takes {high:.2f} GPU-hours; it is stopped at {cap:g}"]
@@ -484,7 +486,7 @@ def _with_steps(settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "epochs"} | {"steps": steps}
 
 
-def _over_cap(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
+def _over_cap_error(figures: Estimate, cap: float, call: Mapping[str, Any]) -> UserError:
     """Make the error for a run that likely takes more than `cap` GPU-hours, its max_gpu_hours.
     `call` holds the arguments of the refused submit_train call."""
     likely, high = figures.gpu_hours.likely, figures.gpu_hours.high
@@ -535,7 +537,9 @@ def steps_within(figures: Estimate, cap: float) -> int:
     return max(0, steps)
 
 
-def _over_total(home: Home, figures: Estimate, total_cap: float, hours_left: float) -> UserError:
+def _over_total_error(
+    home: Home, figures: Estimate, total_cap: float, hours_left: float
+) -> UserError:
     """Make the error for a run that likely takes more GPU-hours than the home's total leaves."""
     hint = f"The owner may raise max_gpu_hours_total in {home.config_file}"
     if figures.lower_this:

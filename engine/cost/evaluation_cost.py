@@ -11,7 +11,7 @@ from engine.core.format import counted
 from engine.core.hardware import Device, Hardware
 from engine.cost import estimate, flops
 from engine.cost.calibration import speed_here
-from engine.cost.flops import SamplingPlan, Seen
+from engine.cost.flops import MeasuredMeans, SamplingPlan
 from engine.cost.hours import DOWNLOAD_RATE, LEVELS, SPREAD
 from engine.cost.throughput import Speed
 from engine.endpoints.references import cost_of, is_priced
@@ -70,7 +70,7 @@ def evaluation_hours(
     seconds: dict[str, float] = dict.fromkeys(LEVELS, 0.0)
     for model_facts, base_path in models:
         loaded = _evaluated_model(model_facts, precision)
-        plan = _evaluation_plan(loaded, asking, device, past_runs.seen(str(base_path)))
+        plan = _evaluation_plan(loaded, asking, device, past_runs.measured_means(str(base_path)))
         download_seconds = hub.missing_bytes(base_path) / DOWNLOAD_RATE
         for level in LEVELS:
             seconds[level] += _sampling_seconds(plan, speed, factors, asking, level)
@@ -125,9 +125,9 @@ def _evaluated_model(model: ModelFacts, precision: str) -> LoadedModel:
 
 
 def _evaluation_plan(
-    loaded: LoadedModel, asking: Asking, device: Device, seen: Seen
+    loaded: LoadedModel, asking: Asking, device: Device, measured: MeasuredMeans
 ) -> SamplingPlan:
-    """Plan how the model answers the tasks; `seen` is what finished runs of its base model
+    """Plan how the model answers the tasks; `measured` is what finished runs of its base model
     measured."""
     limits = asking.limits
     longest = min(longest_sequence(limits, asking.env), loaded.model.max_positions)
@@ -137,7 +137,7 @@ def _evaluation_plan(
         asking.env,
         device,
         limits,
-        seen,
+        measured,
         guessed_prompt=limits.max_length / 4,
         rows_at_once=job.sampler_rows,
     )
@@ -165,7 +165,9 @@ def _sampling_seconds(
     no_work = flops.Work()  # an evaluation neither trains nor saves
     works = {"training": no_work, "evaluation": work, "saving": no_work}
     model = plan.loaded.model
-    phases = speed.phases(works, model.layers, model.weight_bytes, is_first_run=not plan.seen.runs)
+    phases = speed.phases(
+        works, model.layers, model.weight_bytes, is_first_run=not plan.measured.runs
+    )
     least_factor = 1.0 if level == "high" else 0.0
     return sum(
         seconds * max(least_factor, factors.get(phase, 1.0)) for phase, seconds in phases.items()
@@ -215,15 +217,15 @@ def endpoint_cost(models: Sequence[ModelRef], asking: Asking) -> EndpointCost | 
     calls: dict[str, float] = {}
     money: dict[str, float] = {}
     for level in ("low", "likely", "high"):
-        turns, tokens_in, tokens_out = _of_one_answer(asking, level)
+        turns, tokens_in, tokens_out = _requests_and_tokens_of_answer(asking, level)
         calls[level] = round(len(endpoints) * answers * turns, 1)
-        each = [cost_of(endpoint, tokens_in, tokens_out) for _, endpoint in endpoints]
-        money[level] = round(answers * sum(each), 6)
+        costs = [cost_of(endpoint, tokens_in, tokens_out) for _, endpoint in endpoints]
+        money[level] = round(answers * sum(costs), 6)
     unpriced = tuple(ref for ref, endpoint in endpoints if not is_priced(endpoint))
     return EndpointCost(Range(**calls), Range(**money), unpriced)
 
 
-def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:
+def _requests_and_tokens_of_answer(asking: Asking, level: str) -> tuple[float, float, float]:
     """Return (requests, tokens sent, tokens written) for one answer at a level ("low", "likely",
     "high").
 
@@ -236,14 +238,15 @@ def _of_one_answer(asking: Asking, level: str) -> tuple[float, float, float]:
     ]
     longest = float(limits.max_tokens)
     usual_turn = min(fmean(turn_lengths) if turn_lengths else longest / 2, longest)
-    out, turns, prompt = {
-        "low": (usual_turn / 2, 1.0, fmean(prompts)),
-        "likely": (usual_turn, float(limits.max_turns / 2), fmean(prompts)),
-        "high": (longest, float(limits.max_turns), float(max(prompts))),
-    }[level]
+    if level == "low":
+        turn_tokens, turns, prompt = usual_turn / 2, 1.0, fmean(prompts)
+    elif level == "likely":
+        turn_tokens, turns, prompt = usual_turn, float(limits.max_turns / 2), fmean(prompts)
+    else:
+        turn_tokens, turns, prompt = longest, float(limits.max_turns), float(max(prompts))
     if not env.multi_turn:
         turns = 1.0
     turns = max(1.0, turns)
     # Turn n sends the n - 1 turns before it again: 0 + 1 + ... + (turns - 1) of them in total.
-    resent = turns * (turns - 1) / 2 * (out + _BETWEEN_TURNS)
-    return turns, turns * prompt + resent, turns * out
+    resent = turns * (turns - 1) / 2 * (turn_tokens + _BETWEEN_TURNS)
+    return turns, turns * prompt + resent, turns * turn_tokens

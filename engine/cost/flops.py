@@ -32,7 +32,7 @@ from engine.sizing.plan import Job
 
 
 @dataclass(frozen=True)
-class Seen:
+class MeasuredMeans:
     """What finished runs of one base model measured. A field is None if no run measured it.
 
     Attributes:
@@ -48,7 +48,7 @@ class Seen:
     effective_share: float | None = None
 
 
-UNSEEN = Seen()
+NOT_MEASURED = MeasuredMeans()
 
 
 # Assumed share of the practice questions that the starting model answers rightly. Only the right
@@ -96,7 +96,7 @@ class SamplingPlan:
         env: measured facts about the tasks.
         device: the device on which the model samples.
         limits: the most tokens and turns of an answer.
-        seen: what finished runs of the same base model measured.
+        measured: what finished runs of the same base model measured.
         guessed_prompt: the assumed tokens of a prompt if no prompt was counted.
         rows_at_once: completions that are sampled at the same time.
     """
@@ -105,7 +105,7 @@ class SamplingPlan:
     env: EnvFacts
     device: Device
     limits: SamplingLimits
-    seen: Seen
+    measured: MeasuredMeans
     guessed_prompt: float
     rows_at_once: int
 
@@ -119,9 +119,9 @@ class SamplingPlan:
         """
         limit = self.limits.max_tokens
         turns = self.turns(level)
-        if level == "likely" and self.seen.turns is not None:
+        if level == "likely" and self.measured.turns is not None:
             # The measured turns, but never more than are assumed without a measurement.
-            turns = max(1.0, min(turns, self.seen.turns))
+            turns = max(1.0, min(turns, self.measured.turns))
         turn_tokens = self._turn_tokens(level, turns)
         # The longest turn of a batch. At "low" 1.5 times the mean is a guess.
         longest_turn = 1.5 * turn_tokens if level == "low" else float(limit)
@@ -143,9 +143,9 @@ class SamplingPlan:
             return reference_tokens
         if level == "high":
             return float(self.limits.max_tokens)
-        if self.seen.answer_length_share is not None:
+        if self.measured.answer_length_share is not None:
             # The share is that of a whole episode, in multiples of max_tokens.
-            return self.seen.answer_length_share * self.limits.max_tokens / turns
+            return self.measured.answer_length_share * self.limits.max_tokens / turns
         return 1.5 * reference_tokens  # a guess, because nothing was measured
 
     def _reference_turn_tokens(self) -> float:
@@ -184,7 +184,7 @@ class Plan:
     """One training run as the estimate sees it: resolved settings, model, rows and device.
 
     Attributes:
-        seen: what finished runs of the same base model measured.
+        measured: what finished runs of the same base model measured.
         batteries: questions that show what the model forgets.
         teacher: the teacher of a distillation from a local model; None for every other run.
         teacher_shares_base: whether the teacher has the same base model, so that only its adapter
@@ -195,7 +195,7 @@ class Plan:
     model: ModelFacts
     env: EnvFacts
     device: Device
-    seen: Seen = UNSEEN
+    measured: MeasuredMeans = NOT_MEASURED
     batteries: tuple[Battery, ...] = (PEBBLE_SKILLS,)
     teacher: ModelFacts | None = None
     teacher_shares_base: bool = False
@@ -213,7 +213,7 @@ class Plan:
             self.env,
             self.device,
             self._limits,
-            self.seen,
+            self.measured,
             guessed_prompt=self.settings.max_length / 4,
             rows_at_once=self.job.sampler_rows,
         )

@@ -117,7 +117,8 @@ def _corrected_phases(
             seconds_by_phase[name] *= factors.get(name, 1.0)
     # On a CPU more processes save no time, because they take each other's cores.
     gpus = plan.settings.gpus if plan.device.kind != "cpu" else 1
-    beside, sharded = plan.job.sampling_gpus > 0, plan.loaded.shards > 1
+    beside = plan.job.sampling_gpus > 0  # some GPUs sample beside those that train
+    sharded = plan.loaded.shards > 1  # each GPU holds a part of the base model's layers
     return {
         level: ranks.seconds_on(seconds, gpus, beside=beside, sharded=sharded)
         for level, seconds in phases.items()

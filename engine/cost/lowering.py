@@ -32,7 +32,7 @@ def phases_of(plan: Plan, speed: Speed, level: str) -> dict[str, float]:
         level: how long sampled answers are assumed to be: "low", "likely" or "high".
     """
     model = plan.model
-    is_first_run = not plan.seen.runs
+    is_first_run = not plan.measured.runs
     return speed.phases(
         works(plan, level), model.layers, model.weight_bytes, is_first_run=is_first_run
     )

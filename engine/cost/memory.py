@@ -66,7 +66,7 @@ def _memory(plan: Plan, job: Job, rows_at_once: int, microbatch_tokens: float) -
         activations=int(training.activations),
         logits=int(peak.logits),
         kv_cache=int(sampling.kv_cache),
-        server=int(_awake_bytes(job)),
+        server=int(_server_bytes(job)),
         overhead=int(peak.overhead),
         total=int(peak.total),
     )
@@ -100,9 +100,9 @@ def _training_peak(plan: Plan, job: Job, microbatch_tokens: float) -> _Peak:
     pass_tokens = _largest_pass_tokens(plan, microbatch_tokens)
     activations = _activation_bytes(plan, pass_tokens)
     logits = layers.trained_logit_bytes(plan.model, plan.device.kind, pass_tokens)
-    held = _weight_bytes(plan) + job.adapters + activations + logits
-    overhead = _overhead_bytes(plan, held)
-    total = held + overhead + job.asleep_bytes
+    model_bytes = _weight_bytes(plan) + job.adapters + activations + logits
+    overhead = _overhead_bytes(plan, model_bytes)
+    total = model_bytes + overhead + job.asleep_bytes
     return _Peak(total, logits, overhead, activations=activations)
 
 
@@ -114,13 +114,15 @@ def _sampling_peak(plan: Plan, job: Job, rows_at_once: int) -> _Peak:
     """
     longest = _longest_sampled_sequence(plan)
     kv_cache, logits = _sampling_bytes(plan, job, rows_at_once, longest)
-    held = _weight_bytes(plan) + job.adapters
-    if not job.has_server:
-        held = held + kv_cache + logits
-    overhead = _overhead_bytes(plan, held)
-    server = _awake_bytes(job) + (kv_cache if job.has_server else 0.0)
+    model_bytes = _weight_bytes(plan) + job.adapters
+    server_bytes = _server_bytes(job)
+    if job.has_server:
+        server_bytes += kv_cache
+    else:
+        model_bytes = model_bytes + kv_cache + logits
+    overhead = _overhead_bytes(plan, model_bytes)
     is_alone = job.has_server and job.sampling_gpus  # the server has GPUs of its own
-    total = server if is_alone else held + overhead + server
+    total = server_bytes if is_alone else model_bytes + overhead + server_bytes
     return _Peak(total, logits, overhead, kv_cache=kv_cache)
 
 
@@ -133,7 +135,7 @@ def _weight_bytes(plan: Plan) -> float:
     return plan.loaded.weights + 2 * _weight_copy_bytes(plan) + plan.job.other_weights
 
 
-def _awake_bytes(job: Job) -> float:
+def _server_bytes(job: Job) -> float:
     """Return the bytes of a vLLM server while it samples, without its keys and values.
 
     Returns 0 if the job has no server.
@@ -199,7 +201,7 @@ def _episode_level(plan: Plan) -> str:
     The level is "likely" only if finished runs of the base model have measured how long its answers
     are.
     """
-    return "high" if plan.seen.answer_length_share is None else "likely"
+    return "high" if plan.measured.answer_length_share is None else "likely"
 
 
 def _sampling_bytes(plan: Plan, job: Job, rows_at_once: int, longest: float) -> tuple[float, float]:
@@ -216,12 +218,12 @@ def _sampling_bytes(plan: Plan, job: Job, rows_at_once: int, longest: float) -> 
     samples_anything = isinstance(plan.settings, RolloutSettings) or plan.settings.eval_rows > 0
     if not samples_anything:
         return 0.0, 0.0
-    at_once = min(_sampled_completions(plan), rows_at_once)
+    completions = min(_sampled_completions(plan), rows_at_once)
     if job.has_server:  # the server's buffers include its logits, and it never copies the cache
-        cache_bytes = at_once * longest * job.loaded.cache_token_bytes
+        cache_bytes = completions * longest * job.loaded.cache_token_bytes
         return cache_bytes / job.server.gpus_of_model, 0.0
     cache_bytes, logit_bytes = layers.sampled_row_bytes(plan.loaded, plan.device.kind, longest)
-    return at_once * cache_bytes, at_once * logit_bytes
+    return completions * cache_bytes, completions * logit_bytes
 
 
 def _sampled_completions(plan: Plan) -> int:
@@ -262,8 +264,8 @@ def _longest_sampled_sequence(plan: Plan) -> float:
     if isinstance(plan.settings, RowSettings) and not plan.env.scored:
         return _longest_trained_sequence(plan)
     turns = plan.turns("high")  # max_turns
-    if plan.seen.turns is not None:
-        turns = min(turns, math.ceil(1.5 * plan.seen.turns))
+    if plan.measured.turns is not None:
+        turns = min(turns, math.ceil(1.5 * plan.measured.turns))
     # The turns of the model, and the replies of the environment between them.
     sampled = turns * plan.max_tokens + BETWEEN_TURNS * (turns - 1)
     longest_prompt = plan.env.longest_prompt or plan.max_length  # 0: no rows were counted
@@ -274,7 +276,7 @@ def _overhead_bytes(plan: Plan, model_bytes: float) -> float:
     """Return the bytes that libraries take beside `model_bytes`, the bytes of weights, adapter,
     activations and cache."""
     overhead = layers.overhead_bytes(plan.device.kind, model_bytes)
-    if plan.device.kind == "cuda" or plan.seen.runs:
+    if plan.device.kind == "cuda" or plan.measured.runs:
         return overhead
     # The first run of a model in a home also loads the model through transformers, to compare the
     # results of both. That takes the bytes of the library and a second copy of the weights.

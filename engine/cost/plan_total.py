@@ -37,9 +37,9 @@ def total(figures: Sequence[Estimate], evaluation_hours: Range) -> Estimate:
 def summed(ranges: Sequence[Range]) -> Range:
     """Add up several ranges: low, likely and high each on their own."""
     return Range(
-        low=round(sum(each.low for each in ranges), 4),
-        likely=round(sum(each.likely for each in ranges), 4),
-        high=round(sum(each.high for each in ranges), 4),
+        low=round(sum(hours.low for hours in ranges), 4),
+        likely=round(sum(hours.likely for hours in ranges), 4),
+        high=round(sum(hours.high for hours in ranges), 4),
     )
 
 
@@ -57,7 +57,7 @@ def check_disk(figures: Sequence[Estimate], disk_free: int) -> int:
 
     Raises UserError DISK_FULL if less than that, plus a reserve, is free on the disk (`disk_free`).
     """
-    needed = sum(each.disk_bytes for each in figures)
+    needed = sum(run_figures.disk_bytes for run_figures in figures)
     if needed > disk_free - DISK_RESERVE:
         raise UserError(
             "DISK_FULL",

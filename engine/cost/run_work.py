@@ -136,8 +136,8 @@ def _trained_share(plan: Plan, settings: GRPOSettings, level: str) -> float:
     share of them is assumed to come out equal again. `level` is "low", "likely" or "high".
     """
     effective_share = _EFFECTIVE[level]
-    if plan.seen.effective_share is not None and level == "likely":
-        effective_share = plan.seen.effective_share
+    if plan.measured.effective_share is not None and level == "likely":
+        effective_share = plan.measured.effective_share
     sampling_rounds = 1 + settings.resample_uniform
     uniform_share = (1 - effective_share) ** sampling_rounds
     return 1 - uniform_share
@@ -149,9 +149,9 @@ def _sampling_rounds(settings: GRPOSettings, level: str) -> float:
     The first round samples a batch. Each of the `resample_uniform` later rounds samples only the
     groups whose rewards are still all equal.
     """
-    repeats = range(1, settings.resample_uniform + 1)
-    # The power is the share of the groups whose rewards are all equal after `number` rounds.
-    return 1 + sum(_UNIFORM[level] ** number for number in repeats)
+    round_counts = range(1, settings.resample_uniform + 1)
+    # The power is the share of the groups whose rewards are all equal after `round_count` rounds.
+    return 1 + sum(_UNIFORM[level] ** round_count for round_count in round_counts)
 
 
 def _distill_step_work(plan: Plan, settings: DistillSettings, level: str) -> Work:
@@ -217,8 +217,9 @@ def evaluation_work(plan: Plan, level: str) -> Work:
         work += rollouts(
             plan.sampling, prompts=rows, rows=rows, episode=episode, batches=plan.evaluations + 3
         )
-    for battery in (battery for battery in plan.batteries if battery.tasks):
-        work += _battery_work(plan, battery, level)
+    for battery in plan.batteries:
+        if battery.tasks:
+            work += _battery_work(plan, battery, level)
     return work
 
 
@@ -258,8 +259,8 @@ def _battery_work(plan: Plan, battery: Battery, level: str) -> Work:
     """
     questions = 2 * battery.tasks  # all of them are asked twice
     answer = battery.answer
-    if plan.seen.answer_length_share is not None and level == "likely":
-        share_of_limit = min(1.0, plan.seen.answer_length_share)
+    if plan.measured.answer_length_share is not None and level == "likely":
+        share_of_limit = min(1.0, plan.measured.answer_length_share)
         answer = replace(answer, turn_tokens=share_of_limit * answer.longest_turn)
     return rollouts(plan.sampling, prompts=questions, rows=questions, episode=answer, batches=2)
 

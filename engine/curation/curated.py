@@ -178,7 +178,9 @@ def _dataset_rows(
     heldout = _heldout_rows(tasks, records, prefixes)
     used_ids = {row.id for row in heldout}  # no training row may have the id of a held-out row
     rows = _with_own_tools(chosen, _attempt_rows(chosen, records, prefixes, used_ids), tasks)
-    group_of_task = {(key, row["id"]): row.get("group") for key in tasks for row in tasks[key]}
+    group_of_task = {
+        (env_hash, row["id"]): row.get("group") for env_hash, rows in tasks.items() for row in rows
+    }
     tasks_of_heldout_pairs = _tasks_of_heldout_pairs(chosen)
     train = []
     for attempt, plain_row in zip(chosen.attempts, rows, strict=True):
@@ -196,12 +198,12 @@ def _with_own_tools(
 ) -> list[DatasetRow]:
     """Return the rows of the chosen attempts; if a task has tools of its own, its rows get these
     tools in place of the environment's. `tasks` maps hash -> task rows."""
-    own_tools = {
-        (env_hash, task["id"]): tools
-        for env_hash, task_rows in tasks.items()
-        for task in task_rows
-        if (tools := tools_of(task, []))
-    }
+    own_tools: dict[tuple[str, str], list[ToolSchema]] = {}
+    for env_hash, task_rows in tasks.items():
+        for task in task_rows:
+            tools = tools_of(task, [])
+            if tools:
+                own_tools[env_hash, task["id"]] = tools
     return [
         replace(row, tools=own_tools.get((attempt.env_hash, attempt.task), row.tools))
         for attempt, row in zip(chosen.attempts, rows, strict=True)

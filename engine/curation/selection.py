@@ -70,7 +70,9 @@ class Attempt:
         """
         if self.error is not None:
             return False
-        return self.success if self.success is not None else self.reward > 0
+        if self.success is not None:
+            return self.success
+        return self.reward > 0
 
     @property
     def sort_key(self) -> tuple[str, int, int, str, str]:
@@ -146,9 +148,9 @@ class Rule:
         """Parse the expression; the docstring of the class describes the arguments and errors."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}  # e.g. {"pass_at_4": 4}
-        # `pass@4` is no Python expression. `_variable_of` replaces it by a variable, and adds that
-        # to `k_by_variable`.
-        python_expression = _PASS_AT_K.sub(self._variable_of, expression)
+        # `pass@4` is no Python expression. `_variable_for_pass_at_k` replaces it by a variable, and
+        # adds that to `k_by_variable`.
+        python_expression = _PASS_AT_K.sub(self._variable_for_pass_at_k, expression)
         # A metric whose name is no identifier, or is that of a fact, can only be written as
         # metrics["its name"].
         metric_names = [name for name in metrics if name.isidentifier() and name not in NAMES]
@@ -180,7 +182,7 @@ class Rule:
             values[name] = pass_at_k(scored_count, facts.n_correct, k)
         return self._where.matches(values, group[0].task)
 
-    def _variable_of(self, match: re.Match[str]) -> str:
+    def _variable_for_pass_at_k(self, match: re.Match[str]) -> str:
         """Return the text that replaces a match of `_PASS_AT_K` in the expression.
 
         A text in quotes is returned unchanged. `pass@4` becomes the variable `pass_at_4`, which is
@@ -298,10 +300,12 @@ def _by_preference(attempts: Sequence[Attempt], select: str) -> list[Attempt]:
     - any other: the highest reward first; among equal rewards the shorter first.
     """
     if select == "shortest":
-        return sorted(attempts, key=lambda a: (a.tokens, -a.reward, a.sort_key))
+        return sorted(
+            attempts, key=lambda attempt: (attempt.tokens, -attempt.reward, attempt.sort_key)
+        )
     if select == "all":
-        return sorted(attempts, key=lambda a: a.sort_key)
-    return sorted(attempts, key=lambda a: (-a.reward, a.tokens, a.sort_key))
+        return sorted(attempts, key=lambda attempt: attempt.sort_key)
+    return sorted(attempts, key=lambda attempt: (-attempt.reward, attempt.tokens, attempt.sort_key))
 
 
 def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
@@ -312,7 +316,15 @@ def pairs_in(group: Sequence[Attempt]) -> list[tuple[Attempt, Attempt]]:
     that are equally good make no pair.
     """
     # Sorted from best to worst; of two with the same reward the shorter one comes first.
-    by_quality = sorted(group, key=lambda a: (not a.correct, -a.reward, a.tokens, a.sort_key))
+    by_quality = sorted(
+        group,
+        key=lambda attempt: (
+            not attempt.correct,
+            -attempt.reward,
+            attempt.tokens,
+            attempt.sort_key,
+        ),
+    )
     better_half = by_quality[: len(by_quality) // 2]
     worst_first = reversed(by_quality)
     candidates = zip(better_half, worst_first, strict=False)  # ends with the better half

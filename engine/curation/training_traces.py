@@ -48,12 +48,12 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
-    traces = [
-        trace
-        for step in run.rollout_steps()
-        for record in read_trajectories(run.rollouts(step))
-        if (trace := trace_of(record, run_id))["turns"]
-    ]
+    traces: list[JsonObject] = []
+    for step in run.rollout_steps():
+        for record in read_trajectories(run.rollouts(step)):
+            trace = trace_of(record, run_id)
+            if trace["turns"]:  # else its tokens were not kept
+                traces.append(trace)
     if not traces:
         raise UserError(
             "NO_EVALUATION",

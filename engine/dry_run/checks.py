@@ -275,14 +275,14 @@ class DryRun:
         whether the model was seen to do better in other words, so that a prompt alone may do."""
         record = required(self.facts.record)
         outcome = judge_wording(record, required(self.facts.resolved).settings)
-        told = reworded_better(self.home, record.env_id, required(self.facts.model).ref)
-        if not told:
+        better_reworded = reworded_better(self.home, record.env_id, required(self.facts.model).ref)
+        if not better_reworded:
             return outcome
         fix = (
             'Search for a prompt first (algorithm="prompt", its setting reflection names an '
             "endpoint of config.toml that writes it), then train from the version that it makes."
         )
-        return Outcome("warn", f"{told[0]} {outcome.detail}", fix)
+        return Outcome("warn", f"{better_reworded[0]} {outcome.detail}", fix)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
         """Return one row as SFT would train on it; {} if there is none."""

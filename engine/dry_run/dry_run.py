@@ -41,8 +41,12 @@ def dry_run_request(
     """
     began = time.monotonic()
     _check_samples(request.samples)
-    asked = "smoke" if request.smoke else "samples" if request.samples else ""
-    refuse_trial(request.settings, asked)
+    trial = ""
+    if request.smoke:
+        trial = "smoke"
+    elif request.samples:
+        trial = "samples"
+    refuse_trial(request.settings, trial)
     if request.is_plan:
         return dry_run_plan(home, request, began, cap_function)
     if request.algorithm == PROMPT:

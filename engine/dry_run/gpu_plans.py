@@ -22,7 +22,7 @@ from engine.settings import resolution
 _GB = 1 << 30
 
 
-def _dense(
+def _dense_model(
     hidden: int, layers: int, heads: int, intermediate: int, vocab: int, context: int, *, tied: bool
 ) -> ModelFacts:
     """Describe a dense decoder of these sizes, with 8 key heads of 128 numbers, in bfloat16.
@@ -53,13 +53,13 @@ def _dense(
 
 
 MODELS = {
-    "Qwen3-0.6B": _dense(1024, 28, 16, 3072, 151936, 40960, tied=True),
-    "Qwen3-1.7B": _dense(2048, 28, 16, 6144, 151936, 40960, tied=True),
-    "Qwen3-4B": _dense(2560, 36, 32, 9728, 151936, 40960, tied=True),
-    "Qwen3-8B": _dense(4096, 36, 32, 12288, 151936, 40960, tied=False),
-    "Qwen3-14B": _dense(5120, 40, 40, 17408, 151936, 40960, tied=False),
-    "Qwen3-32B": _dense(5120, 64, 64, 25600, 151936, 40960, tied=False),
-    "Llama-3.3-70B": _dense(8192, 80, 64, 28672, 128256, 131072, tied=False),
+    "Qwen3-0.6B": _dense_model(1024, 28, 16, 3072, 151936, 40960, tied=True),
+    "Qwen3-1.7B": _dense_model(2048, 28, 16, 6144, 151936, 40960, tied=True),
+    "Qwen3-4B": _dense_model(2560, 36, 32, 9728, 151936, 40960, tied=True),
+    "Qwen3-8B": _dense_model(4096, 36, 32, 12288, 151936, 40960, tied=False),
+    "Qwen3-14B": _dense_model(5120, 40, 40, 17408, 151936, 40960, tied=False),
+    "Qwen3-32B": _dense_model(5120, 64, 64, 25600, 151936, 40960, tied=False),
+    "Llama-3.3-70B": _dense_model(8192, 80, 64, 28672, 128256, 131072, tied=False),
 }
 # Name -> memory in GiB as the driver reports it. The machine is assumed to have 1.5 times as much
 # memory of its own, and at least 32 GiB.
@@ -236,7 +236,7 @@ def _sharded_lines(task: Task) -> Iterator[str]:
         for gpu_name, memory_gib in GPUS.items():
             hardware = machine(memory_gib)
             # The first two changes keep the whole model in bfloat16 on one GPU.
-            if any(planned(task, model, hardware, each).is_admitted for each in CHANGES[:2]):
+            if any(planned(task, model, hardware, change).is_admitted for change in CHANGES[:2]):
                 continue
             cell = fewest_shards(task, model, hardware)
             if cell is not None:

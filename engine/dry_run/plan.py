@@ -64,7 +64,7 @@ class _CheckedPlan:
         self.home = home
         self.request = request
         self.runs = runs
-        self.whole = CheckList(lambda: Call("dry_run", runs[0].arguments()))
+        self.checks_of_plan = CheckList(lambda: Call("dry_run", runs[0].arguments()))
         self.evaluation_step: Reply = {}
         self.evaluation_hours: Range = NO_HOURS
 
@@ -75,7 +75,7 @@ class _CheckedPlan:
             "algorithm": "evaluate",
             "env_id": planned.request.env_id,
         }
-        self.whole.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
+        self.checks_of_plan.run_check("evaluation", (), lambda: self._evaluation_outcome(planned))
 
     def _evaluation_outcome(self, planned: PlannedEvaluation) -> Outcome:
         """Judge whether the evaluation at the end of the plan can be carried out; store its hours.
@@ -104,11 +104,11 @@ class _CheckedPlan:
         """Check what all runs take together: space on disk, and device hours against their cap."""
         figures = self._figures()
         if len(figures) < len(self.runs):  # some run has no estimate, because its checks failed
-            self.whole.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
-            self.whole.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
+            self.checks_of_plan.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
+            self.checks_of_plan.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
             return
-        self.whole.run_check("disk", (), lambda: self._disk_outcome(figures))
-        self.whole.run_check("budget", (), self._budget_outcome)
+        self.checks_of_plan.run_check("disk", (), lambda: self._disk_outcome(figures))
+        self.checks_of_plan.run_check("budget", (), self._budget_outcome)
 
     def _disk_outcome(self, figures: Sequence[Estimate]) -> Outcome:
         """Judge whether the disk has room for what all runs write. Raises UserError DISK_FULL if it
@@ -168,7 +168,7 @@ class _CheckedPlan:
                 if _is_to_be_shown(check) and key not in shown:
                     shown.add(key)
                     entries.append(run.entry(check))
-        return entries + [check.to_json() for check in self.whole.checks]
+        return entries + [check.to_json() for check in self.checks_of_plan.checks]
 
     def reply(self) -> Reply:
         """Make the reply about the plan."""
@@ -230,13 +230,13 @@ class _CheckedPlan:
             settings = resolved.settings.model_dump() if resolved else {}
             if run.step not in first_settings_of_step:
                 first_settings_of_step[run.step] = settings
-                steps.append(_step_of(run, settings))
+                steps.append(_entry_of_run(run, settings))
                 continue
             first_settings = first_settings_of_step[run.step]
             differing = {
                 name: value for name, value in settings.items() if first_settings.get(name) != value
             }
-            steps.append(_step_of(run, differing))
+            steps.append(_entry_of_run(run, differing))
         if self.evaluation_step:
             steps.append(self.evaluation_step)
         return steps
@@ -248,7 +248,7 @@ def _is_to_be_shown(check: Check) -> bool:
     return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
-def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
+def _entry_of_run(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
     """Make the entry of a training run in the reply. `settings` are the settings that it shows."""
     record, figures = run.facts.record, run.figures
     entry: Reply = {"step": run.step}
@@ -261,14 +261,14 @@ def _step_of(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
     else:
         entry["model"] = f"the best of step {run.maker.step}"
         if run.facts.resolved is not None:
-            entry |= _start_of_grpo(run.facts.resolved.settings, run.maker.algorithm)
+            entry |= _starts_from_field(run.facts.resolved.settings, run.maker.algorithm)
     if figures is not None:
         entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
         entry["memory"] = figures.peak_memory.total
     return entry | {"settings": dict(settings)}
 
 
-def _start_of_grpo(settings: TrainSettings, maker_algorithm: str) -> Reply:
+def _starts_from_field(settings: TrainSettings, maker_algorithm: str) -> Reply:
     """Return the field `starts_from` for a step of GRPO that follows SFT: the success that the SFT
     model needs so that answers within a group earn different rewards. {} for any other step."""
     if not isinstance(settings, GRPOSettings) or maker_algorithm != "sft":

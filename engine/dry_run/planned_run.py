@@ -41,8 +41,14 @@ class PlannedRun(DryRun):
             earlier_runs: the runs that come before it in the plan; `planned.previous_index` is the
                 index of the one among them that makes its start model.
         """
-        step = planned.request  # the request of this run alone
-        super().__init__(home, step.env_id, step.model, step.algorithm, dict(step.settings))
+        run_request = planned.request  # the request of this run alone
+        super().__init__(
+            home,
+            run_request.env_id,
+            run_request.model,
+            run_request.algorithm,
+            dict(run_request.settings),
+        )
         self.request = request
         self.planned = planned
         # The run that makes the start model; None if the start model exists already.
@@ -78,10 +84,10 @@ class PlannedRun(DryRun):
         """Check that the start model exists, or that an earlier step makes it; store the model."""
         if self.maker is None:
             return super().check_model()
-        made = self.maker.model_to_be
-        if made is None:
+        start_model = self.maker.model_to_be
+        if start_model is None:
             return Outcome("skip", f"step {self.maker.step} is to make it, and cannot")
-        self.facts.model = made
+        self.facts.model = start_model
         return Outcome("pass", f"the best of step {self.maker.step}")
 
     def overlap(self) -> Contamination:

@@ -115,7 +115,7 @@ class PromptDryRun:
         """What the search asks and costs."""
         plan = required(self.plan)
         doubts = submit.price_warnings(plan)
-        text = f"{plan.in_words()}{'; ' if doubts else ''}{'; '.join(doubts)}"
+        text = "; ".join([plan.in_words(), *doubts])
         fix = "Its owner writes price_in and price_out into config.toml."
         return Outcome("warn", text, fix) if doubts else Outcome("pass", text)
 
@@ -132,13 +132,13 @@ class PromptDryRun:
 
     def reply(self) -> Reply:
         """The reply, in the form of every dry run."""
-        plan, made = self.plan, self.check_list.checks
+        plan, done_checks = self.plan, self.check_list.checks
         settings = plan.settings.model_dump() if plan else {}
         audit = plan.record.audit.as_written() if plan else {}
         stable = [
             self._arguments(),
             settings,
-            [(check.name, check.status) for check in made],
+            [(check.name, check.status) for check in done_checks],
         ]
         text = json.dumps(stable, sort_keys=True, default=str)
         return {
@@ -150,13 +150,17 @@ class PromptDryRun:
             "exam": {},
             "estimate": plan.to_json() if plan else {},
             "report_hash": hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS],
-            "checks": [check.to_json() for check in made],
+            "checks": [check.to_json() for check in done_checks],
             "probe": None,
             "smoke": None,
             "run_id": "",
             "summary": self._summary(),
             "next": [call.to_json() for call in self._next_calls()],
-            "warnings": [f"{each.name}: {each.detail}" for each in made if each.status == "warn"],
+            "warnings": [
+                f"{warning_check.name}: {warning_check.detail}"
+                for warning_check in done_checks
+                if warning_check.status == "warn"
+            ],
         }
 
     def _summary(self) -> str:

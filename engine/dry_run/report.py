@@ -216,11 +216,11 @@ def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
     """Return the runs of a plan, the first run of each step with fewer settings. The other runs of
     a step show only the settings that differ from the first, so these stay."""
     short: list[Reply] = []
-    seen: set[object] = set()  # numbers of the steps that already had a run
+    shown_steps: set[object] = set()  # numbers of the steps that already had a run
     for step in steps:
-        if step["step"] not in seen and "settings" in step:
+        if step["step"] not in shown_steps and "settings" in step:
             step = step | {"settings": _shortened_settings(step["settings"], {})}
-        seen.add(step["step"])
+        shown_steps.add(step["step"])
         short.append(step)
     return short
 

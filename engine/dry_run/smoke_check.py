@@ -86,7 +86,8 @@ def smoke_settings(settings: TrainSettings) -> TrainSettings:
     if isinstance(settings, RowSettings):
         rows = min(MOST_ROWS, settings.batch_size, settings.max_examples or MOST_ROWS)
         changes |= {"epochs": None, "batch_size": rows, "max_examples": rows}
-        changes |= {"keep": 0.0, "keep_env": ""} if "keep" in type(settings).model_fields else {}
+        if "keep" in type(settings).model_fields:
+            changes |= {"keep": 0.0, "keep_env": ""}
     else:
         rows = min(MOST_ROWS, settings.prompts_per_step)
         changes |= {"prompts_per_step": rows, "max_examples": rows}

@@ -74,7 +74,9 @@ class RowShape:
         """
         if loss_on == "all":  # also user messages, but not in a row without an assistant turn
             has_new_tokens = self.known < self.length
-            return [(self.known, self.length)] if self.turns and has_new_tokens else []
+            if not self.turns or not has_new_tokens:
+                return []
+            return [(self.known, self.length)]
         if loss_on == "last":
             return self.turns[-1:] if self.is_last else []
         return self.turns

@@ -198,7 +198,7 @@ def read_layers(
     matrices = [weight for weight in weights if weight.is_matrix]
     linear_params = sum(prod(matrix.shape) for matrix in matrices)
     without_adapter = _without_adapter(config, has_experts=expert_params > 0)
-    attention_matrices = [each for each in matrices if each.projection in _KEYS_AND_VALUES]
+    attention_matrices = [matrix for matrix in matrices if matrix.projection in _KEYS_AND_VALUES]
     return LayerFacts(
         projections=_projections(matrices, without_adapter),
         # A token runs through all the other matrices, but only through a share of the experts.
@@ -306,7 +306,9 @@ def expert_share(lookup: Lookup) -> float:
     """Return the share of the experts that one token runs through, or 1 if the configuration gives
     no numbers of experts. `lookup` returns the value of a key in config.json."""
     count, per_token = _first_size(lookup, _EXPERT_COUNT), _first_size(lookup, _EXPERTS_PER_TOKEN)
-    return min(1.0, per_token / count) if count and per_token else 1.0
+    if not count or not per_token:
+        return 1.0
+    return min(1.0, per_token / count)
 
 
 def active_width(lookup: Lookup) -> int:

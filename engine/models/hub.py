@@ -244,7 +244,9 @@ def _snapshot(root: Path, repo: str) -> Path | None:
         return snapshots[0] if len(snapshots) == 1 else None
     snapshot = folder / "snapshots" / commit
     # COMMIT also keeps a damaged refs/main from leading out of the folder.
-    return snapshot if COMMIT.fullmatch(commit) and snapshot.is_dir() else None
+    if COMMIT.fullmatch(commit) is None or not snapshot.is_dir():
+        return None
+    return snapshot
 
 
 def _fetch_snapshot(home: Home, remote: HubVersion) -> Path:

@@ -134,8 +134,7 @@ class ModelFacts:
 
     @cached_property
     def projections(self) -> tuple[Projection, ...]:
-        """The projections that can carry a LoRA adapter, in the order in which settings name
-        them."""
+        """The projections that can carry a LoRA adapter, in the order of the settings."""
         if self.inside is not None:  # read from the shapes of the weights
             return self.inside.projections
         query_width = self.heads * self.head_dim
@@ -159,19 +158,20 @@ class ModelFacts:
     def projection_shapes(self, name: str) -> tuple[tuple[int, int], ...]:
         """Return (inputs, outputs) of the projection `name`, such as "q_proj", in each layer that
         has it. The tuple is empty if no layer has it."""
-        return next((each.shapes for each in self.projections if each.name == name), ())
+        shapes = {projection.name: projection.shapes for projection in self.projections}
+        return shapes.get(name, ())
 
     def adapter_params(self, rank: int, targets: list[str] | tuple[str, ...]) -> int:
-        """Parameters of a LoRA with this rank on the projections `targets` of every layer.
-
-        Each projection takes rank x (inputs + outputs); a name that no layer has takes none.
-        """
+        """Parameters of a LoRA with this rank on the projections `targets` of every layer: for each
+        projection rank x (inputs + outputs), for a name that no layer has none."""
         return rank * sum(self._projection_sizes.get(name, 0) for name in targets)
 
     @cached_property
     def _projection_sizes(self) -> dict[str, int]:
         """Inputs + outputs of each projection, summed over the layers that have it."""
-        return {each.name: sum(map(sum, each.shapes)) for each in self.projections}
+        return {
+            projection.name: sum(map(sum, projection.shapes)) for projection in self.projections
+        }
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,9 @@ def without_reasoning(message: ChatMessage) -> ChatMessage:
 def has_reasoning(messages: Sequence[ChatMessage]) -> bool:
     """Tell whether there are assistant messages and all of them have reasoning."""
     answers = [message for message in messages if message["role"] == "assistant"]
-    return bool(answers) and all("reasoning_content" in split_reasoning(each) for each in answers)
+    return bool(answers) and all(
+        "reasoning_content" in split_reasoning(answer) for answer in answers
+    )
 
 
 def _call(name: str, arguments: object) -> ChatMessage:

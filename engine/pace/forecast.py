@@ -207,9 +207,11 @@ def _seconds_of_other_work(
     of_whole_run = _estimated_seconds_of(phase, estimated)
     if not work.done:
         return of_whole_run
-    as_estimated = max(0.0, _ENOUGH_DONE * work.planned - work.done) if of_whole_run.likely else 0.0
-    seconds = work.seconds + as_estimated * of_whole_run.likely / work.planned
-    likely = seconds / (work.done + as_estimated) * work.left
+    missing_units = 0.0  # that count with their estimated time
+    if of_whole_run.likely:
+        missing_units = max(0.0, _ENOUGH_DONE * work.planned - work.done)
+    seconds = work.seconds + missing_units * of_whole_run.likely / work.planned
+    likely = seconds / (work.done + missing_units) * work.left
     return Band(likely * (1 - _VARIATION), likely, likely * (1 + _VARIATION))
 
 

@@ -125,7 +125,9 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
     heartbeat = _own_heartbeat(run, row) if has_process else None
     left = remaining(run, heartbeat) if heartbeat is not None else None
     quiet_s = _quiet_seconds(run, heartbeat) if has_process else None
-    counts_answers = heartbeat is not None and heartbeat.phase in EXAM_PHASES
+    phase_percent = None
+    if heartbeat is not None and heartbeat.phase in EXAM_PHASES:  # phases that count answers
+        phase_percent = heartbeat.percent
     return Progress(
         step=step,
         total_steps=total,
@@ -133,7 +135,7 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
         metrics=last_metrics,
         remaining=left,
         phase=heartbeat.phase if heartbeat is not None else "",
-        phase_percent=heartbeat.percent if heartbeat is not None and counts_answers else None,
+        phase_percent=phase_percent,
         quiet_s=quiet_s,
         stalled=_why_stalled(run, row, heartbeat, quiet_s),
         alerts=alerts_in(events)[-_MAX_ALERTS:],
@@ -146,7 +148,9 @@ def _own_heartbeat(run: RunDir, row: RunRow) -> Heartbeat | None:
     """Read the last heartbeat of the attempt under way, or None if this attempt has written
     none."""
     heartbeat = read_heartbeat(run)
-    return heartbeat if heartbeat is not None and heartbeat.attempt == row.attempt else None
+    if heartbeat is None or heartbeat.attempt != row.attempt:
+        return None
+    return heartbeat
 
 
 def _time_left(
@@ -263,7 +267,9 @@ def _as_whole_number(value: Any) -> int | None:
     """Convert `value` to an int, dropping any fraction. Returns None for anything but a finite
     number, since a damaged line may hold text or an infinity."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and math.isfinite(value) else None
+    if not is_number or not math.isfinite(value):
+        return None
+    return int(value)
 
 
 def _seconds_left(run: RunDir, step: int | None, total: int | None) -> float | None:

@@ -61,7 +61,7 @@ def patience(
     limit_s = max(
         floor_s,
         _USUAL_FACTOR * work.longest_silence_s,
-        _EXPECTED_FACTOR * _expected_s(phase, heartbeat, estimated),
+        _EXPECTED_FACTOR * _expected_silence_s(phase, heartbeat, estimated),
     )
     return Patience(
         phase,
@@ -81,7 +81,7 @@ def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) ->
     """
     if heartbeat is None:
         return LEAST_GRACE_S
-    expected_s = _expected_s(heartbeat.phase, heartbeat, estimated)
+    expected_s = _expected_silence_s(heartbeat.phase, heartbeat, estimated)
     return min(MOST_GRACE_S, LEAST_GRACE_S + _GRACE_FACTOR * expected_s)
 
 
@@ -95,7 +95,9 @@ def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
     return phase, ("evaluation",)
 
 
-def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]) -> float:
+def _expected_silence_s(
+    phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]
+) -> float:
     """Return how many seconds of a phase's work may pass without a heartbeat: those of the start,
     of one step with its sampling, of one checkpoint, or of all answers of one evaluation.
 
@@ -104,13 +106,16 @@ def _expected_s(phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str,
     """
     if heartbeat is None or phase == "loading":
         return estimated.get("startup", 0.0)
-    counted, estimated_phases = _phases_of_work(phase)
-    # How many units (steps, checkpoints or answers) may pass without a heartbeat.
-    units = 1 if counted in ("training", "checkpoint") else heartbeat.of or 1
-    work = heartbeat.work.get(counted, Work())
+    counted_phase, estimated_phases = _phases_of_work(phase)
+    # How many units (steps, checkpoints or answers) may pass without a heartbeat: one step or
+    # checkpoint, or all answers of an evaluation.
+    units = 1
+    if counted_phase not in ("training", "checkpoint"):
+        units = heartbeat.of or 1
+    work = heartbeat.work.get(counted_phase, Work())
     if work.done:
         measured_s = work.seconds
-        if counted == "training":  # a step includes its sampling, which is timed separately
+        if counted_phase == "training":  # a step includes its sampling, which is timed separately
             measured_s += heartbeat.work.get("sampling", Work()).seconds
         return measured_s / work.done * units
     estimated_s = sum(estimated.get(name, 0.0) for name in estimated_phases)

@@ -179,7 +179,7 @@ def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
         for option in on_gpus
         if option.gpus == fewest or (option.gpus > fewest and option.free_now)
     }
-    return options[ranks.paying(seconds)].resolved
+    return options[ranks.paying_gpu_count(seconds)].resolved
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:

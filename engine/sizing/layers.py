@@ -87,7 +87,10 @@ class LoadedModel:
 def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
     """Bytes of an adapter with its optimizer, if it is trained on a device of this kind."""
     is_cast = kind != "cpu" and loaded.own_forward
-    return loaded.adapter * (_ADAPTER_BYTES + (_CAST_ADAPTER_BYTES if is_cast else 0))
+    bytes_per_parameter = _ADAPTER_BYTES
+    if is_cast:
+        bytes_per_parameter += _CAST_ADAPTER_BYTES
+    return loaded.adapter * bytes_per_parameter
 
 
 def kept_numbers_per_layer(model: ModelFacts, kind: str, length: float) -> float:

@@ -81,15 +81,19 @@ class Job:
         """The vLLM server that would sample for the run: on GPUs of its own if there are any, else
         beside training. Its `why_not` says why it cannot run."""
         if self.sampling_gpus:
-            return servers.alone(self.loaded, self.memory, self.sampling_gpus, self.longest)
-        held = servers.trainer_bytes(self.loaded, self.adapters, self.other_weights)
-        plan = servers.beside_training(self.loaded, self.memory, held, self.longest, self.ram)
-        needed = self._least_training_bytes() + servers.ASLEEP_BYTES
-        if plan.why_not or not self.trains or needed <= layers.FITS * self.memory:
+            return servers.server_on_own_gpus(
+                self.loaded, self.memory, self.sampling_gpus, self.longest
+            )
+        held_bytes = servers.trainer_bytes(self.loaded, self.adapters, self.other_weights)
+        plan = servers.server_beside_training(
+            self.loaded, self.memory, held_bytes, self.longest, self.ram
+        )
+        needed_bytes = self._least_training_bytes() + servers.ASLEEP_BYTES
+        if plan.why_not or not self.trains or needed_bytes <= layers.FITS * self.memory:
             return plan
         why_not = (
-            f"training with vLLM asleep takes {needed / 1e9:.1f} GB at least, which do not fit "
-            f"into {self.memory / 1e9:.1f} GB"
+            f"training with vLLM asleep takes {needed_bytes / 1e9:.1f} GB at least, which do not "
+            f"fit into {self.memory / 1e9:.1f} GB"
         )
         return replace(plan, why_not=why_not)
 
@@ -97,11 +101,11 @@ class Job:
         """Bytes that training takes with the smallest microbatches, which must hold the longest
         sequence."""
         tokens = max(MICRO_FLOOR, self.longest)
-        passed = tokens * self._token_bytes
+        pass_bytes = tokens * self._token_bytes
         if self.is_own:
-            passed += layers.trained_logit_bytes(self.model, self.kind, tokens)
-        held = self.loaded.weights + self.adapters + self.other_weights + passed
-        return held + layers.overhead_bytes(self.kind, held)
+            pass_bytes += layers.trained_logit_bytes(self.model, self.kind, tokens)
+        held_bytes = self.loaded.weights + self.adapters + self.other_weights + pass_bytes
+        return held_bytes + layers.overhead_bytes(self.kind, held_bytes)
 
     @property
     def has_server(self) -> bool:
@@ -116,7 +120,7 @@ class Job:
         if self.has_server:
             return self.server.rows
         row_bytes = sum(layers.sampled_row_bytes(self.loaded, self.kind, self.longest))
-        rows = self._room(asleep=0.0) / row_bytes
+        rows = self._free_bytes(asleep_bytes=0.0) / row_bytes
         return int(max(LEAST_ROWS["cuda"], min(MOST_ROWS["cuda"], rows)))
 
     def _cpu_rows(self) -> int:
@@ -136,7 +140,7 @@ class Job:
             room = _CPU_SHARE * self.memory
         else:
             logits = layers.trained_logit_bytes(self.model, self.kind, MICRO_CEILING["cuda"])
-            room = self._room(asleep=self.asleep_bytes) - logits
+            room = self._free_bytes(asleep_bytes=self.asleep_bytes) - logits
         return max(MICRO_FLOOR, min(MICRO_CEILING[self.kind], room / self._token_bytes))
 
     @property
@@ -153,12 +157,14 @@ class Job:
     def asleep_bytes(self) -> float:
         """Bytes that a sleeping vLLM server takes of the GPU that trains; 0 if there is none on
         it."""
-        return servers.ASLEEP_BYTES if self.has_server and not self.sampling_gpus else 0.0
+        if not self.has_server or self.sampling_gpus:
+            return 0.0
+        return servers.ASLEEP_BYTES
 
-    def _room(self, asleep: float) -> float:
+    def _free_bytes(self, asleep_bytes: float) -> float:
         """Bytes of a GPU that are free for rows or a microbatch: what weights, adapters,
-        overhead and a sleeping server (`asleep` bytes) leave. The overhead that this use adds is
-        subtracted."""
+        overhead and a sleeping server (`asleep_bytes` bytes) leave. The overhead that this use adds
+        is subtracted."""
         fixed, share = layers.OVERHEAD["cuda"]
-        held = self.loaded.weights + self.adapters + self.other_weights
-        return (FILLED * self.memory - fixed - asleep) / (1 + share) - held
+        held_bytes = self.loaded.weights + self.adapters + self.other_weights
+        return (FILLED * self.memory - fixed - asleep_bytes) / (1 + share) - held_bytes

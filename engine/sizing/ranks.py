@@ -24,7 +24,9 @@ LEAST_SAVED_S = 600.0  # seconds that further devices must save to pay
 def training_devices(devices: int, *, beside: bool) -> int:
     """How many of a run's devices train. All do, unless some sample `beside` training: then half of
     them train, and with an odd number the smaller half, because sampling mostly takes longer."""
-    return max(1, devices // 2) if beside and devices > 1 else devices
+    if not beside or devices == 1:
+        return devices
+    return max(1, devices // 2)
 
 
 def seconds_on(
@@ -39,21 +41,22 @@ def seconds_on(
     if gpus == 1:
         return dict(seconds)
     factors = _shared_factors(gpus, beside=beside, sharded=sharded)
-    result = {
-        # Further processes make the start longer, and no other phase.
-        phase: each * factors.get(phase, 1.0) + START_S * (phase == "startup")
-        for phase, each in seconds.items()
-    }
-    if beside and "rollouts" in result:
-        result["rollouts"] = max(0.0, result["rollouts"] - result.get("training", 0.0))
-    return result
+    seconds_on_gpus = {}
+    for phase, phase_s in seconds.items():
+        extra_s = START_S if phase == "startup" else 0.0  # further processes make the start longer
+        seconds_on_gpus[phase] = phase_s * factors.get(phase, 1.0) + extra_s
+    if beside and "rollouts" in seconds_on_gpus:
+        waited_s = seconds_on_gpus["rollouts"] - seconds_on_gpus.get("training", 0.0)
+        seconds_on_gpus["rollouts"] = max(0.0, waited_s)
+    return seconds_on_gpus
 
 
 def _shared_factors(gpus: int, *, beside: bool, sharded: bool) -> dict[str, float]:
     """Compute the factors that turn the seconds of each shared phase on one device into those on
     `gpus` devices. For `beside` and `sharded` see `seconds_on`."""
     training = training_devices(gpus, beside=beside)
-    factors = dict.fromkeys(SHARED_PHASES, _share_left(gpus - training if beside else gpus))
+    sampling = gpus - training if beside else gpus
+    factors = dict.fromkeys(SHARED_PHASES, _share_left(sampling))
     factors["training"] = _share_left(training)
     if sharded:
         factors["training"] *= _SHARDED["training"]
@@ -67,7 +70,7 @@ def _share_left(devices: int) -> float:
     return 1.0 if devices == 1 else SERIAL_SHARE + (1 - SERIAL_SHARE) / devices
 
 
-def paying(seconds_by_gpus: Mapping[int, float]) -> int:
+def paying_gpu_count(seconds_by_gpus: Mapping[int, float]) -> int:
     """Choose how many devices to take: the most that save `LEAST_SAVED_S` and cost no more than
     `MOST_EXTRA` times the device hours of the fewest.
 
@@ -78,9 +81,9 @@ def paying(seconds_by_gpus: Mapping[int, float]) -> int:
     fewest = min(seconds_by_gpus)
     longest = seconds_by_gpus[fewest]
     most_gpu_seconds = MOST_EXTRA * fewest * longest
-    return max(
-        gpus
-        for gpus, seconds in seconds_by_gpus.items()
-        if gpus == fewest
-        or (longest - seconds >= LEAST_SAVED_S and gpus * seconds <= most_gpu_seconds)
-    )
+    paying_gpus = [fewest]
+    for gpus, seconds in seconds_by_gpus.items():
+        saves_enough = longest - seconds >= LEAST_SAVED_S
+        if saves_enough and gpus * seconds <= most_gpu_seconds:
+            paying_gpus.append(gpus)
+    return max(paying_gpus)

@@ -17,4 +17,5 @@ def default_workers(score_s: float, waits: bool, cores: int) -> int:
     """
     if score_s < FAST_S:
         return 1
-    return max(1, min(MOST, cores * (WAITING if waits else 1)))
+    workers_per_core = WAITING if waits else 1
+    return max(1, min(MOST, cores * workers_per_core))

@@ -40,8 +40,8 @@ class ServerPlan:
     gpus_of_model: int = 1
 
 
-def beside_training(
-    loaded: LoadedModel, memory: float, held: float, length: float, ram: float
+def server_beside_training(
+    loaded: LoadedModel, memory: float, trainer_held: float, length: float, ram: float
 ) -> ServerPlan:
     """Plan the server that samples for a run on the GPU that also trains.
 
@@ -53,13 +53,13 @@ def beside_training(
         ram: bytes of the machine's memory, which holds the weights while the server sleeps; 0 if
             that is not known.
     """
-    granted = memory - held - TRAINER_RESERVE
+    granted = memory - trainer_held - TRAINER_RESERVE
     weights = server_weights(loaded)
     needed = weights + AWAKE_BYTES
     row_bytes = max(1.0, length * loaded.cache_token_bytes)
     least = needed + LEAST_ROWS * row_bytes
     why_not = _asleep_too_large(weights, ram)
-    if least > min(granted, FITS * memory - held):
+    if least > min(granted, FITS * memory - trainer_held):
         why_not = (
             f"vLLM holds the weights once more and needs {_gb(least)} GB for {LEAST_ROWS} "
             f"sequences of {length:.0f} tokens; training leaves {_gb(max(0.0, granted))} of "
@@ -82,7 +82,7 @@ def _rows_in(memory: float, row_bytes: float) -> int:
     return int(min(MOST_ROWS, max(0.0, memory) / row_bytes))
 
 
-def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> ServerPlan:
+def server_on_own_gpus(loaded: LoadedModel, memory: float, gpus: int, length: float) -> ServerPlan:
     """Plan the server that samples for a run on GPUs of its own: as many copies of the model as
     fit, each cut over the fewest GPUs on which it fits together with `LEAST_ROWS` sequences.
 
@@ -94,11 +94,11 @@ def alone(loaded: LoadedModel, memory: float, gpus: int, length: float) -> Serve
     row_bytes = max(1.0, length * loaded.cache_token_bytes)
     weights = server_weights(loaded)
     gpus_per_copy = _gpus_per_copy(gpus, loaded.model.kv_heads)
-    for cut in gpus_per_copy:  # `cut`: over how many GPUs each copy is cut
-        room = granted - AWAKE_BYTES - weights / cut  # of each GPU, for keys and values
-        rows = _rows_in(room * cut, row_bytes)
+    for gpus_of_copy in gpus_per_copy:  # over how many GPUs each copy is cut
+        room = granted - AWAKE_BYTES - weights / gpus_of_copy  # of each GPU, for keys and values
+        rows = _rows_in(room * gpus_of_copy, row_bytes)
         if rows >= LEAST_ROWS:
-            return ServerPlan(granted, rows, gpus_of_model=cut)
+            return ServerPlan(granted, rows, gpus_of_model=gpus_of_copy)
     most = gpus_per_copy[-1]
     why_not = (
         f"vLLM needs {_gb(weights / most + AWAKE_BYTES)} GB and {LEAST_ROWS} "

@@ -192,10 +192,9 @@ def says_answer(task: TaskRow, reply: str) -> bool:
     if not task["tools"]:
         return pebble.says(task["answer"], reply)
     calls = HERMES.calls(reply, task["tools"]).calls
+    names_and_arguments = [(call.name, call.arguments) for call in calls]
     expected = json.loads(task["answer"])
-    return [(call.name, call.arguments) for call in calls] == [
-        (expected["name"], expected["arguments"])
-    ]
+    return names_and_arguments == [(expected["name"], expected["arguments"])]
 
 
 def _subject(task: TaskRow) -> tuple[str, frozenset[str]]:

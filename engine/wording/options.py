@@ -89,11 +89,12 @@ class _Option:
 def _options_in(lines: list[str]) -> list[_Option] | None:
     """Find the options among the lines of a message, lettered from A without a gap. Returns None if
     there are fewer than two, if the letters are others, or if an option refers to other options."""
-    options = [
-        _Option(number, line[: match.start("text")], match["letter"], match["text"])
-        for number, line in enumerate(lines)
-        if (match := _OPTION.match(line))
-    ]
+    options: list[_Option] = []
+    for number, line in enumerate(lines):
+        match = _OPTION.match(line)
+        if match:
+            lead = line[: match.start("text")]  # such as "A) "
+            options.append(_Option(number, lead, match["letter"], match["text"]))
     letters = [option.letter for option in options]
     expected_letters = [chr(ord("A") + index) for index in range(len(options))]
     if len(options) < 2 or letters != expected_letters:

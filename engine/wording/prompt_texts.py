@@ -43,7 +43,8 @@ def prompt_with(prompt: list[ChatMessage], texts: Texts) -> list[ChatMessage]:
     """The prompt with the system message of `texts`: none for "", its own where they have none."""
     if SYSTEM not in texts:
         return prompt
-    others = prompt[1:] if prompt and prompt[0]["role"] == "system" else prompt
+    has_system = bool(prompt) and prompt[0]["role"] == "system"
+    others = prompt[1:] if has_system else prompt
     text = texts[SYSTEM]
     if not text:
         return others

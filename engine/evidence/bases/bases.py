@@ -69,7 +69,9 @@ def base_then(run_dir: RunDir, ref: str) -> BaseThen | None:
     elif isinstance(config, EvaluateConfig):
         folder = next((model.base_path for model in config.models if model.ref == ref), "")
         weights = fingerprint(_bases_asked(run_dir).get(folder, {}))
-    return BaseThen(folder, weights) if folder and weights else None
+    if not folder or not weights:
+        return None
+    return BaseThen(folder, weights)
 
 
 def base_warnings(run_dir: RunDir) -> list[str]:

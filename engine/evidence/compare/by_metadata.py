@@ -215,8 +215,10 @@ def _slice_of_value(
 def _level_or_none(rows: Sequence[EvaluationRow], measure: Measure | None) -> Level | None:
     """The level (mean with interval) of rows. Returns None without a measure or without a scored
     row."""
-    result = level(rows, measure) if measure is not None else None
-    return result if result is not None and result.value is not None else None
+    if measure is None:
+        return None
+    result = level(rows, measure)
+    return None if result.value is None else result
 
 
 def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:

@@ -289,12 +289,13 @@ def _rows_by_task(rows: Iterable[EvaluationRow]) -> dict[str, list[EvaluationRow
 
 def _mean_rewards(rows: Sequence[EvaluationRow]) -> BeforeAfter:
     """The mean reward (before, after) of these rows, of which there must be at least one."""
-    rows_by_task = _rows_by_task(rows).values()
-    rewards_by_task = [[_rewards(row) for row in task_rows] for task_rows in rows_by_task]
-    return (
-        _mean_over_tasks([[before for before, _ in rewards] for rewards in rewards_by_task]),
-        _mean_over_tasks([[after for _, after in rewards] for rewards in rewards_by_task]),
-    )
+    before_by_task: list[list[float]] = []  # for each task the old rewards of its attempts
+    after_by_task: list[list[float]] = []
+    for task_rows in _rows_by_task(rows).values():
+        rewards = [_rewards(row) for row in task_rows]
+        before_by_task.append([before for before, _ in rewards])
+        after_by_task.append([after for _, after in rewards])
+    return _mean_over_tasks(before_by_task), _mean_over_tasks(after_by_task)
 
 
 def _mean_over_tasks(values_by_task: Sequence[Sequence[float]]) -> float:

@@ -219,7 +219,9 @@ def _model_and_prompt(home: Home, candidate: Candidate) -> tuple[Candidate, str]
     if not candidate.run_id or not isinstance(config, PromptConfig):
         return replace(candidate, label=label), candidate.env_id
     chosen = chosen_prompt(run.prompts)
-    env_id = chosen.env_id if chosen and chosen.env_id else candidate.env_id
+    env_id = candidate.env_id
+    if chosen and chosen.env_id:
+        env_id = chosen.env_id
     maker = trained_by(home, config.model)
     step = step_in_ref(config.model) if maker else None
     return replace(candidate, label=config.model, run_id=maker, step=step), env_id

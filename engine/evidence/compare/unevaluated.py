@@ -20,7 +20,8 @@ def settings_alone(home: Home, ids: Sequence[str], reason: UserError) -> Reply |
         ids: runs or checkpoints of runs.
         reason: the error that says which run has no evaluation.
     """
-    runs = [run for ref in ids if (run := _described(home, ref)) is not None]
+    runs_or_none = [_described(home, ref) for ref in ids]
+    runs = [run for run in runs_or_none if run is not None]
     if len(runs) < len(ids) or len(runs) < 2:
         return None
     first, *later_runs = runs

@@ -216,7 +216,9 @@ class Watch:
     def _planned_evaluations(self) -> int:
         """How many evaluations the run will have after step 0; 0 if the settings do not say."""
         steps, eval_every = self.settings.steps, self.settings.eval_every
-        return math.ceil(steps / eval_every) if steps and eval_every else 0
+        if not steps or not eval_every:
+            return 0
+        return math.ceil(steps / eval_every)
 
     def _read_view(self, step: int) -> None:
         """Read the rollouts of a past step and keep them in numbers."""

@@ -156,7 +156,9 @@ def find_all(facts: Facts, *, live: bool = False) -> list[Finding]:
     """
     findings = []
     for detector in DETECTORS:
-        if facts.algorithm not in detector.algorithms or (live and not detector.live):
+        if facts.algorithm not in detector.algorithms:
+            continue
+        if live and not detector.live:
             continue
         finding = detector.find(facts)
         if finding is not None:

@@ -562,11 +562,9 @@ def rounded_part(value: object, parts: int) -> float | None:
 def _same_text_from_start(facts: Facts) -> bool:
     """Whether the answers of a group were the same text in the first steps, without being right."""
     distinct_at_start = facts.view_values("distinct_share")[: limits.LEAST]
-    return (
-        len(distinct_at_start) >= limits.LEAST
-        and mean(distinct_at_start) <= limits.ALIKE_IN_GROUP
-        and _not_all_solved(facts)
-    )
+    if len(distinct_at_start) < limits.LEAST or mean(distinct_at_start) > limits.ALIKE_IN_GROUP:
+        return False
+    return _not_all_solved(facts)
 
 
 def _nearly_all_solved(solved_share: float) -> bool:

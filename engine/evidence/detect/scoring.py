@@ -473,4 +473,6 @@ def _judge_signal(facts: Facts) -> dict[str, float]:
 def _growth_factor(change: Trend | None) -> float:
     """The factor by which a series grew, such as 1.5. Returns 1 without a trend, or if the series
     began at 0."""
-    return 1.0 if change is None or change.first <= 0 else change.last / change.first
+    if change is None or change.first <= 0:
+        return 1.0
+    return change.last / change.first

@@ -347,8 +347,9 @@ def level_if_lasting(values: Sequence[float], limit: float) -> float | None:
     level = mean(recent_values)
     if level <= limit:
         return None
-    can_wait = level <= limits.TOO_MUCH_TO_WAIT
-    return None if can_wait and _clearly_falls(values, recent_values) else level
+    if level <= limits.TOO_MUCH_TO_WAIT and _clearly_falls(values, recent_values):
+        return None
+    return level
 
 
 def _clearly_falls(values: Sequence[float], recent: Sequence[float]) -> bool:

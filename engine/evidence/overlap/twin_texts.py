@@ -91,7 +91,9 @@ def _content_words(tokens: Iterable[str]) -> Iterator[str]:
 
 def stem(token: str) -> str:
     """Return the first characters of a word, so that "buy" and "buys" are one; a number whole."""
-    return token[:_STEM_CHARS] if token.isalpha() and not is_number(token) else token
+    if not token.isalpha() or is_number(token):
+        return token
+    return token[:_STEM_CHARS]
 
 
 def _grammar_words(tokens: Iterable[str]) -> Iterator[str]:

@@ -142,7 +142,8 @@ def _without_spread(difference: float, task_count: int) -> Bootstrap:
 
     Both ends of the interval are that amount. p is 0, or 1 for a single task or an amount of 0.
     """
-    p = 0.0 if task_count > 1 and difference != 0.0 else 1.0
+    shows_nothing = task_count == 1 or difference == 0.0
+    p = 1.0 if shows_nothing else 0.0
     return Bootstrap(difference, low=difference, high=difference, p=p)
 
 

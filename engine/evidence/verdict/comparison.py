@@ -318,8 +318,10 @@ def values_of_failures(measure: Measure, *row_sets: Sequence[EvaluationRow]) -> 
     failed, and for a loss, which has no value for "not solved".
     """
     any_failed = any(value_of(row, measure) is None for rows in row_sets for row in rows)
+    if not any_failed or measure == "loss":
+        return [None]
     # Both are tried because leaving answers out could make a side look better than it is.
-    return [None, 0.0] if any_failed and measure != "loss" else [None]
+    return [None, 0.0]
 
 
 def inconclusive_if_errors_decide(

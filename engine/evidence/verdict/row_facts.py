@@ -100,7 +100,9 @@ def _pair(row: TaskRow) -> tuple[str, str] | None:
     """(better answer, worse answer) of a row, as text. Returns None if one of them is missing."""
     metadata = row.get("metadata") or {}
     better, worse = metadata.get(CHOSEN) or row.get("answer"), metadata.get(REJECTED)
-    return (_last_text(better), _last_text(worse)) if better and worse else None
+    if not better or not worse:
+        return None
+    return _last_text(better), _last_text(worse)
 
 
 def _last_text(answer: Sequence[ChatMessage] | str) -> str:

@@ -216,7 +216,9 @@ def step_in_ref(ref: str) -> int | None:
     """The step in a model reference: 20 for "r-1@step20". Returns None if it names no step."""
     _, _, checkpoint = ref.partition("@")
     digits = checkpoint.removeprefix("step")
-    return int(digits) if checkpoint.startswith("step") and digits.isdigit() else None
+    if not checkpoint.startswith("step") or not digits.isdigit():
+        return None
+    return int(digits)
 
 
 def _step_named_best(run_dir: RunDir) -> int | None:

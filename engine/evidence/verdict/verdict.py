@@ -448,10 +448,10 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     "unknown" if fewer than two were scored. Raises DamagedRecord if a file cannot be read."""
     models = evaluated_models(run_dir, config)  # model reference -> its rows
     measure = measure_of(*models.values())
-    levels = [
-        ModelLevel(ref, level(rows, measure) if measure else None, levels_of_metrics(rows))
-        for ref, rows in models.items()
-    ]
+    levels = []
+    for ref, rows in models.items():
+        mean_level = level(rows, measure) if measure else None
+        levels.append(ModelLevel(ref, mean_level, levels_of_metrics(rows)))
     warnings = _warnings_about_evaluation(run_dir, config)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))

@@ -47,4 +47,4 @@ def test_a_sharded_base_takes_longer() -> None:
 def test_devices_are_taken_that_save_time_and_cost_little_more(
     alone: float, others: dict[int, float], chosen: int
 ) -> None:
-    assert ranks.paying({1: alone} | others) == chosen
+    assert ranks.paying_gpu_count({1: alone} | others) == chosen
