@@ -36,7 +36,11 @@ MEASURED_KEY_OF_PHASE = {
 }
 # The time of the start is not measured: it is the run's time minus that of the other phases.
 _PHASES = ("startup", *MEASURED_KEY_OF_PHASE)
-SHARED = ("startup", "evaluation", "checkpoints")  # the same work under every algorithm
+_SAME_FOR_ALL_ALGORITHMS = (
+    "startup",
+    "evaluation",
+    "checkpoints",
+)  # the same work under every algorithm
 # The prediction itself has the weight of this many runs that it predicted exactly.
 DOUBT = 0.25
 MEMORY_DOUBT = 3.0  # larger than for time, because memory follows from sizes and varies less
@@ -111,7 +115,7 @@ class Experience:
         factors = {}
         for phase in _PHASES:
             # Start, evaluations and checkpoints are the same work under every algorithm.
-            runs = self.past if phase in SHARED else self.of_algorithm(algorithm)
+            runs = self.past if phase in _SAME_FOR_ALL_ALGORITHMS else self.of_algorithm(algorithm)
             actual_and_predicted = [
                 (run.seconds[phase], run.predicted[phase])
                 for run in runs

@@ -427,7 +427,8 @@ def _example(redact: Redactor, attempt: Attempt) -> Example:
 
 
 def _warnings(outcome: _Outcome, select: str, sources: Sequence[Source]) -> list[str]:
-    """Return warnings about the chosen rows for the person who trains on them."""
+    """Return warnings about the chosen rows for the person who trains on them: too few rows, wrong
+    answers, attempts at held-out tasks, and answers whose use may not be allowed."""
     warnings = skipped_lines(sum(source.skipped for source in sources))
     warnings += _warnings_of_incorrect_rows(outcome.kept, select)
     if 0 < len(outcome.kept) < FEW_ROWS:

@@ -102,7 +102,7 @@ class _CheckedPlan:
 
     def check_together(self) -> None:
         """Check what all runs take together: space on disk, and device hours against their cap."""
-        figures = self._figures()
+        figures = self._estimates_of_runs()
         if len(figures) < len(self.runs):  # some run has no estimate, because its checks failed
             self.checks_of_plan.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
             self.checks_of_plan.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
@@ -135,17 +135,17 @@ class _CheckedPlan:
     @property
     def total(self) -> Estimate | None:
         """The estimate of all runs together; None if one of them has no estimate."""
-        figures = self._figures()
-        if len(figures) < len(self.runs):
+        estimates = self._estimates_of_runs()
+        if len(estimates) < len(self.runs):
             return None
-        return plan_total.total(figures, self.evaluation_hours)
+        return plan_total.total(estimates, self.evaluation_hours)
 
     @property
     def failed(self) -> list[dict[str, object]]:
         """The checks that failed, of all runs and of the whole plan, as the reply shows them."""
         return [entry for entry in self.entries() if entry["status"] == "fail"]
 
-    def _figures(self) -> list[Estimate]:
+    def _estimates_of_runs(self) -> list[Estimate]:
         """Return the estimates of those training runs that have an estimate."""
         return [run.figures for run in self.runs if run.figures is not None]
 

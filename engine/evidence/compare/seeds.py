@@ -216,7 +216,7 @@ class _SeedMeans:
         return set.intersection(*(set(means) for means in (*self.before, *self.after)))
 
     def levels(self, tasks: set[str]) -> _SeedLevels:
-        """The mean over `tasks` for each seed."""
+        """The mean value over `tasks` for each seed, of both candidates (before and after)."""
         return _SeedLevels(
             before=[_mean_over_tasks(means, tasks) for means in self.before],
             after=[_mean_over_tasks(means, tasks) for means in self.after],
@@ -243,7 +243,7 @@ def _verdict_over_seeds(comparison: Comparison, means: _SeedMeans) -> PairedVerd
     """
     verdict_of_rows = comparison.outcome
     tasks = means.shared_tasks
-    clusters = Clusters.of(tasks, means.group_of_task)
+    clusters = Clusters.from_groups(tasks, means.group_of_task)
     if len(tasks) < 2 or (clusters and clusters.count < 2):
         reason = "all tasks are of one group" if clusters else "the seeds share no tasks"
         return replace(verdict_of_rows, verdict="unknown", reason=reason, diff=None)

@@ -67,7 +67,9 @@ def length_grew(facts: Facts) -> Finding | None:
         "score(): pay nothing for length, and nothing for an answer that is cut; not max_tokens"
     )
     evidence = _length_evidence(facts, cut_share)
-    return Finding("length_grew", sentence, evidence, lever, playbook="rewards", pick="truncated")
+    return Finding(
+        "length_grew", sentence, evidence, lever, playbook="rewards", examples="truncated"
+    )
 
 
 def _length_evidence(facts: Facts, cut_share: float) -> dict[str, object]:
@@ -168,7 +170,9 @@ def _cut_heldout_answers(facts: Facts) -> Finding | None:
         lever = edit_lever(
             "reference answers that end where the answer ends, none cut at max_length"
         )
-        return Finding("truncation", sentence, evidence, lever, playbook="sft", pick="truncated")
+        return Finding(
+            "truncation", sentence, evidence, lever, playbook="sft", examples="truncated"
+        )
     return _cut_finding(
         facts, evidence, view.cut_share, view.out_of_turns_share, which="of the evaluation"
     )
@@ -200,7 +204,7 @@ def _cut_finding(
         )
         lever = setting_lever("max_turns", now=max_turns, to=_doubled(max_turns))
         return Finding(
-            "truncation", sentence, evidence, lever, playbook="failures", pick="truncated"
+            "truncation", sentence, evidence, lever, playbook="failures", examples="truncated"
         )
     return _out_of_tokens_finding(
         facts, evidence, f"{whole_percent(cut_share)} of the answers {which}"
@@ -227,8 +231,9 @@ def _out_of_tokens_finding(facts: Facts, evidence: Mapping[str, object], subject
         lever = edit_lever(f"{edit}; more max_tokens only where an answer must be worked out")
     else:
         lever = setting_lever("max_tokens", now=max_tokens, to=_doubled(max_tokens))
-    # `pick="truncated"` makes the examples answers that were cut.
-    return Finding("truncation", sentence, evidence, lever, playbook="failures", pick="truncated")
+    return Finding(
+        "truncation", sentence, evidence, lever, playbook="failures", examples="truncated"
+    )
 
 
 def _reference_is_cut(facts: Facts) -> bool:
@@ -260,7 +265,7 @@ def _no_room_finding(
         {**evidence, "gold_tokens": gold_tokens},
         lever,
         playbook="failures",
-        pick="truncated",
+        examples="truncated",
         root=True,
     )
 
@@ -378,7 +383,7 @@ def _overthinking_finding(facts: Facts, thinking_share: float, think_size: float
         evidence,
         _overthinking_lever(facts),
         playbook="failures",
-        pick="truncated",
+        examples="truncated",
         root=cut_share > limits.TRUNCATED,
     )
 
@@ -437,7 +442,7 @@ def _repetition_finding(
         f"one{since}."
     )
     lever = _repetition_lever(facts.settings.kl_coef or 0.0, from_start=from_start)
-    return Finding("repetition", sentence, evidence, lever, playbook="failures", pick="worst")
+    return Finding("repetition", sentence, evidence, lever, playbook="failures", examples="worst")
 
 
 def _repetition_lever(kl_coef: float, *, from_start: bool) -> Lever:
@@ -486,7 +491,7 @@ def _unreadable_form(facts: Facts) -> Finding | None:
     lever = _unreadable_lever(facts, unread_share)
     where = f"{metric} < 1"
     return Finding(
-        "unparsed", sentence, evidence, lever, playbook="rewards", pick="worst", where=where
+        "unparsed", sentence, evidence, lever, playbook="rewards", examples="worst", where=where
     )
 
 
@@ -564,4 +569,4 @@ def _wrapping_paid_less(facts: Facts) -> Finding | None:
         f"and earn {reward_wrapped:.2g} where bare ones earn {reward_unwrapped:.2g}."
     )
     lever = edit_lever("score(): take the answer out of its wrapping before comparing")
-    return Finding("unparsed", sentence, evidence, lever, playbook="rewards", pick="worst")
+    return Finding("unparsed", sentence, evidence, lever, playbook="rewards", examples="worst")

@@ -461,16 +461,16 @@ def _next_calls(
     first = findings[0]
     # Only three calls are shown: for a run under way, waiting takes the place of the playbook.
     last = row.wait_calls or [Call("read_playbook", {"section": first.playbook})]
-    if not first.pick:  # rollouts do not show the finding
+    if not first.examples:  # rollouts do not show the finding
         return [*retry_calls, *last]
     return [*retry_calls, _rollouts_call(row.run_id, first, step), *last]
 
 
 def _rollouts_call(run_id: str, finding: Finding, step: int) -> Call:
     """The call that reads the rollouts of a finding. `step` is their step, -1 if there are none."""
-    arguments: dict[str, object] = {"run_id": run_id, "pick": finding.pick}
+    arguments: dict[str, object] = {"run_id": run_id, "pick": finding.examples}
     # "changed" shows held-out answers, to which the training step and the filter do not apply.
-    if finding.pick != "changed":
+    if finding.examples != "changed":
         if step >= 0:
             arguments["step"] = step
         if finding.where:

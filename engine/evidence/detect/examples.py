@@ -112,10 +112,10 @@ class Examples:
 
         The lowest rewards come first; for the findings in `_BEST_FIRST`, the highest.
         """
-        if not finding.pick:  # no rollout can show it
+        if not finding.examples:  # no rollout can show it
             return []
         has_training_rollouts = self.step >= 0  # else the rows are held-out answers
-        if finding.pick == "changed" and has_training_rollouts:
+        if finding.examples == "changed" and has_training_rollouts:
             return []  # training rollouts cannot show what changed on held-out tasks
         shows_finding = _plateau_filter(finding) or _FILTER_OF_FINDING.get(finding.id)
         rows = [row for row in self.rows if shows_finding is None or shows_finding(row)]

@@ -145,8 +145,9 @@ class Finding:
         evidence: the numbers by name; None if one is not known.
         lever: the one change to try next.
         playbook: slug of the section of the guide that says more.
-        pick, where: arguments of `read_rollouts` that show examples; `pick` is "" if rollouts show
-            nothing.
+        examples: which rollouts show the finding, as the argument `pick` of `read_rollouts`; "" if
+            none do.
+        where: the condition that filters them, as the argument `where` of `read_rollouts`.
         root: whether it is known to be a cause and not an effect; such findings come first.
         severity: how far it devalues the run's result; "" takes the usual one of the id.
         cost: the share of held-out score, or of earlier skills, that was lost by it; for a cause of
@@ -159,7 +160,7 @@ class Finding:
     evidence: Mapping[str, object]
     lever: Lever
     playbook: str = "failures"
-    pick: str = ""
+    examples: str = ""
     where: str = ""
     root: bool = False
     severity: Severity | Literal[""] = ""

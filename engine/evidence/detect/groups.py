@@ -72,7 +72,7 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
         _group_evidence(facts, shares, cause="equal texts"),
         _lever_for_same_text(facts.settings.temperature or 1.0),  # 1: not known, or 0
         playbook="failures",
-        pick="group",
+        examples="group",
         root=True,
     )
 
@@ -99,7 +99,7 @@ def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
         _group_evidence(facts, shares, cause="equal rewards"),
         edit_lever(edit),
         playbook=playbook_section,
-        pick="group",
+        examples="group",
     )
 
 
@@ -137,7 +137,7 @@ def _small_groups_finding(facts: Facts, shares: _GroupShares) -> Finding:
         why="fewer prompts_per_step cost as much",
     )
     evidence = _group_evidence(facts, shares, cause="small groups")
-    return Finding("uniform_groups", text, evidence, lever, playbook="failures", pick="group")
+    return Finding("uniform_groups", text, evidence, lever, playbook="failures", examples="group")
 
 
 def solved(facts: Facts) -> Finding | None:
@@ -265,7 +265,7 @@ def _too_hard_finding(facts: Facts, effective_share: float) -> Finding:
     # The examples are the best of the failed answers; without a share, success is not reported.
     where = "success == False" if solved_share is not None else ""
     return Finding(
-        "too_hard", sentence, evidence, lever, playbook="curriculum", pick="best", where=where
+        "too_hard", sentence, evidence, lever, playbook="curriculum", examples="best", where=where
     )
 
 
@@ -310,7 +310,7 @@ def _too_easy_finding(facts: Facts, effective_share: float, solved_share: float)
         "is nothing to select."
     )
     lever = edit_lever("harder tasks")
-    return Finding("too_easy", sentence, evidence, lever, playbook="curriculum", pick="worst")
+    return Finding("too_easy", sentence, evidence, lever, playbook="curriculum", examples="worst")
 
 
 def entropy_collapse(facts: Facts) -> Finding | None:
@@ -377,7 +377,9 @@ def _lasting_fall_finding(
         f"{fall.steps_since} steps since right answers stay at {whole_percent(solved_end)}."
     )
     lever = _lower_rate(facts, parts=2, why="and go on from a step before the fall")
-    return Finding("entropy_collapse", sentence, evidence, lever, playbook="stalls", pick="group")
+    return Finding(
+        "entropy_collapse", sentence, evidence, lever, playbook="stalls", examples="group"
+    )
 
 
 def _lasting_entropy_fall(entropies: Sequence[float]) -> _EntropyFall | None:
@@ -433,7 +435,7 @@ def _entropy_lost_at_once(facts: Facts) -> Finding | None:
         _early_fall_evidence(facts, entropy, against_start),
         _lower_rate(facts, parts=3, why="from the start again"),
         playbook="stalls",
-        pick="group",
+        examples="group",
         severity="low",  # the missing gain may be chance
     )
 

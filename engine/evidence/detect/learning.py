@@ -102,7 +102,7 @@ def _overfitting_finding(facts: Facts, losses: _Losses) -> Finding:
         f"{losses.rows_then:.3g} to {losses.rows_now:.3g}."
     )
     lever = _overfitting_lever(facts, losses.lowest_step)
-    return Finding("overfitting", sentence, evidence, lever, playbook="sft", pick="changed")
+    return Finding("overfitting", sentence, evidence, lever, playbook="sft", examples="changed")
 
 
 def _rises_at_end(losses: Sequence[float]) -> bool:
@@ -197,7 +197,7 @@ def _too_short_finding(
     )
     reason = "nothing says it is done"
     lever = setting_lever("steps", now=facts.settings.steps, to=2 * last_step, why=reason)
-    return Finding("too_short", sentence, evidence, lever, playbook="sft", pick="best")
+    return Finding("too_short", sentence, evidence, lever, playbook="sft", examples="best")
 
 
 def _falls_slowly(losses: Sequence[float]) -> bool:
@@ -451,9 +451,13 @@ def _underpowered_finding(facts: Facts, comparison: Comparison, smallest_gap: fl
         evidence["heldout_rows"] = facts.heldout_rows
     gap_text = f"{100 * smallest_gap:.1f} points" if is_share else f"{smallest_gap:.3g}"
     lever = _more_tasks(facts, task_count, needed_tasks)
-    visible = f"{task_count} reported tasks show a change of {gap_text} or more"
-    sentence = f"{visible}; a smaller one stays in the noise."
-    return Finding("underpowered", sentence, evidence, lever, playbook="evidence", pick="changed")
+    sentence = (
+        f"{task_count} reported tasks show a change of {gap_text} or more; a smaller one stays in "
+        "the noise."
+    )
+    return Finding(
+        "underpowered", sentence, evidence, lever, playbook="evidence", examples="changed"
+    )
 
 
 def _more_tasks(facts: Facts, reported_tasks: int, needed_tasks: int | None) -> Lever:

@@ -60,7 +60,7 @@ def reward_errors(facts: Facts) -> Finding | None:
         sentence = "Scoring failed on too many answers before a step was done."
     lever = edit_lever("score(): mend it for the answers shown, push again")
     return Finding(
-        "reward_errors", sentence, evidence, lever, playbook="rewards", pick="error", root=True
+        "reward_errors", sentence, evidence, lever, playbook="rewards", examples="error", root=True
     )
 
 
@@ -174,7 +174,7 @@ def judge_pleasing(facts: Facts) -> Finding | None:
         evidence,
         lever,
         playbook="rewards",
-        pick="best",
+        examples="best",
         where="success == False",
     )
 
@@ -251,7 +251,7 @@ def _plateau_finding(
         evidence,
         lever,
         playbook="rewards",
-        pick="best",
+        examples="best",
         where=row_filter,
     )
 
@@ -298,7 +298,7 @@ def _hacking_finding(
         _hacking_evidence(facts, reward_trend, signals),
         lever,
         playbook="rewards",
-        pick="best",
+        examples="best",
         where=where,
     )
 

@@ -35,7 +35,7 @@ def below_start(facts: Facts) -> Finding | None:
         lever,
         playbook="failures" if lever.setting else "rewards",  # without a setting: edit score()
         # GRPO has training rollouts that show what the reward pays; others have held-out answers.
-        pick="best" if facts.algorithm == "grpo" else "changed",
+        examples="best" if facts.algorithm == "grpo" else "changed",
         cost=heldout_drop(facts),
     )
 

@@ -302,7 +302,8 @@ class HeldOut:
                 self._grams[gram] = _COMMON
 
     def _equal_unit(self, unit: _Unit, text: str) -> int | None:
-        """The position of an indexed unit that equals `unit` with its `text`, else None."""
+        """The position of an indexed unit (held-out question or answer) that equals `unit` with its
+        `text`, else None."""
         if (unit.part, text) in self._exact:
             return self._exact[unit.part, text]
         position = self._normalised.get((unit.part, " ".join(unit.tokens)))

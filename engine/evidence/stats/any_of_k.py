@@ -106,7 +106,7 @@ def _mean_over_tasks(
     """
     values = list(value_of_task.values())
     mean = math.fsum(values) / len(values)
-    clusters = Clusters.of(value_of_task, groups)
+    clusters = Clusters.from_groups(value_of_task, groups)
     are_equal = min(values) == max(values)
     are_whole = set(values) <= {-1.0, 0.0, 1.0}
     if are_equal or are_whole:

@@ -326,13 +326,13 @@ def paired_verdict(
         seed: of the bootstrap.
     """
     shared_tasks = _shared_tasks(before, after)
-    counts = _Counts.of(before, after, shared_tasks)
+    counts = _Counts.from_sides(before, after, shared_tasks)
     refusal = _reason_for_no_verdict(before, after, counts)
     if refusal:
         return counts.unknown_verdict(refusal)
     means_before = {task: _mean(before.values[task]) for task in shared_tasks}
     means_after = {task: _mean(after.values[task]) for task in shared_tasks}
-    clusters = Clusters.of(shared_tasks, {**after.groups, **before.groups})
+    clusters = Clusters.from_groups(shared_tasks, {**after.groups, **before.groups})
     test = _test_of_means(means_before, means_after, alpha, seed, clusters)
     sign = 1.0 if higher_is_better else -1.0
     used_margin = test.span * MARGIN if margin is None else margin
@@ -371,7 +371,7 @@ class _Counts:
     errors: tuple[int, int]  # failed scorings before and after
 
     @staticmethod
-    def of(before: Side, after: Side, shared_tasks: Sequence[str]) -> "_Counts":
+    def from_sides(before: Side, after: Side, shared_tasks: Sequence[str]) -> "_Counts":
         """Count the tasks and errors of two sides; `shared_tasks` have values on both."""
         tasks_of_either = before.values.keys() | after.values.keys()
         return _Counts(

@@ -58,7 +58,7 @@ def attempts_needed(before: Side, after: Side, margin: float) -> int | None:
     repeated_tasks = _tasks_with_several_attempts(before, after)
     if len(repeated_tasks) < 2:
         return None
-    noise = _GapNoise.of(before, after, repeated_tasks)
+    noise = _GapNoise.estimated(before, after, repeated_tasks)
     # Start above the present number of attempts: the question is how many more it takes.
     for attempts in range(noise.fewest_attempts + 1, MOST_ATTEMPTS + 1):
         sd = noise.deviation_with(attempts)
@@ -80,7 +80,7 @@ class _GapNoise:
     fewest_attempts: int  # the smallest number that any task had on a side
 
     @staticmethod
-    def of(before: Side, after: Side, tasks: Sequence[str]) -> "_GapNoise":
+    def estimated(before: Side, after: Side, tasks: Sequence[str]) -> "_GapNoise":
         """Estimate the noise from `tasks`: at least two, each with several attempts on both
         sides."""
         values_before = [before.values[task] for task in tasks]

@@ -254,7 +254,7 @@ def level(rows: Sequence[EvaluationRow], measure: Measure) -> Level:
     )
     if not means:
         return level_without_value
-    clusters = Clusters.of(means, results.groups)
+    clusters = Clusters.from_groups(means, results.groups)
     interval = _interval_of_means(means, measure, clusters)
     return replace(
         level_without_value,

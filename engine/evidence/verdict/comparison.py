@@ -56,7 +56,7 @@ class LostOfRight:
     interval: tuple[float, float]
 
     @staticmethod
-    def of(right: int, lost: int) -> "LostOfRight":
+    def from_counts(right: int, lost: int) -> "LostOfRight":
         """Build the record from the two counts; `right` must be at least 1."""
         interval = wilson(lost, right)
         ends = (round(interval.low, 4), round(interval.high, 4))
@@ -122,7 +122,7 @@ class Comparison:
             if result is None or result.attempts != result.tasks:
                 return None
         solved_before = round(outcome.before * outcome.n)  # the rate times the number of tasks
-        return LostOfRight.of(solved_before, len(outcome.lost)) if solved_before else None
+        return LostOfRight.from_counts(solved_before, len(outcome.lost)) if solved_before else None
 
     @property
     def difference(self) -> float | None:

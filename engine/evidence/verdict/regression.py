@@ -396,7 +396,7 @@ def _lost_of_right(
     ]
     if not still_right:
         return None
-    return LostOfRight.of(len(still_right), still_right.count(False))
+    return LostOfRight.from_counts(len(still_right), still_right.count(False))
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:

@@ -521,8 +521,8 @@ def _verdict_on_levels(
 def _evaluation_counts(
     run_dir: RunDir, config: AskingConfig, refs: Sequence[str]
 ) -> dict[str, int]:
-    """How many evaluations tested each further model against the first of `refs`, by the further
-    model's reference."""
+    """How many evaluations tested each model against the first of `refs`, by the reference of that
+    model (without the first)."""
     home, run_ids = run_dir.home, (run_dir.id,)
     return {
         ref: evaluations_of_pair(home, config.env_id, models=(refs[0], ref), run_ids=run_ids)

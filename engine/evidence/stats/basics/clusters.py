@@ -26,7 +26,7 @@ class Clusters:
     members: Sequence[Sequence[str]]
 
     @staticmethod
-    def of(tasks: Iterable[str], groups: Mapping[str, str]) -> "Clusters | None":
+    def from_groups(tasks: Iterable[str], groups: Mapping[str, str]) -> "Clusters | None":
         """Sort `tasks` (ids) into groups. Returns None if no two tasks share a group, so that
         statistics of independent tasks can be used.
 

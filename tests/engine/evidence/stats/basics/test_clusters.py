@@ -18,12 +18,12 @@ def side(values: dict[str, float], groups: dict[str, str]) -> Side:
 
 
 def test_tasks_without_a_group_in_common_are_no_clusters():
-    assert Clusters.of(["a", "b"], {}) is None
-    assert Clusters.of(["a", "b"], {"a": "x", "b": "y"}) is None
+    assert Clusters.from_groups(["a", "b"], {}) is None
+    assert Clusters.from_groups(["a", "b"], {"a": "x", "b": "y"}) is None
 
 
 def test_a_task_without_a_group_is_one_of_its_own_even_if_a_group_has_its_name():
-    clusters = Clusters.of(["a", "b", "c", "d"], {"a": "x", "b": "x", "c": "d"})
+    clusters = Clusters.from_groups(["a", "b", "c", "d"], {"a": "x", "b": "x", "c": "d"})
     assert clusters is not None
     assert sorted(map(list, clusters.members)) == [["a", "b"], ["c"], ["d"]]
 
