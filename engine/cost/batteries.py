@@ -115,7 +115,8 @@ def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
 
 
 def _keep_battery(rows: Sequence[RowLengths]) -> Battery:
-    """Make the battery of the user's environment "keep" from the lengths of its rows."""
+    """Make the battery (set of questions) of the user's environment "keep" from the lengths of its
+    rows."""
     if rows:
         mean_prompt = statistics.fmean([row.prompt for row in rows])
         mean_reference = statistics.fmean([row.total - row.prompt for row in rows])

@@ -36,11 +36,7 @@ MEASURED_KEY_OF_PHASE = {
 }
 # The time of the start is not measured: it is the run's time minus that of the other phases.
 _PHASES = ("startup", *MEASURED_KEY_OF_PHASE)
-_SAME_FOR_ALL_ALGORITHMS = (
-    "startup",
-    "evaluation",
-    "checkpoints",
-)  # the same work under every algorithm
+_SAME_FOR_ALL_ALGORITHMS = ("startup", "evaluation", "checkpoints")
 # The prediction itself has the weight of this many runs that it predicted exactly.
 DOUBT = 0.25
 MEMORY_DOUBT = 3.0  # larger than for time, because memory follows from sizes and varies less

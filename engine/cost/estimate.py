@@ -138,14 +138,16 @@ def _forecast_with(
     """Estimate a planned run with `settings` instead of its own settings.
 
     `teacher` is the teacher of a distillation, None for any other run."""
-    facts = (run.model.facts, run.env_facts, run.hardware)
-    return estimate(home, settings, *facts, teacher=teacher, base_path=run.model.base_path)
+    model, env, machine = run.model.facts, run.env_facts, run.hardware
+    base_path = run.model.base_path
+    return estimate(home, settings, model, env, machine, teacher=teacher, base_path=base_path)
 
 
 def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
-    """Return a warning if `figures` come from a table while the machine is still being measured.
+    """Return a warning if `figures` (an estimate) come from a table while the machine is measured.
 
-    Returns [] if they rest on measurements, or if no measurement is under way."""
+    Returns [] if they rest on measurements, or if no measurement is under way.
+    """
     if figures.basis != "model" or not throughput.is_being_measured(home):
         return []
     return [

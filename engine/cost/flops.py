@@ -252,7 +252,8 @@ class Plan:
 
     @property
     def replayed_rows(self) -> int:
-        """Rows that a step of SFT or GRPO replays beside its own rows; 0 if `keep` is off."""
+        """Rows that a step of SFT or GRPO replays (to keep skills) beside its own; 0 if `keep` is
+        off."""
         settings = self.settings
         if not isinstance(settings, SFTSettings | GRPOSettings) or not settings.keep:
             return 0

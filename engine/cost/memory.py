@@ -189,14 +189,15 @@ def _batch_tokens(plan: Plan) -> float:
 
 def _usual_length(plan: Plan) -> float:
     """Return the tokens of a typical training sequence: a row, or in GRPO and distillation an
-    episode."""
+    episode (all turns of one rollout)."""
     if isinstance(plan.settings, RowSettings):
         return plan.trained_row().total
     return plan.episode(_episode_level(plan)).total
 
 
 def _episode_level(plan: Plan) -> str:
-    """Return the level of an episode's length for which memory is planned, "high" or "likely".
+    """Return which estimate of an episode's length memory is planned for: the level "high" or
+    "likely".
 
     The level is "likely" only if finished runs of the base model have measured how long its answers
     are.

@@ -53,7 +53,8 @@ def train_work(plan: Plan, level: str) -> Work:
 
 
 def _replay_work(plan: Plan) -> Work:
-    """Return the work of the rows that one step of SFT or GRPO replays; none if `keep` is off."""
+    """Return the work of the rows that one step of SFT or GRPO replays (trains on again to keep
+    skills); none if the setting `keep` is off."""
     if not plan.replayed_rows:
         return Work()
     replayed = plan.replayed_row()

@@ -314,7 +314,8 @@ def _start_probe(home: Home, device: Device) -> bool:
 
 
 def _spawn_probe(home: Home, device: Device, python: str, lock: int) -> None:
-    """Spawn the probe as a process that sees only `device` and has limited CPU time.
+    """Spawn the probe, which measures the speed of `device`, as a process that sees only that
+    device and has limited CPU time.
 
     The process inherits the file descriptor `lock`, so the lock is held until the process ends.
     """

@@ -295,7 +295,8 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Keep or drop each attempt of one group at a training task; add the result to `outcome`."""
+    """Keep or drop each attempt of one group (attempts at one training task); add the result to
+    `outcome`."""
     # The rule may count attempts with an error (n_error), so it is applied before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
@@ -311,7 +312,8 @@ def _keep_or_drop_group(
 def _keep_pairs(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep pairs (a better and a worse attempt) of one group, at most `choices.max_per_task`.
+    """Keep pairs (a better and a worse attempt) of the attempts at one task, at most
+    `choices.max_per_task`.
 
     Pairs are made of the attempts that can become training rows. The pairs are added to `outcome`,
     and all other attempts are counted there as dropped, each with its reason.
@@ -347,7 +349,7 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep the attempts of one group that `choices.select` prefers, and add them to `outcome`.
+    """Keep those attempts at one task that `choices.select` prefers, and add them to `outcome`.
 
     At most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
     `outcome` as dropped, each with its reason.

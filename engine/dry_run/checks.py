@@ -106,7 +106,8 @@ class DryRun:
         self.facts = Facts()
 
     def run_checks(self, began: float) -> CheckList:
-        """Make every check except probe and smoke run, and return the list of checks.
+        """Make every check except those that try the model (probe and smoke run), and return the
+        list of checks.
 
         Each line below names a check and the earlier checks that it needs. `began` is the value of
         `time.monotonic()` at which the call began.

@@ -51,7 +51,7 @@ def check_probe(
 def _start_probe(
     run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
 ) -> str:
-    """Submit the probe and return the id of its run.
+    """Submit the probe (a run in which the model answers some tasks) and return the id of its run.
 
     A probe takes settings of GRPO. For another algorithm it gets only the settings that the
     algorithm shares with GRPO.
@@ -62,8 +62,8 @@ def _start_probe(
 
 
 def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
-    """Store the result of the probe, and whether its tasks are too hard for GRPO; return what is to
-    be said of it."""
+    """Store the result of the probe (answers of the model to some tasks), and whether its tasks are
+    too hard for GRPO. Returns the outcome of the check."""
     path = run.home.run(run_id).result
     run.facts.probe = read_json(path)
     result = ProbeResult.read(path)
@@ -72,7 +72,8 @@ def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
 
 
 def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """Make the outcome of a probe that failed or was cancelled; `status` is that of its run."""
+    """Make the outcome of a probe (answers of the model to some tasks) that failed or was
+    cancelled; `status` is that of its run."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"
     fix = Hint.from_fields(error.get("hint", ""), error.get("call"))

@@ -51,7 +51,8 @@ _HASH_CHARS = 16  # digits of the report's SHA-256, enough to tell two reports a
 
 
 def report_of(run: DryRun) -> Reply:
-    """Return the parts of the reply that are known without probe and smoke run.
+    """Return the parts of the reply that are known before the model is tried (by a probe of its
+    answers or a smoke run of two steps).
 
     One of them is `report_hash`, which is the same whenever the same call is made again.
     """

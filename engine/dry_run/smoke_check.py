@@ -201,7 +201,7 @@ def _stage(folder: RunDir) -> str:
 
 
 def _judged(result: SmokeResult) -> Outcome:
-    """Make the outcome of two steps that were done.
+    """Make the outcome of a smoke run whose two steps were done.
 
     The check passes. It only warns if no update was tried, because in each group all answers to a
     task earned the same reward.

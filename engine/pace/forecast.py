@@ -75,8 +75,8 @@ class Remaining:
 
 
 def remaining(run: RunDir, heartbeat: Heartbeat, now: float | None = None) -> Remaining | None:
-    """Forecast what is left of the attempt under way, by its last heartbeat. Returns None before
-    the trainer has planned its work.
+    """Forecast what is left of the attempt under way, by its last heartbeat (what the trainer has
+    planned and done). Returns None before the trainer has planned its work.
 
     `now` is in unix seconds; None stands for the current time.
     """
@@ -89,7 +89,8 @@ def remaining(run: RunDir, heartbeat: Heartbeat, now: float | None = None) -> Re
 def remaining_after(
     heartbeat: Heartbeat, estimated: Mapping[str, float], elapsed_s: float = 0.0
 ) -> Remaining:
-    """Forecast what is left of an attempt, `elapsed_s` seconds after this heartbeat.
+    """Forecast what is left of an attempt, `elapsed_s` seconds after this heartbeat (a report of
+    what the trainer has planned and done).
 
     Args:
         estimated: likely seconds of each phase as estimated before the start; {} for no estimate.

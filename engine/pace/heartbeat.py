@@ -125,7 +125,8 @@ def read_heartbeat(run: RunDir) -> Heartbeat | None:
 
 
 def _outlook(stored: Mapping[str, Any]) -> Outlook:
-    """Parse a stored outlook. Raises TypeError, ValueError or AttributeError if it is damaged."""
+    """Parse a stored outlook (what the trainer knows of its end). Raises TypeError, ValueError or
+    AttributeError if it is damaged."""
     earliest_end = stored.get("earliest_end")
     return Outlook(
         steps_before=int(stored.get("steps_before", 0)),

@@ -145,8 +145,8 @@ def read_progress(run: RunDir, row: RunRow) -> Progress:
 
 
 def _own_heartbeat(run: RunDir, row: RunRow) -> Heartbeat | None:
-    """Read the last heartbeat of the attempt under way, or None if this attempt has written
-    none."""
+    """Read the last heartbeat (report of the trainer) of the attempt under way. Returns None if
+    this attempt has written none."""
     heartbeat = read_heartbeat(run)
     if heartbeat is None or heartbeat.attempt != row.attempt:
         return None

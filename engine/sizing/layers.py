@@ -85,7 +85,8 @@ class LoadedModel:
 
 
 def trained_adapter_bytes(loaded: LoadedModel, kind: str) -> float:
-    """Bytes of an adapter with its optimizer, if it is trained on a device of this kind."""
+    """Bytes of an adapter with its optimizer, if it is trained on a device of this kind (cpu or
+    cuda)."""
     is_cast = kind != "cpu" and loaded.own_forward
     bytes_per_parameter = _ADAPTER_BYTES
     if is_cast:

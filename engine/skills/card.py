@@ -18,7 +18,7 @@ _JUDGED = {
 
 
 def skills_card() -> str:
-    """Return the card of both batteries as Markdown."""
+    """Return the card of both batteries (sets of questions that measure skills) as Markdown."""
     parts = [
         "# Skills that are asked before and after training\n\n"
         "Every training run asks its model, greedily, what its base can do: at step 0 and with the "

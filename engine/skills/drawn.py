@@ -59,8 +59,8 @@ _ASKED_TOPICS = 4
 
 
 def questions(side: Side) -> tuple[Question, ...]:
-    """Return all questions of a side, skill by skill: ASKED or PRACTISED different ones of each
-    skill; the same in every run."""
+    """Return all questions of a side ("asked" or "practised"), skill by skill: ASKED or PRACTISED
+    different ones of each skill; the same in every run."""
     count = ASKED if side == "asked" else PRACTISED
     drawn: list[Question] = []
     for skill, draw in _DRAWS.items():

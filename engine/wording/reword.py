@@ -46,8 +46,8 @@ def reword(
 def _with_other_frame(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage] | None:
-    """Reframe the last user message of the prompt that has a text (frames.py). Returns None if
-    there is none."""
+    """Put other words around the last user message of the prompt that has a text (see frames.py).
+    Returns None if there is none."""
     for index in reversed(range(len(prompt))):
         message = prompt[index]
         text = str(message["content"])

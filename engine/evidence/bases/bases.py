@@ -60,8 +60,9 @@ class BaseThen:
 
 
 def base_then(run_dir: RunDir, ref: str) -> BaseThen | None:
-    """The base under the model `ref` when a run asked it: of a training run its own base, of an
-    evaluation the base of that model. Returns None if it was not recorded."""
+    """The base model under the model `ref` at the time when a run asked it. For a training run it
+    is the run's own base, for an evaluation the base of that model. Returns None if it was not
+    recorded."""
     config = run_dir.find_config()
     folder, weights = "", ""
     if isinstance(config, TrainConfig):
@@ -75,8 +76,8 @@ def base_then(run_dir: RunDir, ref: str) -> BaseThen | None:
 
 
 def base_warnings(run_dir: RunDir) -> list[str]:
-    """A sentence for each model for which the base of a training run may be taken, though it has
-    other weights. Returns [] if there is none, and for a run of another kind."""
+    """A sentence for each model that may be taken for the base of a training run, although it has
+    other weights. Returns [] if there is none, and for a run that is no training run."""
     model = model_used(run_dir)
     if model is None:
         return []

@@ -95,10 +95,13 @@ class ByMetadata:
     def warnings(self) -> list[str]:
         """The warning that some values have too few tasks, as a list of one. Returns [] if none
         has."""
-        small = [piece for piece in self.slices if piece.is_small]
-        if not small:
+        small_slices = [value_slice for value_slice in self.slices if value_slice.is_small]
+        if not small_slices:
             return []
-        names = ", ".join(f"{piece.value} ({piece.tasks})" for piece in small[:_SENTENCE_VALUES])
+        names = ", ".join(
+            f"{value_slice.value} ({value_slice.tasks})"
+            for value_slice in small_slices[:_SENTENCE_VALUES]
+        )
         return [
             f"Fewer than {FEW_TASKS} tasks have {names} under {self.key}: their intervals are "
             "too wide to tell much."
@@ -244,8 +247,8 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
 
 def _value(row: TaskRow, key: str) -> str | None:
     """The value under `key` in the metadata of a task, as text of at most `_VALUE_CHARS`
-    characters. Returns None if there is none. The group of a task may also stand outside its
-    metadata."""
+    characters. Returns None if there is none. The key "group" is also looked up outside the
+    metadata, where a task may have it instead."""
     metadata = row.get("metadata") or {}
     value_beside_metadata = row.get(_GROUP) if key == _GROUP else None
     value = metadata.get(key, value_beside_metadata)

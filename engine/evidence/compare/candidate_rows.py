@@ -113,8 +113,8 @@ class Contest:
     cause: Attribution
 
     def to_json(self, *, method: bool = True) -> dict[str, object]:
-        """The contest as a JSON object; `method=False` leaves out the name of the statistical
-        method.
+        """The comparison of two candidates (contest) as a JSON object; `method=False` leaves out
+        the name of the statistical method.
 
         `p_adjusted` (None if there was no test) is included only if p had to be corrected, for
         other contests or earlier evaluations.

@@ -144,7 +144,8 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
 def _with_same_tasks(
     home: Home, ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> Mapping[str, list[Offer]]:
-    """The offers; if the ids share none, a version counts as that whose tasks it asks otherwise."""
+    """The offers by id; if no environment is shared, under the one whose tasks each asks
+    otherwise."""
     if _shared_environments(ids, offers):
         return offers
     return {
@@ -465,8 +466,8 @@ def _choose_offers(
 
 
 def _agreement(first: Offer, offers: Sequence[Offer]) -> tuple[int, int, int]:
-    """How well offers fit together; the larger tuple is better: (how many come from the run of
-    `first`, how many were sampled as `first` was, the fewest tasks that any of them asked)."""
+    """How well offers (evaluations) fit together, the larger tuple the better: (how many come from
+    the run of `first`, how many were sampled as `first` was, the fewest tasks asked)."""
     return (
         sum(offer.source == first.source for offer in offers),
         sum(not offer.sampling.differs_in(first.sampling) for offer in offers),
@@ -501,7 +502,8 @@ def _shared_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
-    """The offer that shares most with `first`: its source, then its sampling; then the newest.
+    """The offer (evaluation) that shares most with `first`: its source, then its sampling; then the
+    newest.
 
     Only offers on the environment of `first` count, of which there must be one.
     """

@@ -115,7 +115,8 @@ class Standing:
         }
 
     def _flipped_tasks(self) -> dict[str, object]:
-        """The tasks gained and lost in the main contest, without the answers to them."""
+        """The tasks gained and lost in the main contest (comparison of two candidates), without the
+        answers to them."""
         return {
             "gained": [{"task": example.task} for example in self.flips.gained],
             "lost": [{"task": example.task} for example in self.flips.lost],
@@ -346,8 +347,8 @@ def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
 
 
 def _summary(main: Contest, number_of_contests: int) -> str:
-    """The main contest in up to three sentences: its result, its rank among the contests, and the
-    cause.
+    """The main comparison (contest) in up to three sentences: its result, its rank among the
+    contests, and the cause.
 
     The cause is left out if the verdict is neither better nor worse, or if no cause is known.
     """

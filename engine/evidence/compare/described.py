@@ -50,8 +50,9 @@ class Difference:
         return {"changed": _rows(self.chosen), "followed": _rows(self.followed)}
 
     def in_words(self) -> str:
-        """The chosen differences, such as "learning_rate 0.0001 -> 0.0003, seed 0 -> 1". If there
-        are none, the differences that nobody chose; "" if there are none at all."""
+        """The settings that somebody chose and that differ, such as "learning_rate 0.0001 ->
+        0.0003, seed 0 -> 1". If there are none, the computed defaults that differ; "" if nothing
+        differs."""
         changes = self.chosen or self.followed
         return ", ".join(
             f"{name} {_text(before)} -> {_text(after)}" for name, (before, after) in changes.items()
@@ -111,8 +112,9 @@ def _differing_values(
 
 
 def _comparable_names(first: Described, second: Described) -> list[str]:
-    """The names of the settings that can be compared, each once: those of both sides; if a side is
-    not complete, only those that an incomplete side has."""
+    """The names of the settings that can be compared, each once. They are those that either
+    training has; if a training is not described completely, only those that an incomplete one
+    has."""
     incomplete = [side for side in (first, second) if not side.is_complete]
     sides = incomplete or [first, second]
     return list(dict.fromkeys(name for side in sides for name in side.settings))

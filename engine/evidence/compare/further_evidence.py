@@ -83,8 +83,8 @@ def _beyond_all_rows(contest: Contest, measure: Measure, split: str, split_size:
 
 
 def _evaluation_of(contest: Contest, split: str, **amounts: int) -> Call:
-    """The call that evaluates the two models of a contest on a split; `amounts` are its `rows` and
-    `attempts`."""
+    """The call that evaluates the two models of a contest (comparison) on a split of the tasks;
+    `amounts` are its `rows` and `attempts`."""
     first, other = contest.first, contest.other
     arguments: dict[str, object] = {"env_id": first.env_id, "models": [first.label, other.label]}
     if split != "heldout":  # "heldout" is the default

@@ -44,8 +44,8 @@ def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:
 
 
 def swapped_bases(home: Home, candidates: Sequence[Candidate]) -> list[str]:
-    """A sentence for each candidate whose base had the name of the first one's and other
-    weights."""
+    """A sentence for each candidate whose base model has the name of the base of the first
+    candidate, but other weights."""
     first, *others = candidates
     sentences = []
     for other in others:

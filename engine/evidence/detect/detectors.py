@@ -204,7 +204,8 @@ def _did_no_harm(finding: Finding, facts: Facts) -> bool:
 
 
 def _without_effects(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings; if the learning rate was too high, without those that follow from it.
+    """The findings. If the learning rate was so high that it broke the policy, those that are only
+    effects of that are left out.
 
     A policy that its steps have broken answers badly in every way: the answers of a group are
     alike, answers run on. Known causes stay.

@@ -165,8 +165,8 @@ def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
 def _retry_calls_with_keep(
     facts: Facts, findings: Sequence[Finding], config: RunConfig | None
 ) -> Sequence[Call]:
-    """The call that trains the run again with a larger `keep`, if that is the change of the first
-    finding. Returns [] otherwise."""
+    """The call that trains the run again with a larger `keep` (share of replayed rows), if that is
+    the change of the first finding. Returns [] otherwise."""
     if not findings or findings[0].lever.setting != "keep":
         return []
     return calls_with_larger_keep(config, facts.kept_skills)

@@ -54,7 +54,8 @@ class _GroupShares:
 
 
 def _recent_group_shares(facts: Facts) -> _GroupShares | None:
-    """The shares of the kinds of groups over the last steps; None if there are too few steps."""
+    """The share of each kind of group (answers to one task) over the last steps; None if there are
+    too few steps."""
     zero_advantage = recent_mean(facts.series("zero_advantage_share"))
     effective = recent_mean(facts.series("groups_effective"))
     unsolved = recent_mean(unsolved_shares(facts.lines))
@@ -65,7 +66,8 @@ def _recent_group_shares(facts: Facts) -> _GroupShares | None:
 
 
 def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
-    """The finding that the answers of each group were the same text from the start on."""
+    """The finding that the answers of each group (all to one task) were the same text from the
+    start on."""
     return Finding(
         "uniform_groups",
         _no_advantage_text(shares, "the answers of a group are the same text"),
@@ -78,7 +80,7 @@ def _same_text_finding(facts: Facts, shares: _GroupShares) -> Finding:
 
 
 def _equal_rewards_finding(facts: Facts, shares: _GroupShares) -> Finding:
-    """The finding that the answers of a group differ, but earn the same.
+    """The finding that the answers of a group (all to one task) differ, but earn the same.
 
     The advice is to change the reward, the choice of tasks, or the group size.
     """
@@ -199,7 +201,8 @@ def _no_advantage_text(shares: _GroupShares, fault: str) -> str:
 
 
 def _group_evidence(facts: Facts, shares: _GroupShares, cause: str) -> dict[str, object]:
-    """The numbers, by name, on groups without a gradient; `cause` says what is equal in them."""
+    """The numbers, by name, on groups (answers to one task) without a gradient; `cause` says what
+    is equal in them."""
     return {
         "zero_advantage_share": shares.zero_advantage,
         "groups_effective": shares.effective,
@@ -562,7 +565,8 @@ def rounded_part(value: object, parts: int) -> float | None:
 
 
 def _same_text_from_start(facts: Facts) -> bool:
-    """Whether the answers of a group were the same text in the first steps, without being right."""
+    """Whether the answers of a group (all to one task) were the same text in the first steps,
+    without being right."""
     distinct_at_start = facts.view_values("distinct_share")[: limits.LEAST]
     if len(distinct_at_start) < limits.LEAST or mean(distinct_at_start) > limits.ALIKE_IN_GROUP:
         return False

@@ -389,7 +389,7 @@ def view_of(step: int, rows: Sequence[Answer], settings: KnownSettings) -> View 
 
 
 def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
-    """The view, with the rewards of its scored answers and the share of right ones filled in."""
+    """The view (a step in numbers), with rewards and the share of right answers filled in."""
     usual_reward, usual_share = _most_common_reward(scored)
     return replace(
         view,
@@ -403,7 +403,7 @@ def _with_rewards(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
-    """The view, with the numbers on answers cut by a limit filled in; `rows` are all answers."""
+    """The view (a step in numbers), with the numbers on cut answers filled in; `rows` are all."""
     cut_rows = [row for row in rows if row.cut]
     out_of_turns = [row for row in rows if row.stop_reason == "max_turns"]
     return replace(
@@ -417,8 +417,7 @@ def _with_cuts(view: View, rows: Sequence[Answer]) -> View:
 
 
 def _with_form(view: View, scored: Sequence[Answer]) -> View:
-    """The view, with the numbers on the form of answers filled in: parsed or not, wrapped or
-    not."""
+    """The view (a step in numbers), with the shares of parsed and wrapped answers filled in."""
     wrapped, unwrapped = _wrapped_and_unwrapped(scored)
     form_metric, form_score = _form_metric(scored)
     return replace(
@@ -432,7 +431,7 @@ def _with_form(view: View, scored: Sequence[Answer]) -> View:
 
 
 def _with_thinking(view: View, rows: Sequence[Answer], settings: KnownSettings) -> View:
-    """The view, with the numbers on think blocks filled in; `rows` are all answers."""
+    """The view (a step in numbers), with the numbers on think blocks filled in."""
     sizes_or_none = [_think_size(row, settings) for row in rows]
     sizes = [size for size in sizes_or_none if size is not None]
     return replace(
@@ -529,7 +528,7 @@ def _form_metric(rows: Sequence[Answer]) -> tuple[str, float | None]:
 
 
 def _groups(rows: Sequence[Answer]) -> list[list[Answer]]:
-    """The answers by group; answers of an evaluation, which have no group, by task."""
+    """The answers by group (those to one task in a step), or by task if they have no group."""
     groups: dict[int | str, list[Answer]] = {}
     for row in rows:
         key = row.group if isinstance(row, TrajectoryRecord) else row.task

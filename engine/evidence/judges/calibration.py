@@ -216,8 +216,9 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
 def _hash_and_marks(
     gold: Sequence[GoldAnswer], answers: Sequence[Judged | None]
 ) -> tuple[str, str]:
-    """The hash of gold answers and their marks, as `Calibration` describes them. `answers` is what
-    the judge made of them, None for no verdict."""
+    """(hash of the gold answers, their marks in the order of the hash). A mark is "1" if judge and
+    label agree, "0" if not, "-" for no verdict. `answers` is what the judge made of each gold
+    answer, None for no verdict."""
     texts_and_marks: list[tuple[str, str]] = []
     for gold_answer, judged in zip(gold, answers, strict=True):
         if judged is None:  # no verdict

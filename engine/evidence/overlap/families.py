@@ -50,8 +50,8 @@ def family_hint(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _hint_on_reordered_prompts(
     train: Sequence[Mapping[str, Any]], exam: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """The hint that held-out prompts have the words of training prompts in another order, as a list
-    of one.
+    """The hint that prompts of the exam (the held-out rows) have the words of training prompts in
+    another order, as a list of one.
 
     `train` and `exam` are the training rows and the held-out rows. Returns [] if such prompts are
     fewer than `_FEWEST_REORDERED`, or less than the share `_REORDERED` of the exam.

@@ -238,7 +238,7 @@ class HeldOut:
             yield _Hit("normalised", position, spoils=True)
 
     def _questions_inside(self, text: str, *, with_entire_text: bool) -> Iterable[int]:
-        """Positions of the units whose question is a line or a sentence of `text`.
+        """Positions of the units (held-out texts) whose question is a line or a sentence of `text`.
 
         With `with_entire_text` also of units whose question is the whole text. Segments of fewer
         than `LEAST_TOKENS` tokens do not count.
@@ -260,7 +260,8 @@ class HeldOut:
     def _index_text(
         self, part: str, task: str, text: str, *, answer: str, fewest_tokens: int
     ) -> None:
-        """Index one text of a held-out task, as a new unit or as one that is indexed already.
+        """Index one text of a held-out task, as a new unit (indexed text) or as one that exists
+        already.
 
         Args:
             part: "prompt" or "answer".
@@ -292,7 +293,8 @@ class HeldOut:
         self._add_grams(unit, position)
 
     def _add_grams(self, unit: _Unit, position: int) -> None:
-        """Index the word sequences of the unit at `position`, if the index has room for them."""
+        """Index the word sequences of the unit (held-out text) at `position`, if the index has room
+        for them."""
         if len(self._grams) > MOST_GRAMS:  # the index is full
             # A text shorter than one sequence has none, so nothing of it is left out.
             unit.skipped = len(unit.tokens) >= GRAM_WORDS
@@ -334,7 +336,8 @@ class HeldOut:
         ]
 
     def _collect_shared(self, tokens: Sequence[str], shared_grams: dict[int, _SharedGrams]) -> None:
-        """Add to `shared_grams` the word sequences of a text that exactly one unit has.
+        """Add to `shared_grams` the word sequences of a text that exactly one unit (held-out text)
+        has.
 
         `shared_grams` maps the position of a unit to what earlier texts share with it.
         """

@@ -76,20 +76,20 @@ def find_twins(
     task.
     """
     heldout = heldout[:MOST_ROWS]
-    asked = {tuple(text.tokens) for text in heldout}
-    train = [row for row in train[:MOST_ROWS] if tuple(row.tokens) not in asked]
+    heldout_texts = {tuple(text.tokens) for text in heldout}
+    train = [row for row in train[:MOST_ROWS] if tuple(row.tokens) not in heldout_texts]
     twin_of_task: dict[str, Twin] = {}
     weights = _Weights(train, heldout)
-    kinds = (
+    searches = (  # of the strongest kind first; each runs only if there is time left
         lambda: _twins_by_mask("paraphrase", train, heldout, weights),
         lambda: _paraphrases(train, heldout, weights, deadline),
         lambda: _twins_by_mask("numbers", train, heldout, weights),
         lambda: _twins_by_mask("template", train, heldout, weights),
     )
-    for twins_of_kind in kinds:
+    for search in searches:
         if time.monotonic() > deadline:
             break
-        for twin in twins_of_kind():
+        for twin in search():
             twin_of_task.setdefault(twin.heldout, twin)
     return [twin_of_task[text.row] for text in heldout if text.row in twin_of_task]
 
@@ -100,7 +100,8 @@ def find_twins(
 def _twins_by_mask(
     kind: TwinKind, train: Sequence[Text], heldout: Sequence[Text], weights: "_Weights"
 ) -> Iterator[Twin]:
-    """Yield the pairs of task and row that have equal masks of a kind (see `_mask`).
+    """Yield the pairs of held-out task and training row that have equal masks of a kind. A mask is
+    the part of a text that twins of the kind share (see `_mask`).
 
     Yields nothing if tasks and rows pair as often as rows of one source do.
     """

@@ -344,7 +344,8 @@ def _find_row(home: Home, run_id: str) -> RunRow | None:
 
 
 def _held_out_results(run: RunDir) -> list[HeldOutResult]:
-    """The result of each evaluation, on the half of the held-out tasks that chooses a checkpoint.
+    """The result of each evaluation of a training run on the held-out tasks, on the half of them
+    that chooses a checkpoint.
 
     All tasks count if they are not split into halves. Success has Wilson's interval over the tasks;
     other measures have no interval. Evaluations in which nothing was scored are left out.

@@ -194,7 +194,7 @@ def _contamination_text(overlap: Contamination) -> str:
 
 
 def _sources_table(sources: Sequence[SharedRows]) -> blocks.Table:
-    """The table of what was trained on, with one row per source of training rows.
+    """The table of what was trained on, with one row per source (dataset or run) of training rows.
 
     A row counts the held-out tasks that match rows of the source, by kind of match.
     """

@@ -113,7 +113,8 @@ class _Group:
 
 
 def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | None:
-    """Compare the groups under the old reward with the same groups under the new one.
+    """Compare the groups (answers of one model to one task) under the old reward with the same
+    groups under the new one.
 
     `models` maps the reference of a model (or of the rollouts of a step) to its rows. Returns None
     if no task was answered at least twice.

@@ -99,7 +99,8 @@ class Comparison:
 
     @property
     def lead(self) -> float:
-        """How much better the second side is: above 0 if better, below 0 if worse.
+        """How much better the second of the two compared sides (evaluations) is: above 0 if better,
+        below 0 if worse.
 
         A lower loss is better, so the difference of a loss is negated. Returns 0 if nothing was
         compared.
@@ -206,8 +207,8 @@ class Comparison:
         return {"smallest_detectable_gap_is": text}
 
     def _change_of_pass_at_k(self) -> PassAtK | None:
-        """The change of pass@k from the first side to the second. pass@k is the chance that at
-        least one of k attempts succeeds.
+        """The change of pass@k from the first evaluation to the second. pass@k is the chance that
+        at least one of k attempts succeeds.
 
         Returns None for a reward or a loss, and if tasks were tried once.
         """
@@ -300,7 +301,7 @@ def _reason_for_no_measure(before: Sequence[EvaluationRow], after: Sequence[Eval
 
 
 def _margin(before: Level) -> float | None:
-    """The largest difference from the level before that still counts as none.
+    """The largest difference from the level (mean result) before that still counts as none.
 
     Returns None for a reward: `paired_verdict` then takes a share of the span of the rewards.
     """

@@ -113,8 +113,8 @@ class Verification:
 
 
 def seal(run_dir: RunDir) -> str:
-    """Hash everything that a finished run rests on and write the seal. Returns the last hash of the
-    chain."""
+    """Hash everything that a finished run rests on, and write these hashes as its seal. Returns the
+    last hash of the chain."""
     links = _sealed_links(_files_by_link(run_dir, run_dir.find_config()))
     Provenance(run_id=run_dir.id, links=links, head=links[-1].hash).write(run_dir.chain)
     return links[-1].hash
@@ -157,7 +157,8 @@ def _verify(home: Home, row: RunRow, depth: int) -> Verification:
 
 
 def _with_changed_bases(run: RunDir, links: list[CheckedLink]) -> list[CheckedLink]:
-    """The links, with a fault of the link "run" for each base model that is not what it was."""
+    """The links (sets of sealed files), with a fault of the link "run" for each base model whose
+    files are not what they were."""
     faults = [
         Fault(f"the base {name}", f"was changed: {difference}")
         for name, difference in changed_bases(run, run.find_config())
@@ -352,8 +353,8 @@ def _files_by_link(run: RunDir, config: RunConfig | None) -> Iterator[tuple[str,
 
 
 def _environment_links(env: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    """The first three links, (name, path -> SHA-256), from the folder `env` of an environment
-    version.
+    """The first three links (sets of files to seal), as (name, path -> SHA-256), from the folder
+    `env` of an environment version.
 
     They have no files if there is no such folder.
     """
@@ -429,7 +430,8 @@ def _models_used(config: RunConfig | None) -> list[str]:
 
 
 def _sealed_links(files_by_link: Iterable[tuple[str, dict[str, str]]]) -> list[SealedLink]:
-    """Compute the links with their hashes; each hash covers the hash of the previous link.
+    """Compute the links (sets of files) with their hashes; each hash covers the hash of the
+    previous link.
 
     `files_by_link` yields (name of the link, its files as path -> SHA-256).
     """
@@ -476,8 +478,8 @@ def _digest(file: Path) -> str:
 def _faults_of_files(
     sealed_files: Mapping[str, str], current_files: Mapping[str, str]
 ) -> list[Fault]:
-    """The files that are missing, changed or added since the seal. Both arguments map path ->
-    SHA-256."""
+    """The files that are missing, changed or added since the seal (the hashes of all files) was
+    written. Both arguments map path -> SHA-256."""
     faults = []
     for file, digest in sealed_files.items():
         if file not in current_files:

@@ -96,7 +96,8 @@ class Battery:
     of_tasks: int | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The battery as a JSON object; "of_tasks" is left out if it is None."""
+        """The results of the battery (set of tasks) as a JSON object; "of_tasks" is left out if it
+        is None."""
         body = asdict(self)
         if self.of_tasks is None:
             del body["of_tasks"]
@@ -193,7 +194,8 @@ def kept_skills(run_dir: RunDir) -> KeptSkills | None:
 
 
 def _replayed(run_dir: RunDir) -> ReplayUsed | None:
-    """The rows that a run replayed. Returns None if it replayed none, or if it has no manifest."""
+    """The rows that a run replayed (answers of its start model, trained on again to keep skills).
+    Returns None if it replayed none, or if it has no manifest."""
     config = run_dir.find_config()
     if not isinstance(config, SFTConfig | GRPOConfig) or not config.settings.keep:
         return None
@@ -400,7 +402,7 @@ def _lost_of_right(
 
 
 def _skill_verdict(outcome: PairedVerdict, p: float | None) -> Word:
-    """What the paired test of a battery means for the skill.
+    """What the paired test of a battery (set of tasks) means for the skill that it measures.
 
     "forgotten" and "improved" are differences that stay significant after the correction. A loss is
     "inconclusive" if only a one-sided test would call it significant. All else is "kept". `p` is
@@ -541,8 +543,9 @@ def _show(value: float | None, measure: Measure) -> str:
 
 
 def keep_settings(settings: KnownSettings, batteries: Sequence[Battery]) -> dict[str, object]:
-    """The settings that replay more of what was lost in `batteries`: the next larger share `keep`.
-    Returns {} if the run with these `settings` has the largest share already.
+    """The settings that replay more of what was lost in `batteries` (sets of tasks): the next
+    larger share `keep` of replayed rows. Returns {} if the run with these `settings` has the
+    largest share already.
 
     If the lost batteries are all environments, `keep_env` names the first: its rows are replayed.
     """

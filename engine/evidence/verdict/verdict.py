@@ -418,7 +418,7 @@ def _compare_sides(sides: Sides) -> Comparison:
 
 
 def _reason_for_missing_rows(sides: Sides) -> str:
-    """Why one side has no rows, so that no verdict is possible. Returns "" if both have rows."""
+    """Why the start or the result of a training run has no answers. "" if both have."""
     if not sides.before and sides.taught:  # all tasks were left out
         return "every reported held-out task stands in the training rows"
     if not sides.before:

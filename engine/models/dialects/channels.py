@@ -53,7 +53,7 @@ class _Message:
     start: int
 
 
-def harmony(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def harmony(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the tool calls of a reply as gpt-oss writes them, for example
 
     `<|start|>assistant to=functions.name<|channel|>commentary json<|message|>{...}<|call|>`

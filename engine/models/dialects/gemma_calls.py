@@ -21,7 +21,7 @@ _QUOTE = '<|"|>'
 _NAME = re.compile(r"\s*call:([^\s{]+)")
 
 
-def gemma(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def gemma(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the tool calls of a reply as Gemma writes them:
     `<|tool_call>call:name{a:1}<tool_call|>`.
 

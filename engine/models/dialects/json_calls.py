@@ -23,13 +23,13 @@ _NAME = re.compile(r"\s*([A-Za-z0-9_.\-]+)")
 _DEEPSEEK_FENCE = re.compile(r"\s*```(?:json)?\s*")
 
 
-def hermes(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def hermes(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read calls in the form `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, as Hermes,
     Qwen2.5 and Qwen3 write them."""
     return between_marks(text, "<tool_call>", "</tool_call>", _json_call)
 
 
-def phi(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def phi(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read calls in the form `<|tool_call|>`, one call or a list of calls, `<|/tool_call|>`.
 
     Phi-4-mini writes the closing mark; Granite 3 leaves it out.
@@ -37,13 +37,13 @@ def phi(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
     return between_marks(text, "<|tool_call|>", closing="", body=_json_list_and_mark)
 
 
-def mistral(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def mistral(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read calls as Mistral writes them: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, or
     `[TOOL_CALLS]name[ARGS]{...}` for each call. Some versions put `[CALL_ID]id` before `[ARGS]`."""
     return between_marks(text, "[TOOL_CALLS]", closing="", body=_mistral_body)
 
 
-def deepseek(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def deepseek(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the calls of a reply as DeepSeek writes them.
 
     V3 and R1 write `<｜tool▁call▁begin｜>function<｜tool▁sep｜>name`, a line feed, the

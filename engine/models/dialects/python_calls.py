@@ -24,12 +24,12 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\", "'": "'", '"': '"', "/"
 _FOLLOWS_A_TEXT = (",", ")", "]", "}", ":")  # one of these follows the closing quote of a string
 
 
-def lfm(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def lfm(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the calls of LFM2: `<|tool_call_start|>[name(a=1)]<|tool_call_end|>`."""
     return between_marks(text, "<|tool_call_start|>", "<|tool_call_end|>", _calls)
 
 
-def pythonic(text: str, _tools: Sequence[ToolSchema]) -> ParsedCalls:
+def pythonic(text: str, _unused_tools: Sequence[ToolSchema]) -> ParsedCalls:
     """Read the calls of Llama 3.2 and 4, whose whole reply is `[name(a=1), ...]`.
 
     The marks `<|python_start|>` and `<|python_end|>` around it are optional. A list that does not

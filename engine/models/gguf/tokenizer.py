@@ -177,7 +177,7 @@ def _byte_level(values: Values, tokens: list[str]) -> Tokenizer:
     if not merges:
         raise NotImportable("the file has no merges (tokenizer.ggml.merges)")
     vocab = {token: token_id for token_id, token in enumerate(tokens)}
-    pairs = [_pair(merge, vocab) for merge in merges]
+    pairs = [_tokens_of_merge(merge, vocab) for merge in merges]
     # Llama 3 takes a word that is in the vocabulary as one token, without merges.
     bpe = models.BPE(vocab, pairs, ignore_merges=rule == "llama-bpe")
     tokenizer = Tokenizer(bpe)
@@ -200,7 +200,7 @@ def _known_rule(values: Values) -> str:
     return rule
 
 
-def _pair(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
+def _tokens_of_merge(merge: str, vocab: dict[str, int]) -> tuple[str, str]:
     """Split a merge rule such as "th e" into its two tokens.
 
     Raises NotImportable if one of them, or the token that they make together, is not in `vocab`.
