@@ -144,8 +144,7 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
 def _with_same_tasks(
     home: Home, ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> Mapping[str, list[Offer]]:
-    """The offers by id; if no environment is shared, under the one whose tasks each asks
-    otherwise."""
+    """The offers by id; if they share no environment, under the one whose tasks they reword."""
     if _shared_environments(ids, offers):
         return offers
     return {
@@ -502,8 +501,7 @@ def _shared_environments(ids: Sequence[str], offers: Mapping[str, list[Offer]]) 
 
 
 def _nearest_offer(first: Offer, offers: Iterable[Offer]) -> Offer:
-    """The offer (evaluation) that shares most with `first`: its source, then its sampling; then the
-    newest.
+    """The offer (evaluation) most like `first`: by its source, then its sampling; then the newest.
 
     Only offers on the environment of `first` count, of which there must be one.
     """
