@@ -144,7 +144,7 @@ def _offers_by_id(home: Home, ids: Sequence[str], env_id: str) -> dict[str, list
 def _with_same_tasks(
     home: Home, ids: Sequence[str], offers: Mapping[str, list[Offer]]
 ) -> Mapping[str, list[Offer]]:
-    """The offers by id; if they share no environment, under the one whose tasks they reword."""
+    """The offers by id; without a shared environment, under the version theirs was made from."""
     if _shared_environments(ids, offers):
         return offers
     return {
