@@ -184,18 +184,20 @@ def _own_part(target: Path) -> Iterator[Path]:
     This is the file that an earlier attempt has left, or a new one while another process is
     fetching the same target.
     """
-    shared = target.with_name(f"{target.name}.part")
-    lock = take_lock(shared)
+    shared_part = target.with_name(f"{target.name}.part")
+    lock = take_lock(shared_part)
     # The process that held the lock before may have given the locked file its final name.
-    is_in_place = lock is not None and _is_open_file(lock, shared)
-    part = shared if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
+    is_in_place = lock is not None and _is_open_file(lock, shared_part)
+    part = shared_part if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
     try:
         yield part
     finally:
         if not is_in_place:  # no later attempt can know this random name
             part.unlink(missing_ok=True)
-        elif shared.exists() and not shared.stat().st_size:  # taking the lock made an empty file
-            shared.unlink(missing_ok=True)
+        elif (
+            shared_part.exists() and not shared_part.stat().st_size
+        ):  # taking the lock made an empty file
+            shared_part.unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
 

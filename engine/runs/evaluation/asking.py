@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import Appender, JsonObject
 from engine.core.format import counted
 from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
-from engine.endpoints.play import Table
+from engine.endpoints.play import PlaySetup
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.verdict.provenance import seal
@@ -72,7 +72,7 @@ class Asking:
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
             process.judge_budget = _judge_budget(config)
-            table = Table(
+            setup = PlaySetup(
                 process=process,
                 multi_turn=self.record.kind == "multi",
                 tools=self.record.tools,
@@ -81,19 +81,19 @@ class Asking:
                 half_of_task=half_of_task,
             )
             total = len(tasks) * config.attempts * len(config.models)
-            asked = ask_endpoints(
-                self.run, config, table, tasks, self.stop, lambda n: self._report_progress(n, total)
+            endpoint_answers = ask_endpoints(
+                self.run, config, setup, tasks, self.stop, lambda n: self._report_progress(n, total)
             )
             _check_judge(process)
-        if asked.stopped_by and not all(asked.rows.values()):
+        if endpoint_answers.stopped_by and not all(endpoint_answers.rows.values()):
             raise UserError(
                 "BUDGET",
-                f"{asked.stopped_by} allowed no answer of every model",
+                f"{endpoint_answers.stopped_by} allowed no answer of every model",
                 hint="Raise it, or lower max_tokens: a request is sent only where the most that it "
                 "can cost still fits.",
             )
         self._rescore({task["id"]: task for task in tasks})
-        return self._result(asked, task_count=len(tasks))
+        return self._result(endpoint_answers, task_count=len(tasks))
 
     def _report_progress(self, answers: int, total: int) -> None:
         """Write a "progress" event: `answers` of `total` answers are there."""

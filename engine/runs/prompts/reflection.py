@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.core.files import JsonObject
-from engine.endpoints.answered import Answered, OutOfBudget, Use
+from engine.endpoints.answered import AnswerLedger, OutOfBudget, Use
 from engine.endpoints.chat_client import Cancelled, ChatClient, EndpointDown, Refused
 from engine.endpoints.metered import Request, ask_once
 from engine.home.run_dir import RunDir
@@ -48,7 +48,7 @@ class Reflection:
         """
         self.stopped_by = ""
         self.failure: Refused | EndpointDown | None = None
-        self.answered = Answered(run.endpoint_calls, None, config.settings.max_cost)
+        self.answered = AnswerLedger(run.endpoint_calls, None, config.settings.max_cost)
         key = key_of(run.home.root, config.reflection.key_env)
         self.client = ChatClient(config.reflection, key, stop)
         self._config, self._beat = config, beat
