@@ -126,7 +126,7 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
             device,
             report=lambda result: keep(_finding_of_path(result)),
             all_gpus=gpus,
-            known=known.get(device.name, ()),
+            known_results=known.get(device.name, ()),
         )
         known[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
     return {

@@ -73,8 +73,8 @@ def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Spl
     named_sides = [_named_side(row) for row in rows]
     side_of_family = _side_of_families(keys, named_sides, dev_share)
     warnings: list[str] = []
-    given_sides = set(side_of_family.values())
-    if "dev" in given_sides and "heldout" not in given_sides:
+    all_sides = set(side_of_family.values())
+    if "dev" in all_sides and "heldout" not in all_sides:
         side_of_family = _with_dev_held_out(side_of_family)
         warnings.append(_ONLY_DEV)
     sides = [side_of_family[key] for key in keys]
@@ -273,7 +273,8 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
         return sides
     heldout_keys = _families_up_to(_wanted_heldout_rows(len(keys)), row_counts)
     if not heldout_keys:  # every family has more rows than shall be held out: take the smallest
-        heldout_keys = [min(row_counts, key=lambda key: (row_counts[key], key))]
+        fewest_rows = min(row_counts.values())
+        heldout_keys = [min(key for key, count in row_counts.items() if count == fewest_rows)]
     return sides | dict.fromkeys(heldout_keys, "heldout")
 
 

@@ -233,7 +233,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
         return []
     stopped_ids = []
     for row in living(home):
-        if all(_fits(run, each) for each in device_id.split(",")):
+        if all(_has_room_on(run, one_device) for one_device in device_id.split(",")):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
             stop(home, row, f"stopped to make room for {run.id}")
@@ -241,7 +241,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
     return stopped_ids
 
 
-def _fits(run: RunDir, device_id: str) -> bool:
+def _has_room_on(run: RunDir, device_id: str) -> bool:
     """Whether the memory that a run may need is free on the device and promised to nobody.
 
     The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
@@ -274,11 +274,11 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     """
     if device.kind == "cpu":
         return device.memory_free
-    held, loading = _claims(home, device, besides)
+    held, loading = _granted_bytes(home, device, besides)
     return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
 
 
-def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
+def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int]:
     """Return the bytes of a GPU that runs and deployments of this home were granted, except those
     of the run `besides`, as (by those that have loaded, by those that are still loading)."""
     with Store(home) as store:

@@ -140,12 +140,14 @@ def _questions(
 def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> Json:
     """Make the part of a request to a model's server that is the same for all models: how to
     sample, and which tools there are."""
-    return {
+    body: Json = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "seed": seed,
-        **({"tools": tools} if tools else {}),
     }
+    if tools:
+        body["tools"] = tools
+    return body
 
 
 def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
@@ -332,13 +334,15 @@ def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
     Args:
         sampling: how the model samples, from `_sampling_body`.
     """
-    begun = [*question.begun, *answer.token_ids]
-    return sampling | {
+    request = sampling | {
         "model": question.target.name,
         "messages": question.messages,
         "max_tokens": max(1, sampling["max_tokens"] - len(answer.token_ids)),
-        **({"begun_token_ids": begun} if begun else {}),
     }
+    begun = [*question.begun, *answer.token_ids]
+    if begun:
+        request["begun_token_ids"] = begun
+    return request
 
 
 def _no_token_error(target: Target, stall_s: float) -> UserError:

@@ -59,11 +59,16 @@ def reply_of(
     entries = [_entry_of_answer(model_answer) for model_answer in answered]
     started = [deployment for model_answer in answered for deployment in model_answer.started]
     save_warnings = [saved.warning] if saved.warning else []
+    optional_fields: Reply = {}
+    if saved.id:
+        optional_fields["conversation"] = saved.id
+    if saved.seed is not None:
+        optional_fields["seed"] = saved.seed
+    if started:
+        optional_fields["started"] = started
     return {
         "answers": entries,
-        **({"conversation": saved.id} if saved.id else {}),
-        **({"seed": saved.seed} if saved.seed is not None else {}),
-        **({"started": started} if started else {}),
+        **optional_fields,
         "summary": _summary(entries),
         "next": _next_calls(names, entries, saved.id, started),
         "warnings": _warnings(entries, started, idle_minutes) + save_warnings,
@@ -84,13 +89,15 @@ def _entry_of_answer(answered: Answered) -> Reply:
     """Make one entry of `answers` in the reply of `chat`. It has `partial` if the call's time was
     over before the answer was done; `latency_s` are the seconds without the start of the model."""
     answer = answered.answer
-    return {
-        "model": answered.model,
-        "answer": answer.content,
-        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
-        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
-        "finish_reason": answer.finish_reason or CUT_BY_TIME,
-        **({} if answer.finish_reason else {"partial": True}),
+    entry: Reply = {"model": answered.model, "answer": answer.content}
+    if answer.reasoning:
+        entry["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        entry["tool_calls"] = answer.tool_calls
+    entry["finish_reason"] = answer.finish_reason or CUT_BY_TIME
+    if not answer.finish_reason:
+        entry["partial"] = True
+    return entry | {
         "prompt_tokens": answer.prompt_tokens,
         "tokens": len(answer.token_ids),
         "latency_s": round(answered.seconds, 3),

@@ -111,13 +111,14 @@ def check_algorithm(algorithm: str) -> None:
             hint="Submit it by itself; then train from the environment version that it makes.",
             field="algorithm",
         )
-    meant_algorithm = aliases.suggest_algorithm(str(algorithm))
+    meant_algorithm = aliases.suggest_algorithm(str(algorithm))  # "" if that is unclear
+    change = Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None
     raise UserError(
         "BAD_ARGUMENT",
         f"algorithm {algorithm!r} does not exist; there are {', '.join((*ALGORITHMS, PROMPT))}",
         hint=Hint(
             f"Use {meant_algorithm}." if meant_algorithm else "Use one of these.",
-            change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
+            change=change,
         ),
         field="algorithm",
     )
@@ -416,17 +417,12 @@ class _Table:
 
 def _tables() -> list[_Table]:
     """Make every table of settings; tables of several algorithms come before those of one."""
-    answers, scoring, common, of_rows, of_rollouts = (
-        tuple(schema.model_fields)
-        for schema in (
-            AnswerSettings,
-            ScoringSettings,
-            CommonSettings,
-            RowSettings,
-            RolloutSettings,
-        )
-    )
-    asking, shared = ("grpo", "distill", PROMPT, "evaluate"), (*answers, *scoring)
+    # The names of settings that an earlier table describes are left out of a later one.
+    answers, scoring = tuple(AnswerSettings.model_fields), tuple(ScoringSettings.model_fields)
+    common, of_rows = tuple(CommonSettings.model_fields), tuple(RowSettings.model_fields)
+    of_rollouts = tuple(RolloutSettings.model_fields)
+    asking = ("grpo", "distill", PROMPT, "evaluate")  # all that sample answers
+    shared = (*answers, *scoring)
     return [
         _Table("All algorithms", CommonSettings, ALGORITHMS, scoring),
         _Table("Scoring", ScoringSettings, (*ALGORITHMS, PROMPT, "evaluate")),
