@@ -110,25 +110,29 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
     _refuse_while_held(home)
     findings: list[Finding] = []
 
-    def keep(finding: Finding) -> None:
+    def add_finding(finding: Finding) -> None:
         """Store a finding and report it."""
         findings.append(finding)
         report_check(_as_reply(finding))
 
     devices = hardware.detect(home.root).devices
     gpus = [device for device in devices if device.kind == "cuda"]
-    known: dict[str, list[PathResult]] = {}  # device name -> results valid for all of that name
+    shared_results: dict[
+        str, list[PathResult]
+    ] = {}  # device name -> results valid for all of that name
     for device in devices:
         if device.kind == "cpu":
-            keep(Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried."))
+            add_finding(
+                Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried.")
+            )
         results = examine_device(
             home,
             device,
-            report=lambda result: keep(_finding_of_path(result)),
+            report=lambda result: add_finding(_finding_of_path(result)),
             all_gpus=gpus,
-            known_results=known.get(device.name, ()),
+            known_results=shared_results.get(device.name, ()),
         )
-        known[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
+        shared_results[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
     return {
         "summary": _summary_of_paths(findings),
         "failed": sum(finding.status == "fail" for finding in findings),
@@ -150,7 +154,7 @@ def _refuse_while_held(home: Home) -> None:
 
 
 def _finding_of_path(result: PathResult) -> Finding:
-    """The result of trying a fast path, as a finding. A path that is switched off is only a
+    """Turn the result of trying a fast path into a finding. A path that is switched off is only a
     warning: runs work without it."""
     if result.state == "on":
         numbers = []
@@ -389,10 +393,9 @@ def _compiler_finding(liger: str) -> Iterator[Finding]:
 
     `liger` is the version of Liger; "" if it is not installed.
     """
-    compiler = os.environ.get("CC") or next(
-        filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
-    )
-    if liger and not compiler:
+    has_compiler = bool(os.environ.get("CC"))
+    has_compiler = has_compiler or any(shutil.which(name) for name in ("gcc", "clang", "cc"))
+    if liger and not has_compiler:
         yield Finding(
             "compiler",
             "warn",
@@ -553,6 +556,7 @@ def _findings_of(check: Check, home: Home) -> list[Finding]:
     # a file or an output has another form than expected.
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
-    return [
-        replace(finding, fix="") if finding.status == "pass" else finding for finding in findings
-    ]
+    for index, finding in enumerate(findings):
+        if finding.status == "pass":
+            findings[index] = replace(finding, fix="")
+    return findings

@@ -186,7 +186,7 @@ def judge_data(
         rows: facts of all rows of the environment.
         record: the environment.
     """
-    return _with_stake(_judge_rows(statistics, rows, settings), record, settings)
+    return _with_forgetting_note(_judge_rows(statistics, rows, settings), record, settings)
 
 
 def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
@@ -356,7 +356,7 @@ def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | No
     )
 
 
-def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
+def _with_forgetting_note(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
     """The outcome of `_judge_rows`; for SFT, with a note on the skills that training may cost, and
     with the setting `keep` (replayed rows) that keeps them.
 
@@ -371,15 +371,19 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     if settings.steps <= HARMLESS_STEPS:
         return outcome
     form = narrow_form(read_tasks(record, "train"))
-    stake = (
+    forgetting_note = (
         "what the model can do now is asked before and after, and rows of one task alone tend to "
         "lose it"
     )
-    detail = f"{outcome.detail}; {form}: {stake}" if form else f"{outcome.detail}; {stake}"
-    before = hint_of(outcome.fix)
-    change = before.change or Change()
+    detail = (
+        f"{outcome.detail}; {form}: {forgetting_note}"
+        if form
+        else f"{outcome.detail}; {forgetting_note}"
+    )
+    earlier_fix = hint_of(outcome.fix)
+    change = earlier_fix.change or Change()
     fix = Hint(
-        f"{before.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
+        f"{earlier_fix.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
         change=replace(change, settings={**change.settings, "keep": USUAL_KEEP}),
     )
     return Outcome("warn" if form else outcome.status, detail, fix, outcome.code)
@@ -404,17 +408,17 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
     texts = _first_answers(tasks)
     if len(texts) < _FEWEST_FORM:
         return ""
-    first_signs = Counter(text[:1] for text in texts)
-    last_signs = Counter(text[-1:] for text in texts)
-    for place, signs in (("begin", first_signs), ("end", last_signs)):
-        ((sign, count),) = signs.most_common(1)
+    first_characters = Counter(text[:1] for text in texts)
+    last_characters = Counter(text[-1:] for text in texts)
+    for place, character_counts in (("begin", first_characters), ("end", last_characters)):
+        ((character, count),) = character_counts.most_common(1)
         # Letters, digits and the end of a sentence are no narrow form: any text has them.
-        is_mark = not sign.isalnum() and sign not in ("", ".", "!", "?")
+        is_mark = not character.isalnum() and character not in ("", ".", "!", "?")
         if is_mark and count >= _SAME_FORM * len(texts):
-            return f"nearly all answers {place} with {sign!r}"
-    different = len(set(texts))
-    if different <= len(texts) * _FEW_ANSWERS:
-        return f"{len(texts)} answers are only {different} different ones"
+            return f"nearly all answers {place} with {character!r}"
+    distinct_count = len(set(texts))
+    if distinct_count <= len(texts) * _FEW_ANSWERS:
+        return f"{len(texts)} answers are only {distinct_count} different ones"
     return ""
 
 

@@ -63,7 +63,7 @@ class Vigil:
         self.began = self.heard_at = self.looked_at = self.clock()
         self.estimated = estimated_seconds(self.run)
 
-    def look(self) -> bool:
+    def read_heartbeat_if_due(self) -> bool:
         """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Return whether it changed."""
         now = self.clock()
         if now - self.looked_at < LOOK_EVERY_S:
