@@ -175,12 +175,12 @@ def _finding_of_path(result: PathResult) -> Finding:
 
 
 def _title(result: PathResult) -> str:
-    """The name of the fast path in a few words."""
+    """Return the name of the fast path in a few words."""
     return FAST_PATHS[result.name].title
 
 
 def _summary_of_paths(findings: Sequence[Finding]) -> str:
-    """One sentence on how many of the fast paths are switched off."""
+    """Say in one sentence how many of the fast paths are switched off."""
     paths = [finding for finding in findings if finding.name in FAST_PATHS]
     off_count = sum(finding.status == "warn" for finding in paths)
     if off_count:
@@ -189,7 +189,7 @@ def _summary_of_paths(findings: Sequence[Finding]) -> str:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    """One sentence on how many findings failed; if none did, how many are warnings."""
+    """Say in one sentence how many findings failed; if none did, how many are warnings."""
     failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
         return f"{failed_count} of {counted(len(findings), 'check')} failed."
@@ -200,7 +200,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _as_reply(finding: Finding) -> Reply:
-    """A finding as a JSON object for the reply, without empty fields."""
+    """Return a finding as a JSON object for the reply, without empty fields."""
     fields = {
         "name": finding.name,
         "status": finding.status,
@@ -270,8 +270,8 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
-    """The kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount holds
-    it.
+    """Return the kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount
+    holds it.
 
     Args:
         mounts: a line for each mount: device, mount point, kind of file system.
@@ -388,8 +388,8 @@ def training(home: Home) -> Iterator[Finding]:
 
 
 def _compiler_finding(liger: str) -> Iterator[Finding]:
-    """A warning if Triton, which compiles Liger's kernels when they are first used, finds no C
-    compiler.
+    """Yield a warning if Triton, which compiles Liger's kernels when they are first used, finds no
+    C compiler.
 
     `liger` is the version of Liger; "" if it is not installed.
     """
@@ -419,8 +419,8 @@ def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
-    """Which kernels would compute the operations between matrix products in our own forward pass,
-    in words.
+    """Say which kernels would compute the operations between matrix products in our own forward
+    pass.
 
     A trial decides whether a model gets Liger's kernels: they must give the same numbers as torch.
 

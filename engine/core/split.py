@@ -95,7 +95,8 @@ _ONLY_DEV = (
 
 def _with_dev_held_out(side_of_family: Mapping[str, str]) -> dict[str, str]:
     """Return the sides of the families with "heldout" in place of "dev"."""
-    return {key: "heldout" if side == "dev" else side for key, side in side_of_family.items()}
+    dev_families = [key for key, side in side_of_family.items() if side == "dev"]
+    return {**side_of_family, **dict.fromkeys(dev_families, "heldout")}
 
 
 def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -39,18 +39,18 @@ def _upstream(home: Home, endpoint: Endpoint) -> Upstream:
     )
 
 
-def judge_in(home: Home, rubric: Path, *, asked: bool = True) -> Judge:
+def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
     """Return the judge (a model that scores answers) that a rubric file names, to be asked outside
     an env process.
 
-    `asked` False: the judge is only compared with other judges, so its key may be missing. Raises
-    ValueError if the file names no judge that can be used. Raises UserError under the conditions of
-    `upstreams` if the file names the judge by an endpoint of config.toml.
+    `will_be_asked` False: the judge is only compared with other judges, so its key may be missing.
+    Raises ValueError if the file names no judge that can be used. Raises UserError under the
+    conditions of `upstreams` if the file names the judge by an endpoint of config.toml.
     """
     ref = read_rubric_file(rubric).get("judge")
     if not is_reference(ref):
         return Judge.from_file(rubric)
-    endpoint = find_endpoint(home, str(ref), "rubric", with_key=asked)
+    endpoint = find_endpoint(home, str(ref), "rubric", with_key=will_be_asked)
     return Judge(
         endpoint.url,
         endpoint.model,

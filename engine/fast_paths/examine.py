@@ -213,6 +213,6 @@ def _kill_and_close(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log, at most 200 characters; "" if the log is empty."""
+    """Return the last line of a log, at most 200 characters; "" if the log is empty."""
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return lines[-1][:200] if lines else ""

@@ -69,8 +69,11 @@ class DeviceResults(Record):
     paths: tuple[PathResult, ...]
 
     def state_of(self, name: str) -> str:
-        """The state of a path; "skipped" if it was not tried."""
-        return next((path.state for path in self.paths if path.name == name), "skipped")
+        """Return the state of a path; "skipped" if it was not tried."""
+        for path in self.paths:
+            if path.name == name:
+                return path.state
+        return "skipped"
 
     def with_paths(self, paths: Sequence[PathResult]) -> "DeviceResults":
         """Replace the results of paths with the same names by the given ones; new names are
@@ -153,5 +156,5 @@ def _parsed(home: Home, entry: object) -> DeviceResults:
 
 
 def _key(identity: Mapping[str, str]) -> str:
-    """The key of an identity in the file: a hash, so that the key is short."""
+    """Return the key of an identity in the file of results: a hash, so that the key is short."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

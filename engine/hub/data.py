@@ -377,11 +377,13 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
 def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
     """Return the error for a `subset` that is not among `names`, the dataset's subsets, or for a
     missing one ("") that has to be named."""
-    shown = ", ".join(names[:_SHOWN_SUBSETS])
+    shown_names = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
-        shown += f" and {len(names) - _SHOWN_SUBSETS} more"
+        shown_names += f" and {len(names) - _SHOWN_SUBSETS} more"
     fault = f"has no subset {subset!r}" if subset else f"has {len(names)} subsets"
-    return DATASET.unusable(f"{repo} {fault}: {shown}", f"Name one, such as {repo}:{names[0]}.")
+    return DATASET.unusable(
+        f"{repo} {fault}: {shown_names}", f"Name one, such as {repo}:{names[0]}."
+    )
 
 
 def _data_files_of(config: Any) -> Any:

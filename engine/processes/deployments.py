@@ -274,8 +274,11 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     """
     if device.kind == "cpu":
         return device.memory_free
-    held, loading = _granted_bytes(home, device, besides)
-    return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
+    loaded_bytes, loading_bytes = _granted_bytes(home, device, besides)
+    return max(
+        0,
+        min(device.memory_free - loading_bytes, device.memory_total - loaded_bytes - loading_bytes),
+    )
 
 
 def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int]:
@@ -283,23 +286,23 @@ def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int
     of the run `besides`, as (by those that have loaded, by those that are still loading)."""
     with Store(home) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    held = loading = 0
+    loaded_bytes = loading_bytes = 0
     for run in runs:
         config = home.run(run.run_id).find_config() if device.id in run.devices else None
         if config is None or run.run_id == besides:
             continue
         if run.state == "preparing":
-            loading += config.peak_memory or 0
+            loading_bytes += config.peak_memory or 0
         else:
-            held += config.peak_memory or 0
+            loaded_bytes += config.peak_memory or 0
     for row in living(home):
         if config_of(home.deployment(row.deployment_id)).get("device") != device.id:
             continue
         if row.state == "starting":
-            loading += row.memory_bytes
+            loading_bytes += row.memory_bytes
         else:
-            held += row.memory_bytes
-    return held, loading
+            loaded_bytes += row.memory_bytes
+    return loaded_bytes, loading_bytes
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:

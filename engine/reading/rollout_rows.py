@@ -437,7 +437,7 @@ def score(row: Row) -> float:
 
 
 def _loss(row: Row) -> float | None:
-    """The loss of an evaluation's row, or None. Rollouts of training have none."""
+    """Return the loss of an evaluation's row; None if it has none. Rollouts have no loss."""
     return row.loss if isinstance(row, EvaluationRow) else None
 
 

@@ -500,8 +500,8 @@ def _cursors_of_page(
 
 
 def _view_in_cursor(attempt: int | None) -> str:
-    """The beginning of a cursor: "console:2" for the console of attempt 2, "events" if `attempt` is
-    None."""
+    """Return the beginning of a cursor: "console:2" for the console of attempt 2, "events" if
+    `attempt` is None."""
     return "events" if attempt is None else f"console:{attempt}"
 
 

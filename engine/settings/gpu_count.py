@@ -64,14 +64,16 @@ def most_gpus(home: Home, hardware: Hardware) -> int:
 def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
     """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices or of
     rows in a batch, or if `shard_base` does not fit the other settings."""
-    most, rows = most_gpus(home, hardware), rows_of_batch(settings)
-    if settings.gpus > most:
-        there_are = "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {most}"
+    device_count, batch_rows = most_gpus(home, hardware), rows_of_batch(settings)
+    if settings.gpus > device_count:
+        there_are = (
+            "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {device_count}"
+        )
         message = f"gpus = {settings.gpus}, but {there_are}"
-        raise _too_many(message, min(most, rows))
-    if settings.gpus > rows:
-        message = f"gpus = {settings.gpus}, but a batch has {rows} rows to share"
-        raise _too_many(message, min(most, rows))
+        raise _too_many(message, min(device_count, batch_rows))
+    if settings.gpus > batch_rows:
+        message = f"gpus = {settings.gpus}, but a batch has {batch_rows} rows to share"
+        raise _too_many(message, min(device_count, batch_rows))
     if settings.shard_base:
         _check_shards(settings)
 
@@ -127,8 +129,8 @@ def _options(
 
     Returns [] if the run may have only one device.
     """
-    most = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
-    if hardware.device.kind == "cpu" or most < 2:
+    most_devices = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
+    if hardware.device.kind == "cpu" or most_devices < 2:
         return []
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
@@ -137,7 +139,7 @@ def _options(
     same_model = [device for device in hardware.devices if device.name == hardware.device.name]
     free_count = sum(device.id not in busy_ids for device in same_model)
     options = []
-    for gpus in range(1, most + 1):
+    for gpus in range(1, most_devices + 1):
         fitting, figures = _settings_that_fit(with_gpus(resolved, gpus), estimate)
         options.append(OnGpus(fitting, figures, free_now=gpus <= free_count))
     return options

@@ -84,18 +84,18 @@ def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_rewar
     return given.get(name) is True
 
 
-def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
+def counted_thinking(algorithm: str, given_settings: GivenSettings) -> bool | Reasoning:
     """Return the value of `thinking` with which the tokens of rows are counted.
 
-    `given` holds the settings before they are checked. A wrong value counts as left out here,
-    because it is refused later.
+    `given_settings` holds the settings before they are checked. A wrong value counts as left out
+    here, because it is refused later.
     """
     if algorithm == "dpo":
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
-        return is_switched_on(given, "thinking")
+        return is_switched_on(given_settings, "thinking")
     for word in get_args(Reasoning):  # the words that SFT's setting takes
-        if word == given.get("thinking"):
+        if word == given_settings.get("thinking"):
             return word
     return "keep"
 
@@ -144,15 +144,15 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if given.get("gpus") == "auto":  # "auto" means the same as leaving it out
-        del given["gpus"]
+    given_settings = {name: value for name, value in settings.items() if value is not None}
+    if given_settings.get("gpus") == "auto":  # "auto" means the same as leaving it out
+        del given_settings["gpus"]
     try:
         # `GIVEN` has the same schemas as `SCHEMAS`, but any setting may be missing.
-        checked = GIVEN[algorithm].model_validate(given)
+        checked = GIVEN[algorithm].model_validate(given_settings)
     except ValidationError as error:
-        raise invalid_values_error(schema, error, given) from error
-    values = {name: getattr(checked, name) for name in given}
+        raise invalid_values_error(schema, error, given_settings) from error
+    values = {name: getattr(checked, name) for name in given_settings}
     _check_one_duration(values)
     return values
 

@@ -114,5 +114,5 @@ def sampling_gpus(settings: TrainSettings) -> int:
 
     Returns 0 if the devices that train also sample.
     """
-    beside = isinstance(settings, GRPOSettings) and settings.async_sampling
-    return settings.gpus - training_devices(settings.gpus, beside=beside)
+    samples_beside = isinstance(settings, GRPOSettings) and settings.async_sampling
+    return settings.gpus - training_devices(settings.gpus, beside=samples_beside)

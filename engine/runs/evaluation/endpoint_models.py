@@ -23,7 +23,7 @@ SLICE = 64  # tasks that every model is asked before the next ones
 
 
 @dataclass(frozen=True)
-class Asked:
+class EndpointAnswers:
     """What models behind a URL answered.
 
     Attributes:
@@ -46,7 +46,8 @@ class Asked:
         """
         if not self.stopped_by:
             return ""
-        fewest = min(len({row.task for row in rows}) for rows in self.rows.values())
+        task_counts = [len({row.task for row in rows}) for rows in self.rows.values()]
+        fewest = min(task_counts)
         return f"stopped by {self.stopped_by}: {fewest} of {counted(task_count, 'task')} answered"
 
 
@@ -57,7 +58,7 @@ def ask_endpoints(
     tasks: Sequence[TaskRow],
     stop: threading.Event,
     on_slice: Callable[[int], None] = lambda answer_count: None,
-) -> Asked:
+) -> EndpointAnswers:
     """Let every model of the config that is behind a URL answer the tasks, and write their rows.
 
     Args:
@@ -87,7 +88,7 @@ def ask_endpoints(
             if ledger.stopped_by:
                 break
         use = {ref: use.to_json() for ref, use in ledger.use.items()}
-        return Asked(
+        return EndpointAnswers(
             rows={asked_model.index: asked_model.rows for asked_model in asked_models},
             use={"models": use, "total": ledger.total.to_json()},
             stopped_by=ledger.stopped_by,

@@ -123,6 +123,7 @@ class Reflection:
 
     @property
     def _options(self) -> JsonObject:
-        """Parameters of a request: the endpoint's own temperature, since gepa wants variety."""
+        """Return the parameters of a request. The temperature is left out, so that of the endpoint
+        holds: gepa needs prompts that differ."""
         settings = self._config.settings
         return {"max_tokens": settings.reflection_tokens, "seed": settings.seed}
