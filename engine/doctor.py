@@ -110,25 +110,29 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
     _refuse_while_held(home)
     findings: list[Finding] = []
 
-    def keep(finding: Finding) -> None:
+    def add_finding(finding: Finding) -> None:
         """Store a finding and report it."""
         findings.append(finding)
         report_check(_as_reply(finding))
 
     devices = hardware.detect(home.root).devices
     gpus = [device for device in devices if device.kind == "cuda"]
-    known: dict[str, list[PathResult]] = {}  # device name -> results valid for all of that name
+    shared_results: dict[
+        str, list[PathResult]
+    ] = {}  # device name -> results valid for all of that name
     for device in devices:
         if device.kind == "cpu":
-            keep(Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried."))
+            add_finding(
+                Finding("device", "warn", f"{device.name}: no GPU", "What a CPU has is tried.")
+            )
         results = examine_device(
             home,
             device,
-            report=lambda result: keep(_finding_of_path(result)),
+            report=lambda result: add_finding(_finding_of_path(result)),
             all_gpus=gpus,
-            known=known.get(device.name, ()),
+            known_results=shared_results.get(device.name, ()),
         )
-        known[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
+        shared_results[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
     return {
         "summary": _summary_of_paths(findings),
         "failed": sum(finding.status == "fail" for finding in findings),
@@ -150,7 +154,7 @@ def _refuse_while_held(home: Home) -> None:
 
 
 def _finding_of_path(result: PathResult) -> Finding:
-    """The result of trying a fast path, as a finding. A path that is switched off is only a
+    """Turn the result of trying a fast path into a finding. A path that is switched off is only a
     warning: runs work without it."""
     if result.state == "on":
         numbers = []
@@ -171,12 +175,12 @@ def _finding_of_path(result: PathResult) -> Finding:
 
 
 def _title(result: PathResult) -> str:
-    """The name of the fast path in a few words."""
+    """Return the name of the fast path in a few words."""
     return FAST_PATHS[result.name].title
 
 
 def _summary_of_paths(findings: Sequence[Finding]) -> str:
-    """One sentence on how many of the fast paths are switched off."""
+    """Say in one sentence how many of the fast paths are switched off."""
     paths = [finding for finding in findings if finding.name in FAST_PATHS]
     off_count = sum(finding.status == "warn" for finding in paths)
     if off_count:
@@ -185,7 +189,7 @@ def _summary_of_paths(findings: Sequence[Finding]) -> str:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    """One sentence on how many findings failed; if none did, how many are warnings."""
+    """Say in one sentence how many findings failed; if none did, how many are warnings."""
     failed_count = sum(finding.status == "fail" for finding in findings)
     if failed_count:
         return f"{failed_count} of {counted(len(findings), 'check')} failed."
@@ -196,7 +200,7 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _as_reply(finding: Finding) -> Reply:
-    """A finding as a JSON object for the reply, without empty fields."""
+    """Return a finding as a JSON object for the reply, without empty fields."""
     fields = {
         "name": finding.name,
         "status": finding.status,
@@ -266,8 +270,8 @@ def filesystem(home: Home, mounts: Path) -> Iterator[Finding]:
 
 
 def _kind_of_filesystem(mounts: Sequence[str], folder: str) -> str:
-    """The kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount holds
-    it.
+    """Return the kind of the file system that holds `folder`, such as "ext4"; "unknown" if no mount
+    holds it.
 
     Args:
         mounts: a line for each mount: device, mount point, kind of file system.
@@ -384,15 +388,14 @@ def training(home: Home) -> Iterator[Finding]:
 
 
 def _compiler_finding(liger: str) -> Iterator[Finding]:
-    """A warning if Triton, which compiles Liger's kernels when they are first used, finds no C
-    compiler.
+    """Yield a warning if Triton, which compiles Liger's kernels when they are first used, finds no
+    C compiler.
 
     `liger` is the version of Liger; "" if it is not installed.
     """
-    compiler = os.environ.get("CC") or next(
-        filter(None, map(shutil.which, ("gcc", "clang", "cc"))), ""
-    )
-    if liger and not compiler:
+    has_compiler = bool(os.environ.get("CC"))
+    has_compiler = has_compiler or any(shutil.which(name) for name in ("gcc", "clang", "cc"))
+    if liger and not has_compiler:
         yield Finding(
             "compiler",
             "warn",
@@ -416,8 +419,8 @@ def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
 
 
 def _kernels_in_words(machine: hardware.Hardware, liger: str) -> str:
-    """Which kernels would compute the operations between matrix products in our own forward pass,
-    in words.
+    """Say which kernels would compute the operations between matrix products in our own forward
+    pass.
 
     A trial decides whether a model gets Liger's kernels: they must give the same numbers as torch.
 
@@ -553,6 +556,7 @@ def _findings_of(check: Check, home: Home) -> list[Finding]:
     # a file or an output has another form than expected.
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}")]
-    return [
-        replace(finding, fix="") if finding.status == "pass" else finding for finding in findings
-    ]
+    for index, finding in enumerate(findings):
+        if finding.status == "pass":
+            findings[index] = replace(finding, fix="")
+    return findings

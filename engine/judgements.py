@@ -91,8 +91,8 @@ class Check:
     code: str
 
     def to_json(self) -> dict[str, object]:
-        """The check as a JSON object: name, status, detail and fix; also the call of the fix and
-        the code, if there are any."""
+        """Return the check as a JSON object: name, status, detail and fix; also the call of the fix
+        and the code, if there are any."""
         fields: dict[str, object] = {
             "name": self.name,
             "status": self.status,
@@ -167,8 +167,8 @@ class CheckList:
 
 
 def required(fact: Fact | None) -> Fact:
-    """A fact that an earlier check has stored. It cannot be None, because the calling check names
-    the earlier check among its needs."""
+    """Return a fact that an earlier check has stored. It cannot be None, because the calling check
+    names the earlier check among its needs."""
     assert fact is not None  # if it were, the calling check would have been skipped
     return fact
 
@@ -186,7 +186,7 @@ def judge_data(
         rows: facts of all rows of the environment.
         record: the environment.
     """
-    return _with_stake(_judge_rows(statistics, rows, settings), record, settings)
+    return _with_forgetting_note(_judge_rows(statistics, rows, settings), record, settings)
 
 
 def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
@@ -205,7 +205,7 @@ def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> O
 
 
 def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
-    """How many training rows there are and how long they are, in words. The arguments are those of
+    """Say how many training rows there are and how long they are. The arguments are those of
     `judge_data`."""
     prompt, target = statistics["prompt"], statistics["target"]
     text = (
@@ -222,8 +222,8 @@ def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
 
 
 def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome | None:
-    """The failure if the chat template refuses rows, no row can be trained on, or the model could
-    not write the reference answers. Returns None otherwise.
+    """Return the failure if the chat template refuses rows, no row can be trained on, or the model
+    could not write the reference answers; else None.
 
     `statistics` are of the training rows under these settings, `rows` are facts of all rows.
     """
@@ -251,7 +251,7 @@ def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) ->
 
 
 def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcome:
-    """The failure of a run that samples and whose max_tokens cuts reference answers.
+    """Make the failure of a run that samples and whose max_tokens cuts reference answers.
 
     The fix is a max_tokens into which all of them fit and, if necessary, a max_length into which
     the longest prompt fits as well. `rows` are facts of all rows of the environment.
@@ -280,7 +280,7 @@ class _Weakness:
 
 
 def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> list[_Weakness]:
-    """The weaknesses of training rows that can be used, one for each kind that applies.
+    """Return the weaknesses of training rows that can be used, one for each kind that applies.
 
     `statistics` count the training rows under these settings; `rows` are facts of all rows of the
     environment.
@@ -297,7 +297,7 @@ def _data_weaknesses(statistics: Reply, rows: EnvFacts, settings: TrainSettings)
 
 
 def _dropped_rows(statistics: Reply) -> _Weakness | None:
-    """The weakness that max_length leaves out rows. Returns None if it does not."""
+    """Return the weakness that max_length leaves out rows; None if it leaves out none."""
     count = statistics["dropped"]
     if not count:
         return None
@@ -305,7 +305,7 @@ def _dropped_rows(statistics: Reply) -> _Weakness | None:
 
 
 def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
-    """The weakness that thinking = require leaves out rows. Returns None if it does not."""
+    """Return the weakness that thinking = require leaves out rows; None if it leaves out none."""
     count = rows.without_reasoning
     if not count:
         return None
@@ -314,7 +314,7 @@ def _rows_without_reasoning(rows: EnvFacts) -> _Weakness | None:
 
 
 def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a limit on lengths cuts many answers. Returns None if it cuts few."""
+    """Return the weakness that a limit on lengths cuts many answers; None if it cuts few."""
     share = statistics["truncated_share"]
     if share <= _MANY_TRUNCATED:
         return None
@@ -327,7 +327,7 @@ def _cut_answers(statistics: Reply, settings: TrainSettings) -> _Weakness | None
 
 
 def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that rows without a reference answer are left out. Returns None if there are no
+    """Return the weakness that rows without a reference answer are left out; None if there are no
     such rows, or if the run does not train on reference answers."""
     count = statistics["without_answer"]
     if not count or not isinstance(settings, RowSettings):
@@ -337,7 +337,7 @@ def _rows_without_answer(statistics: Reply, settings: TrainSettings) -> _Weaknes
 
 
 def _repeated_prompts(statistics: Reply) -> _Weakness | None:
-    """The weakness that many rows have the prompt of an earlier row. Returns None if few have."""
+    """Return the weakness that many rows have the prompt of an earlier row; None if few have."""
     share = statistics["duplicate_share"]
     if share <= _MANY_DUPLICATES:
         return None
@@ -345,7 +345,7 @@ def _repeated_prompts(statistics: Reply) -> _Weakness | None:
 
 
 def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | None:
-    """The weakness that a verdict would rest on few held-out rows. Returns None if it rests on
+    """Return the weakness that a verdict would rest on few held-out rows; None if there are
     enough."""
     count = rows.measured_rows(by_pairs=isinstance(settings, DPOSettings))
     if count >= FEW_HELDOUT:
@@ -356,9 +356,9 @@ def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | No
     )
 
 
-def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
-    """The outcome of `_judge_rows`; for SFT, with a note on the skills that training may cost, and
-    with the setting `keep` (replayed rows) that keeps them.
+def _with_forgetting_note(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
+    """Return the outcome of `_judge_rows`; for SFT, with a note on the skills that training may
+    cost, and with the setting `keep` (replayed rows) that keeps them.
 
     It becomes a warning if all answers have one narrow form: training on such rows alone loses
     most. If the run replays rows already, the outcome says so. A failure, and the outcome of a run
@@ -371,22 +371,26 @@ def _with_stake(outcome: Outcome, record: EnvRecord, settings: TrainSettings) ->
     if settings.steps <= HARMLESS_STEPS:
         return outcome
     form = narrow_form(read_tasks(record, "train"))
-    stake = (
+    forgetting_note = (
         "what the model can do now is asked before and after, and rows of one task alone tend to "
         "lose it"
     )
-    detail = f"{outcome.detail}; {form}: {stake}" if form else f"{outcome.detail}; {stake}"
-    before = hint_of(outcome.fix)
-    change = before.change or Change()
+    detail = (
+        f"{outcome.detail}; {form}: {forgetting_note}"
+        if form
+        else f"{outcome.detail}; {forgetting_note}"
+    )
+    earlier_fix = hint_of(outcome.fix)
+    change = earlier_fix.change or Change()
     fix = Hint(
-        f"{before.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
+        f"{earlier_fix.text} keep = {USUAL_KEEP:g} replays what it could do in each batch.".strip(),
         change=replace(change, settings={**change.settings, "keep": USUAL_KEEP}),
     )
     return Outcome("warn" if form else outcome.status, detail, fix, outcome.code)
 
 
 def _replay_text(settings: SFTSettings) -> str:
-    """Which rows a run replays and why, as a clause of a sentence."""
+    """Say which rows a run replays and why, as a clause of a sentence."""
     rows = f"rows of {settings.keep_env}" if settings.keep_env else "its own right answers"
     return (
         f"keep = {settings.keep:g} replays {rows} beside the task's, for "
@@ -395,8 +399,8 @@ def _replay_text(settings: SFTSettings) -> str:
 
 
 def narrow_form(tasks: Sequence[TaskRow]) -> str:
-    """What the answers of training rows have in common, as a clause: a mark with which nearly all
-    begin or end, or that there are few different ones.
+    """Say what the answers of training rows have in common, as a clause: a mark with which nearly
+    all begin or end, or that there are few different ones.
 
     Only the first `_FORM_ROWS` rows are read. Returns "" if the answers have nothing in common, or
     if fewer than `_FEWEST_FORM` rows have an answer.
@@ -404,23 +408,23 @@ def narrow_form(tasks: Sequence[TaskRow]) -> str:
     texts = _first_answers(tasks)
     if len(texts) < _FEWEST_FORM:
         return ""
-    first_signs = Counter(text[:1] for text in texts)
-    last_signs = Counter(text[-1:] for text in texts)
-    for place, signs in (("begin", first_signs), ("end", last_signs)):
-        ((sign, count),) = signs.most_common(1)
+    first_characters = Counter(text[:1] for text in texts)
+    last_characters = Counter(text[-1:] for text in texts)
+    for verb, character_counts in (("begin", first_characters), ("end", last_characters)):
+        ((character, count),) = character_counts.most_common(1)
         # Letters, digits and the end of a sentence are no narrow form: any text has them.
-        is_mark = not sign.isalnum() and sign not in ("", ".", "!", "?")
+        is_mark = not character.isalnum() and character not in ("", ".", "!", "?")
         if is_mark and count >= _SAME_FORM * len(texts):
-            return f"nearly all answers {place} with {sign!r}"
-    different = len(set(texts))
-    if different <= len(texts) * _FEW_ANSWERS:
-        return f"{len(texts)} answers are only {different} different ones"
+            return f"nearly all answers {verb} with {character!r}"
+    distinct_count = len(set(texts))
+    if distinct_count <= len(texts) * _FEW_ANSWERS:
+        return f"{len(texts)} answers are only {distinct_count} different ones"
     return ""
 
 
 def _first_answers(tasks: Sequence[TaskRow]) -> list[str]:
-    """The text of the last answer in each of the first `_FORM_ROWS` rows; rows without one are
-    skipped."""
+    """Return the text of the last answer in each of the first `_FORM_ROWS` rows; rows without one
+    are skipped."""
     texts = []
     for index in range(min(len(tasks), _FORM_ROWS)):
         conversation = tasks[index].get("gold") or []
@@ -430,7 +434,7 @@ def _first_answers(tasks: Sequence[TaskRow]) -> list[str]:
 
 
 def cannot_start(result: ProbeResult) -> str:
-    """Why GRPO cannot start from here, in words: no sampled answer was right, and in no group (the
+    """Say why GRPO cannot start from here: no sampled answer was right, and in no group (the
     answers to one task) do rewards differ. Returns "" if that is not so, or not known."""
     answers = result.tasks * result.samples_per_task
     if not answers or result.effective > 0 or not result.solved_counts or any(result.solved_counts):
@@ -521,9 +525,9 @@ def judge_probe(result: ProbeResult) -> Outcome:
 
 
 def _probe_in_words(result: ProbeResult) -> str:
-    """The numbers of a probe in words: how many groups (the answers to one task) have differing
-    rewards, because only these teach anything, and how many of the others are too hard or too
-    easy."""
+    """Write the numbers of a probe in words: how many groups (the answers to one task) have
+    differing rewards, because only these teach anything, and how many of the others are too hard or
+    too easy."""
     passes = ", ".join(f"pass@{k} {value:.2f}" for k, value in result.pass_at_k.items())
     text = (
         f"{whole_percent(result.effective)} of {result.tasks} groups have variance "
@@ -566,8 +570,8 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
 
 
 def short_audit(audit: Reply) -> Reply:
-    """The part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and the most
-    important keys of each probe (a wrong answer that was tried)."""
+    """Return the part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and the
+    most important keys of each probe (a wrong answer that was tried)."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
         probe_keys = ("probe", "mean", "success", "errors", "verdict", "example")
@@ -578,7 +582,7 @@ def short_audit(audit: Reply) -> Reply:
 
 
 def failed_probe(run_id: str, status: Reply) -> Outcome:
-    """The outcome of a probe that failed or was cancelled. `status` is what `lifecycle.wait`
+    """Make the outcome of a probe that failed or was cancelled. `status` is what `lifecycle.wait`
     returned."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"

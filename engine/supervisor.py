@@ -100,12 +100,13 @@ def supervise(path: Path) -> int:
         _write_aftermath(watch, result)
     launcher.start_queued(run.home)
     if row.is_elsewhere:
-        _tidy(run)
+        _clean_other_machine(run)
     return 0
 
 
-def _tidy(run: RunDir) -> None:
-    """Remove what is left of the run on another machine, if that is reached."""
+def _clean_other_machine(run: RunDir) -> None:
+    """Remove what the run has left on the other machine that it ran on, if that machine can be
+    reached."""
     command = launcher.trainer_command(run.home, "", is_elsewhere=True)
     with open(run.supervisor_log, "ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
@@ -270,12 +271,12 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
         _reap_children(watch)
-        if watch.status is not None and not _was_restarted(watch):
+        if watch.status is not None and not _restarted_attendant(watch):
             return
         _record_elapsed(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)
-            _look_at_heartbeat(watch)
+            _check_heartbeat(watch)
             _stop_at_limit(watch)
         if watch.row.state == "stopping" or watch.was_told_to_end:
             _stop_trainer(watch)
@@ -284,12 +285,14 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             next_status_at = time.monotonic() + _STATUS_S
 
 
-def _was_restarted(watch: Watch) -> bool:
-    """Start the process again that looks after a run on another machine, if it was killed: the run
-    goes on over there. Returns whether that was done; a trainer is never started again."""
+def _restarted_attendant(watch: Watch) -> bool:
+    """Start the attendant again if it was killed (the process here that looks after a run on
+    another machine), because the run goes on over there. Returns whether it was started; a trainer
+    is never started again."""
     is_stopping = watch.row.state == "stopping" or watch.was_told_to_end
     was_killed = watch.status is not None and watch.status < 0
-    if not (watch.row.is_elsewhere and was_killed) or is_stopping or watch.restarts >= _RESTARTS:
+    attendant_was_killed = watch.row.is_elsewhere and was_killed
+    if not attendant_was_killed or is_stopping or watch.restarts >= _RESTARTS:
         return False
     watch.restarts += 1
     os.close(watch.lifeline)
@@ -300,11 +303,11 @@ def _was_restarted(watch: Watch) -> bool:
     return True
 
 
-def _look_at_heartbeat(watch: Watch) -> None:
+def _check_heartbeat(watch: Watch) -> None:
     """Read the trainer's heartbeat; if it is new, update the alerts about the forecast of the run's
     end."""
     vigil = watch.vigil
-    if vigil is not None and vigil.look() and watch.row.state == "running":
+    if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
         with contextlib.suppress(OSError):  # there is no room for an event
             vigil.note_forecast(nearest_cap(watch.store, watch.run, watch.row), watch.elapsed)
 
@@ -479,7 +482,7 @@ def _wake_on_signals(watch: Watch) -> int:
     SIGTERM also sets `watch.was_told_to_end`. SIGINT and SIGHUP have no other effect.
     """
 
-    def leave(*_: object) -> None:
+    def note_sigterm(*_: object) -> None:
         """Note that this process got SIGTERM."""
         watch.was_told_to_end = True
 
@@ -488,7 +491,7 @@ def _wake_on_signals(watch: Watch) -> int:
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal without a handler writes no byte
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, note_sigterm)
     # Handlers that do nothing: unlike SIG_IGN they are not inherited by the trainer.
     signal.signal(signal.SIGINT, lambda *_: None)
     signal.signal(signal.SIGHUP, lambda *_: None)
@@ -564,9 +567,9 @@ def _stop_grace_s(watch: Watch) -> float:
 
     The environment variable HONESMITH_STOP_GRACE_S overrides that.
     """
-    given = os.environ.get("HONESMITH_STOP_GRACE_S")
-    if given:
-        return float(given)
+    override = os.environ.get("HONESMITH_STOP_GRACE_S")
+    if override:
+        return float(override)
     return watch.vigil.stop_grace_s() if watch.vigil else LEAST_GRACE_S
 
 

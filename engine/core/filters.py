@@ -171,13 +171,15 @@ class Where:
         self.field = field
         self.shown = shown or self.expression
         self.example = example
-        self._known = {*names}
+        self._known_names = {*names}
         self._tree: ast.expr | None = None
         if self.expression:
             self._tree = self._parse()
             _replace_former_values(self._tree, former_values or {})
-        self._used = _names_in(self._tree) & self._known  # the values that the expression uses
-        self._engine = simpleeval.EvalWithCompoundTypes(
+        self._used_names = (
+            _names_in(self._tree) & self._known_names
+        )  # the values that the expression uses
+        self._evaluator = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
         )
 
@@ -196,10 +198,10 @@ class Where:
         """
         if self._tree is None:
             return True
-        row = {name: values.get(name) for name in self._known}
-        self._engine.names = {**_WORDS, **row}
+        row = {name: values.get(name) for name in self._known_names}
+        self._evaluator.names = {**_WORDS, **row}
         try:
-            result = self._engine.eval(self.expression, previously_parsed=ast.Expr(self._tree))
+            result = self._evaluator.eval(self.expression, previously_parsed=ast.Expr(self._tree))
         except _EVALUATION_ERRORS as error:
             if self._shows_missing_value(error, row):
                 return False
@@ -219,7 +221,7 @@ class Where:
         """
         if isinstance(error, KeyError):
             return True
-        return isinstance(error, TypeError) and any(row[name] is None for name in self._used)
+        return isinstance(error, TypeError) and any(row[name] is None for name in self._used_names)
 
     def _parse(self) -> ast.expr:
         """Parse the expression, check every part of it, and return its syntax tree.
@@ -261,9 +263,9 @@ class Where:
     def _check_name(self, name: str) -> None:
         """Raise UserError BAD_ARGUMENT, which suggests the most similar name, if `name` is
         unknown."""
-        if name in self._known | {*_WORDS, *_FUNCTIONS}:
+        if name in self._known_names | {*_WORDS, *_FUNCTIONS}:
             return
-        similar = difflib.get_close_matches(name, sorted(self._known), n=1)
+        similar = difflib.get_close_matches(name, sorted(self._known_names), n=1)
         suggestion = f"; did you mean {similar[0]!r}?" if similar else ""
         raise self._error(f"uses the unknown name {name!r}{suggestion}")
 
@@ -276,6 +278,6 @@ class Where:
         return UserError(
             "BAD_ARGUMENT",
             f"{self.field} {self.shown[:_SHOWN_CHARS]!r} {fault}",
-            hint=f"Names: {', '.join(sorted(self._known))}. Example: {self.example}.",
+            hint=f"Names: {', '.join(sorted(self._known_names))}. Example: {self.example}.",
             field=self.field,
         )

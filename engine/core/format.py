@@ -62,8 +62,8 @@ def significant(value: float, digits: int = 3) -> str:
 
     A number below 1 gets more digits if it would be rounded to 1, such as "0.9996".
     """
-    for more in range(_MOST_MORE_DIGITS):
-        text = f"{value:.{digits + more}g}"
+    for extra_digits in range(_MOST_MORE_DIGITS):
+        text = f"{value:.{digits + extra_digits}g}"
         if not (0.0 < value < 1.0 and float(text) == 1.0):
             return text
     return f"{value:.{digits}g}"
@@ -76,8 +76,8 @@ def _fixed(value: float, digits: int, ends: tuple[float, float]) -> str:
     than `_MOST_MORE_DIGITS`; a number even closer is rounded to the end.
     """
     low, high = ends
-    for more in range(_MOST_MORE_DIGITS):
-        text = f"{value:.{digits + more}f}"
+    for extra_digits in range(_MOST_MORE_DIGITS):
+        text = f"{value:.{digits + extra_digits}f}"
         if not (low < value < high and float(text) in ends):
             return text
     return f"{value:.{digits}f}"

@@ -52,7 +52,7 @@ class Hardware:
 
     Attributes:
         disk_free: free bytes on the disk that holds the home.
-        load: processes that wanted each core over the last minute, see `_load`.
+        load: processes that wanted each core over the last minute, see `_load_per_core`.
     """
 
     devices: tuple[Device, ...]
@@ -95,21 +95,21 @@ def detect(disk: Path | None = None) -> Hardware:
         ram_total=ram_total,
         ram_free=ram_free,
         disk_free=disk_free,
-        load=_load(),
+        load=_load_per_core(),
     )
 
 
-def _load() -> float:
+def _load_per_core() -> float:
     """Return how many processes wanted each core over the last minute, on average.
 
     The number is rounded down to a multiple of 0.5 and is at most `_MOST_LOAD`. Returns 0 if it is
     not known.
     """
     try:
-        wanting = os.getloadavg()[0]
+        wanting_processes = os.getloadavg()[0]
     except OSError:
         return 0.0
-    return min(_MOST_LOAD, math.floor(2 * wanting / (os.cpu_count() or 1)) / 2)
+    return min(_MOST_LOAD, math.floor(2 * wanting_processes / (os.cpu_count() or 1)) / 2)
 
 
 def devices() -> list[str]:
@@ -214,7 +214,7 @@ def read_gauges(visible: str) -> Gauges | None:
         nvml.nvmlShutdown()
         return None
 
-    def sensor(read: Callable[[], float]) -> float | None:
+    def read_sensor(read: Callable[[], float]) -> float | None:
         """Call `read`; return None if the GPU does not have this sensor."""
         try:
             return read()
@@ -223,9 +223,9 @@ def read_gauges(visible: str) -> Gauges | None:
 
     try:
         return Gauges(
-            utilization=sensor(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
-            temperature=sensor(lambda: float(nvml.nvmlDeviceGetTemperature(handle, 0))),
-            power=sensor(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            utilization=read_sensor(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100),
+            temperature=read_sensor(lambda: float(nvml.nvmlDeviceGetTemperature(handle, 0))),
+            power=read_sensor(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
         )
     finally:
         nvml.nvmlShutdown()

@@ -74,7 +74,7 @@ def page_before(
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    file = _opened(path)
+    file = _open_if_present(path)
     if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
     lines: list[Line] = []  # in reverse order: the last line is the first
@@ -91,7 +91,7 @@ def page_before(
     return Page(lines, page_start, end, scanned=end - page_start)
 
 
-def _opened(path: Path) -> BinaryIO | None:
+def _open_if_present(path: Path) -> BinaryIO | None:
     """Open the file at `path` for reading; return None if it is missing."""
     try:
         return open(path, "rb")
@@ -138,7 +138,7 @@ def page_after(
         match: returns whether a line's text counts; None counts every line.
         budget: bytes after which reading stops, even if fewer lines matched.
     """
-    file = _opened(path)
+    file = _open_if_present(path)
     if file is None:  # no such file
         return Page([], start=0, end=0, scanned=0)
     lines: list[Line] = []

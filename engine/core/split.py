@@ -73,8 +73,8 @@ def split_rows(rows: Sequence[Mapping[str, Any]], dev_share: float = 0.0) -> Spl
     named_sides = [_named_side(row) for row in rows]
     side_of_family = _side_of_families(keys, named_sides, dev_share)
     warnings: list[str] = []
-    given_sides = set(side_of_family.values())
-    if "dev" in given_sides and "heldout" not in given_sides:
+    all_sides = set(side_of_family.values())
+    if "dev" in all_sides and "heldout" not in all_sides:
         side_of_family = _with_dev_held_out(side_of_family)
         warnings.append(_ONLY_DEV)
     sides = [side_of_family[key] for key in keys]
@@ -95,7 +95,8 @@ _ONLY_DEV = (
 
 def _with_dev_held_out(side_of_family: Mapping[str, str]) -> dict[str, str]:
     """Return the sides of the families with "heldout" in place of "dev"."""
-    return {key: "heldout" if side == "dev" else side for key, side in side_of_family.items()}
+    dev_families = [key for key, side in side_of_family.items() if side == "dev"]
+    return {**side_of_family, **dict.fromkeys(dev_families, "heldout")}
 
 
 def family_keys(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -273,7 +274,8 @@ def _split_by_hash(keys: Sequence[str]) -> dict[str, str]:
         return sides
     heldout_keys = _families_up_to(_wanted_heldout_rows(len(keys)), row_counts)
     if not heldout_keys:  # every family has more rows than shall be held out: take the smallest
-        heldout_keys = [min(row_counts, key=lambda key: (row_counts[key], key))]
+        fewest_rows = min(row_counts.values())
+        heldout_keys = [min(key for key, count in row_counts.items() if count == fewest_rows)]
     return sides | dict.fromkeys(heldout_keys, "heldout")
 
 

@@ -55,7 +55,7 @@ class Use:
         return asdict(self) | rounded
 
 
-class Answered:
+class AnswerLedger:
     """The answered turns of one run, and its caps. May be used from any number of threads.
 
     Attributes:
@@ -70,7 +70,7 @@ class Answered:
         self.stopped_by = ""
         self._max_calls, self._max_cost = max_calls, max_cost
         self._calls_under_way, self._cost_under_way = 0, 0.0
-        self._settled = threading.Condition()
+        self._budget_freed = threading.Condition()
         self._turns: dict[Turn, EndpointCall] = {}
         for call in EndpointCall.read_all(path):
             self._add(call)
@@ -89,43 +89,43 @@ class Answered:
     def admit(self, most_cost: float) -> None:
         """Wait until a request of at most `most_cost` fits below the caps, and count it as under
         way. The caller must then call `keep` or `drop`. Raises OutOfBudget if it can never fit."""
-        with self._settled:
+        with self._budget_freed:
             while True:
                 if self.stopped_by:
                     raise OutOfBudget(self.stopped_by)
-                too_many = self._would_pass(most_cost)
-                if not too_many:
+                reached_cap = self._cap_reached_by(most_cost)
+                if not reached_cap:
                     self._calls_under_way += 1
                     self._cost_under_way += most_cost
                     return
                 # With no request under way, no budget will be given back: waiting is useless.
                 if not self._calls_under_way:
-                    self.stopped_by = too_many
-                    raise OutOfBudget(too_many)
-                self._settled.wait()
+                    self.stopped_by = reached_cap
+                    raise OutOfBudget(reached_cap)
+                self._budget_freed.wait()
 
-    def _would_pass(self, most_cost: float) -> str:
+    def _cap_reached_by(self, most_cost: float) -> str:
         """Return the cap that one more request might pass, with its value, such as "max_calls =
         100"; "" if it passes none."""
         total = self.total
         if self._max_calls is not None and total.calls + self._calls_under_way >= self._max_calls:
             return f"max_calls = {self._max_calls}"
-        most = total.cost + self._cost_under_way + most_cost
+        highest_cost = total.cost + self._cost_under_way + most_cost
         # 1e-9: sums of money are rounded.
-        if self._max_cost is not None and most > self._max_cost * (1 + 1e-9):
+        if self._max_cost is not None and highest_cost > self._max_cost * (1 + 1e-9):
             return f"max_cost = {self._max_cost:g}"
         return ""
 
     def keep(self, call: EndpointCall, most_cost: float) -> None:
         """Store an answer whose request was admitted with `most_cost`."""
-        with self._settled:
+        with self._budget_freed:
             self._file.append(call.to_line())
             self._add(call)
             self._give_back(most_cost)
 
     def drop(self, most_cost: float) -> None:
         """Give back the budget of a request that was admitted with `most_cost` and not answered."""
-        with self._settled:
+        with self._budget_freed:
             self._give_back(most_cost)
 
     def _give_back(self, most_cost: float) -> None:
@@ -133,7 +133,7 @@ class Answered:
         the threads that wait for budget. The caller holds the lock."""
         self._calls_under_way -= 1
         self._cost_under_way = max(0.0, self._cost_under_way - most_cost)
-        self._settled.notify_all()
+        self._budget_freed.notify_all()
 
     def _add(self, call: EndpointCall) -> None:
         """Remember an answered turn, and add it to the use of its model."""

@@ -7,6 +7,7 @@ is asked but the URL that the owner wrote into config.toml.
 """
 
 import json
+import math
 import re
 import threading
 import time
@@ -140,10 +141,10 @@ class ChatClient:
         if tools:
             body["tools"] = list(tools)
         began = time.monotonic()
-        reply, retries = self._answered(body, options)
+        reply, retries = self._send_until_answered(body, options)
         return _turn_in(reply, tools, time.monotonic() - began, retries)
 
-    def _answered(self, body: JsonObject, options: JsonObject) -> tuple[Any, int]:
+    def _send_until_answered(self, body: JsonObject, options: JsonObject) -> tuple[Any, int]:
         """Send a request until it is answered. Returns (the decoded reply, the number of further
         attempts).
 
@@ -156,39 +157,44 @@ class ChatClient:
             # The form of this request. Another thread may change the form while this one waits.
             form = list(self.left_out), self._limit_name
             try:
-                return self._send(body | self._accepted(options)), attempt
-            except _TryAgain as failed:
-                problem, attempt = str(failed), attempt + 1
-                pause = failed.pause_s
+                return self._send(body | self._accepted_options(options)), attempt
+            except _TryAgain as failure:
+                problem, attempt = str(failure), attempt + 1
+                pause = failure.pause_s
                 if pause is None:
                     pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
                 if attempt < ATTEMPTS and self._stop.wait(pause):
                     raise Cancelled from None
             except Refused as refusal:
-                if not self._adapted(refusal, options, form):
+                if not self._adapt_form(refusal, options, form):
                     raise
         raise EndpointDown(f"{self.endpoint} did not answer {ATTEMPTS} times: {problem}")
 
-    def _accepted(self, options: JsonObject) -> JsonObject:
+    def _accepted_options(self, options: JsonObject) -> JsonObject:
         """Return the options under the names that this server takes, without those that it has
         refused."""
         with self._lock:
-            taken = {
+            accepted = {
                 name: value
                 for name, value in options.items()
                 if name != "max_tokens" and name not in self.left_out
             }
-            return {self._limit_name: options["max_tokens"], **taken}
+            return {self._limit_name: options["max_tokens"], **accepted}
 
-    def _adapted(self, refusal: Refused, options: JsonObject, asked: tuple[list[str], str]) -> bool:
+    def _adapt_form(
+        self, refusal: Refused, options: JsonObject, sent_form: tuple[list[str], str]
+    ) -> bool:
         """Change the form of later requests if the server refused a parameter by name. Returns
-        whether the request may be sent again. `asked` says how it was sent: (parameters left out,
-        name of the token limit)."""
+        whether the request may be sent again. `sent_form` says how it was sent: (parameters left
+        out, name of the token limit)."""
         if refusal.status not in (400, 422):
             return False
         text = refusal.text
         with self._lock:
-            if (self.left_out, self._limit_name) != asked:  # another thread has changed the form
+            if (
+                self.left_out,
+                self._limit_name,
+            ) != sent_form:  # another thread has changed the form
                 return True
             if "max_completion_tokens" in text and self._limit_name == "max_tokens":
                 self._limit_name = "max_completion_tokens"
@@ -265,8 +271,9 @@ def _retry_after(response: httpx.Response) -> float | None:
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (TypeError, ValueError):
             return None
-    is_number = seconds == seconds  # False for NaN, which float() reads too
-    return min(LONGEST_PAUSE_S, max(0.0, seconds)) if is_number else None
+    if math.isnan(seconds):  # float() reads "nan" too
+        return None
+    return min(LONGEST_PAUSE_S, max(0.0, seconds))
 
 
 def to_openai(message: ChatMessage) -> ChatMessage:
@@ -298,18 +305,18 @@ def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: i
     """Read the model's turn from a decoded reply. Raises Refused if the reply holds no answer."""
     try:
         choice = reply["choices"][0]
-        given = choice["message"]
-        message: ChatMessage = {"role": "assistant", "content": _text_in(given.get("content"))}
-        calls, faults = _calls_in(given.get("tool_calls") or [], tools)
+        answer = choice["message"]
+        message: ChatMessage = {"role": "assistant", "content": _text_in(answer.get("content"))}
+        calls, faults = _calls_in(answer.get("tool_calls") or [], tools)
     except (LookupError, TypeError, AttributeError) as error:
         raise Refused(200, f"its reply holds no answer: {str(reply)[:_SHOWN]}") from error
-    thought = given.get("reasoning_content") or given.get("reasoning")
+    thought = answer.get("reasoning_content") or answer.get("reasoning")
     if isinstance(thought, str) and thought:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = calls
     elif faults:  # calls that cannot be read go into the text, so that the environment sees them
-        message["content"] += json.dumps(given["tool_calls"], ensure_ascii=False)
+        message["content"] += json.dumps(answer["tool_calls"], ensure_ascii=False)
     usage = reply.get("usage") or {}
     return Turn(
         message,
@@ -341,22 +348,24 @@ def _calls_in(
     """Convert tool calls to this project's form, with arguments as objects. Returns (the calls, the
     reasons why any of them are invalid). If one cannot be read, no calls are returned, as for
     replies of models that run here."""
-    kept: list[JsonObject] = []
+    readable_calls: list[JsonObject] = []
     faults: list[str] = []
-    unreadable = False
+    has_unreadable = False
     for number, call in enumerate(calls, start=1):
         name, text = str(call["function"]["name"]), call["function"].get("arguments") or "{}"
         arguments = _object_in(text)
         if arguments is None:
-            unreadable = True
+            has_unreadable = True
             faults.append(f"the arguments of {name[:60]} are no JSON object: {str(text)[:120]}")
             continue
         if fault := fault_of(ParsedCall(name, arguments), tools):
             faults.append(fault)
         function = {"name": name, "arguments": arguments}
         call_id = str(call.get("id") or f"call_{number}")
-        kept.append({"id": call_id, "type": "function", "function": function})
-    return ([] if unreadable else kept), faults
+        readable_calls.append({"id": call_id, "type": "function", "function": function})
+    if has_unreadable:
+        return [], faults
+    return readable_calls, faults
 
 
 def _object_in(text: Any) -> JsonObject | None:

@@ -19,8 +19,10 @@ def upstreams(home: Home, refs: Iterable[str]) -> dict[str, Upstream]:
     Raises UserError MODEL_NOT_FOUND if config.toml lacks one, ENV_SECRETS if a key is not set,
     SETTING_* if config.toml is damaged.
     """
-    found = {ref.removeprefix(PREFIX): find_endpoint(home, ref, "env_id") for ref in refs}
-    return {name: _upstream(home, endpoint) for name, endpoint in found.items()}
+    endpoint_by_name = {
+        ref.removeprefix(PREFIX): find_endpoint(home, ref, "env_id") for ref in refs
+    }
+    return {name: _upstream(home, endpoint) for name, endpoint in endpoint_by_name.items()}
 
 
 def _upstream(home: Home, endpoint: Endpoint) -> Upstream:
@@ -37,17 +39,18 @@ def _upstream(home: Home, endpoint: Endpoint) -> Upstream:
     )
 
 
-def judge_in(home: Home, rubric: Path, *, asked: bool = True) -> Judge:
-    """Return the judge of a rubric file, to be asked outside an env process.
+def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
+    """Return the judge (a model that scores answers) that a rubric file names, to be asked outside
+    an env process.
 
-    With `asked` False it is only told apart from others, and its key may be missing. Raises
-    ValueError if the file names no judge that can be used, UserError as `upstreams` does for a
-    judge by name.
+    `will_be_asked` False: the judge is only compared with other judges, so its key may be missing.
+    Raises ValueError if the file names no judge that can be used. Raises UserError under the
+    conditions of `upstreams` if the file names the judge by an endpoint of config.toml.
     """
     ref = read_rubric_file(rubric).get("judge")
     if not is_reference(ref):
         return Judge.from_file(rubric)
-    endpoint = find_endpoint(home, str(ref), "rubric", with_key=asked)
+    endpoint = find_endpoint(home, str(ref), "rubric", with_key=will_be_asked)
     return Judge(
         endpoint.url,
         endpoint.model,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from engine.endpoints.answered import Answered, OutOfBudget
+from engine.endpoints.answered import AnswerLedger, OutOfBudget
 from engine.endpoints.chat_client import Cancelled, ChatClient, Refused
 from engine.endpoints.metered import Request, ask_once
 from engine.records.lines.answer import StopReason
@@ -26,7 +26,7 @@ REFUSED_AT_ONCE = 3  # after so many refused requests and no answer, all others 
 
 
 @dataclass(frozen=True)
-class Table:
+class PlaySetup:
     """The environment whose tasks are played, and the settings.
 
     Attributes:
@@ -74,19 +74,19 @@ class Player:
         ref: str,
         endpoint: EndpointEntry,
         key: str,
-        table: Table,
-        answered: Answered,
+        setup: PlaySetup,
+        ledger: AnswerLedger,
         stop: threading.Event,
     ) -> None:
-        """Play with the model `ref` of `endpoint`; its answers are stored in `answered`.
+        """Play with the model `ref` of `endpoint`; its answers are stored in `ledger`.
 
         Args:
             key: the bearer token; "" for none.
             stop: once set, no further request is sent.
         """
-        self.ref, self.endpoint, self.table = ref, endpoint, table
+        self.ref, self.endpoint, self.setup = ref, endpoint, setup
         self.client = ChatClient(endpoint, key, stop)
-        self._answered, self._stop = answered, stop
+        self._ledger, self._stop = ledger, stop
         self._refused, self._has_answered = 0, False
 
     def close(self) -> None:
@@ -103,12 +103,12 @@ class Player:
         Raises Refused if the endpoint refuses everything, EndpointDown if it does not answer,
         Cancelled if the run was asked to stop. Rollouts under way are awaited first.
         """
-        processes = self.table.process.team(self.table.settings.score_workers)
+        processes = self.setup.process.team(self.setup.settings.score_workers)
         failure: Exception | None = None
         with ThreadPoolExecutor(self.endpoint.max_concurrency, "endpoint") as threads:
             # The env processes get the jobs in turn.
             pending: set[Future[EvaluationRow | None]] = {
-                threads.submit(self._row, task, attempt, processes[number % len(processes)])
+                threads.submit(self._play_job, task, attempt, processes[number % len(processes)])
                 for number, (task, attempt) in enumerate(jobs)
             }
             while pending:
@@ -117,7 +117,7 @@ class Player:
                     try:
                         row = future.result()
                     except Exception as error:  # noqa: BLE001 - raised below, once all have ended
-                        failure = self._first(failure, error)
+                        failure = self._note_failure(failure, error)
                         # Drop the jobs that have not begun; those under way are awaited.
                         for other in pending:
                             other.cancel()
@@ -128,32 +128,36 @@ class Player:
         if failure is not None:
             raise failure
 
-    def _first(self, before: Exception | None, error: Exception) -> Exception:
+    def _note_failure(self, first_failure: Exception | None, new_failure: Exception) -> Exception:
         """Return the failure to report, given the one so far and a new one. It is the first,
         because others follow from it; a mere `Cancelled` gives way to another. From now on nothing
         more is asked."""
         self._stop.set()
-        return error if before is None or isinstance(before, Cancelled) else before
+        if first_failure is None or isinstance(first_failure, Cancelled):
+            return new_failure
+        return first_failure
 
-    def _row(self, task: TaskRow, attempt: int, process: EnvProcess) -> EvaluationRow | None:
+    def _play_job(self, task: TaskRow, attempt: int, process: EnvProcess) -> EvaluationRow | None:
         """Play one rollout and return its row, or None if the caps ended it. Raises Cancelled if
         the run was asked to stop, Refused if the endpoint refuses everything, EndpointDown if it
         does not answer."""
         if self._stop.is_set():
             raise Cancelled
-        rollout = _Rollout(task, attempt, asked_tools(task, self.table.tools))
+        rollout = _Rollout(task, attempt, asked_tools(task, self.setup.tools))
         try:
-            score = self._played(rollout, process)
+            score = self._play_rollout(rollout, process)
         except OutOfBudget:
             return None
         except Refused as refusal:
             if refusal.is_about_all or self._refuses_all():
                 raise
-            return self._row_of(rollout, _failed(f"{self.ref} refused it: {refusal}"), "refused")
+            return self._make_row(
+                rollout, _failed_score(f"{self.ref} refused it: {refusal}"), "refused"
+            )
         if score["error"]:
             reason: StopReason = "timeout" if score.get("timed_out") else "env_error"
-            return self._row_of(rollout, score, reason)
-        return self._row_of(rollout, score, rollout.stop_reason)
+            return self._make_row(rollout, score, reason)
+        return self._make_row(rollout, score, rollout.stop_reason)
 
     def _refuses_all(self) -> bool:
         """Count a refused request. Returns whether the endpoint has answered nothing so far and
@@ -161,35 +165,35 @@ class Player:
         self._refused += 1
         return not self._has_answered and self._refused >= REFUSED_AT_ONCE
 
-    def _played(self, rollout: _Rollout, process: EnvProcess) -> ScoreReply:
+    def _play_rollout(self, rollout: _Rollout, process: EnvProcess) -> ScoreReply:
         """Play a rollout to its end, and score it. Raises OutOfBudget if a cap allows no further
         request, Refused, EndpointDown or Cancelled if a request ended so."""
-        if not self.table.multi_turn:
+        if not self.setup.multi_turn:
             self._take_turn(rollout)
             return process.score(rollout.task, rollout.completion)
         try:
             episode = process.start(rollout.task)
         except EpisodeFailed as error:
-            return _failed(str(error), timed_out=error.timed_out)
+            return _failed_score(str(error), timed_out=error.timed_out)
         try:
             while True:
-                if not self._fits(rollout):
+                if not self._take_turn_if_it_fits(rollout):
                     rollout.stop_reason = "max_context"
                     return episode.score()
                 replies = episode.step(rollout.messages[-1])
                 # A turn that was cut off has no end to which a reply could be appended.
                 if replies is None or rollout.stop_reason == "max_tokens":
                     return episode.score()
-                if rollout.turns >= self.table.settings.max_turns:
+                if rollout.turns >= self.setup.settings.max_turns:
                     rollout.stop_reason = "max_turns"
                     return episode.score()
                 rollout.messages += replies
         except EpisodeFailed as error:
-            return _failed(str(error), timed_out=error.timed_out)
+            return _failed_score(str(error), timed_out=error.timed_out)
         finally:
             episode.close()
 
-    def _fits(self, rollout: _Rollout) -> bool:
+    def _take_turn_if_it_fits(self, rollout: _Rollout) -> bool:
         """Take the model's next turn. Returns False if the conversation has become too long for the
         model."""
         try:
@@ -202,7 +206,7 @@ class Player:
 
     def _take_turn(self, rollout: _Rollout) -> None:
         """Append the model's next turn to the rollout."""
-        call = self._call(rollout)
+        call = self._request_turn(rollout)
         self._has_answered = True
         rollout.turns += 1
         rollout.tokens += call.tokens_out
@@ -211,22 +215,22 @@ class Player:
         rollout.invalid_calls += [f"turn {number}: {fault}" for fault in call.invalid_calls or []]
         rollout.stop_reason = "max_tokens" if call.is_cut else "stop"
 
-    def _call(self, rollout: _Rollout) -> EndpointCall:
+    def _request_turn(self, rollout: _Rollout) -> EndpointCall:
         """Return the model's next turn: the stored answer, if the same request was answered before
         an interruption; else ask for it now."""
         messages = [*asked_prompt(rollout.task), *rollout.messages]
         request = Request(messages, rollout.tools, self._options(rollout.attempt))
-        place = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
-        return ask_once(self.client, self._answered, place, request)
+        turn_key = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
+        return ask_once(self.client, self._ledger, turn_key, request)
 
     def _options(self, attempt: int) -> JsonObject:
         """Make the parameters of a request. A single attempt takes the likeliest tokens; several
         attempts are drawn, each with a seed of its own."""
-        settings = self.table.settings
+        settings = self.setup.settings
         options: JsonObject = {"max_tokens": settings.max_tokens, "temperature": 0}
         if settings.stop:
             options["stop"] = list(settings.stop)[:4]  # OpenAI takes at most four
-        if self.table.attempts == 1:
+        if self.setup.attempts == 1:
             return options
         options |= {"temperature": settings.temperature, "seed": settings.seed + attempt}
         if settings.top_p != 1:
@@ -237,10 +241,10 @@ class Player:
             options["min_p"] = settings.min_p
         return options
 
-    def _row_of(self, rollout: _Rollout, score: ScoreReply, reason: StopReason) -> EvaluationRow:
+    def _make_row(self, rollout: _Rollout, score: ScoreReply, reason: StopReason) -> EvaluationRow:
         """Make the row of a rollout that has ended for this reason. `score` comes from the
-        environment, or from `_failed` if there is none. Optional fields that are empty are left
-        out."""
+        environment, or from `_failed_score` if there is none. Optional fields that are empty are
+        left out."""
         failed = score["error"] is not None
         optional = {
             "invalid_calls": rollout.invalid_calls,
@@ -250,7 +254,7 @@ class Player:
         }
         return EvaluationRow(
             model=self.ref,
-            half=self.table.half_of_task.get(rollout.task["id"], "report"),
+            half=self.setup.half_of_task.get(rollout.task["id"], "report"),
             attempt=rollout.attempt,
             task=rollout.task["id"],
             prompt=asked_prompt(rollout.task),
@@ -266,7 +270,7 @@ class Player:
         )
 
 
-def _failed(error: str, *, timed_out: bool = False) -> ScoreReply:
+def _failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
     """Make the score of a rollout that could not be scored, because of `error`."""
     return {
         "reward": 0.0,

@@ -30,10 +30,10 @@ def find_endpoint(
     endpoints = home.user_config().endpoints
     endpoint = endpoints.get(name)
     if endpoint is None:
-        known = ", ".join(f"{PREFIX}{each}" for each in endpoints) or "none"
+        known_refs = ", ".join(f"{PREFIX}{endpoint_name}" for endpoint_name in endpoints) or "none"
         raise UserError(
             "MODEL_NOT_FOUND",
-            f"{home.config_file} has no [endpoints.{name[:60]}]; there are: {known}",
+            f"{home.config_file} has no [endpoints.{name[:60]}]; there are: {known_refs}",
             hint="Its owner writes there: [endpoints.NAME] with url, model, key_env, price_in and "
             "price_out.",
             field=field,

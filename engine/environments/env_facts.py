@@ -100,7 +100,7 @@ class RowLengths:
 
 
 def supervised(row: RowShape, loss_on: str, max_length: int | None = None) -> int:
-    """Number of tokens of a training row that carry loss.
+    """Count the tokens of a training row that carry loss.
 
     Args:
         loss_on: the tokens of "assistant" turns, of the "last" one, or "all" (`RowShape.trained`).
@@ -596,5 +596,5 @@ def _rollout_tokens(facts: EnvFacts, settings: RolloutSettings) -> _RowTokens:
 
 
 def _rounded_share(part: int, total: int) -> float:
-    """`part` / `total`, rounded to four digits; 0 if `total` is 0."""
+    """Return `part` / `total`, rounded to four digits; 0 if `total` is 0."""
     return round(part / total, 4) if total else 0.0

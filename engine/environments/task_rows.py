@@ -50,11 +50,13 @@ def apply_prompt_texts(
         for tool in tools_of(row, tools):
             function = tool.get("function", tool)  # a tool is a function, or wraps one
             names.add(function.get("name"))
-    unknown = [name for name in prompt_table.tools if name not in names]
-    if unknown:
-        known = ", ".join(sorted(names)) or "none"
+    unknown_tools = [name for name in prompt_table.tools if name not in names]
+    if unknown_tools:
+        known_tools = ", ".join(sorted(names)) or "none"
         raise EnvProblem(
-            "ENV_INVALID", f"[prompt.tools] names {unknown[0]!r}; there are: {known}", file=FILE
+            "ENV_INVALID",
+            f"[prompt.tools] names {unknown_tools[0]!r}; there are: {known_tools}",
+            file=FILE,
         )
     for row in rows:
         prompt = prompt_with(row["prompt"], texts)
@@ -92,9 +94,10 @@ def comparable_version(rows: Sequence[TaskRow], draft: Draft) -> str:
 
 
 def _without_system(rows: Sequence[TaskRow]) -> list[object]:
-    """What the rows ask beside their system messages: id, side, messages, answer."""
-    bare = {SYSTEM: ""}
-    return [[row["id"], row["split"], prompt_with(row["prompt"], bare)] for row in rows]
+    """Return what identifies each row if its system message is left out of account: its id, its
+    side and its prompt."""
+    no_system_text = {SYSTEM: ""}
+    return [[row["id"], row["split"], prompt_with(row["prompt"], no_system_text)] for row in rows]
 
 
 def assign_split(rows: list[TaskRow], draft: Draft) -> split.Split:

@@ -39,7 +39,7 @@ def examine_device(
     report: Callable[[PathResult], None] = lambda _: None,
     path_s: float = PATH_S,
     all_gpus: Sequence[Device] = (),
-    known: Sequence[PathResult] = (),
+    known_results: Sequence[PathResult] = (),
 ) -> DeviceResults:
     """Try the fast paths of a device and store the results in the home.
 
@@ -50,20 +50,20 @@ def examine_device(
         report: called with each result as soon as it is known.
         path_s: seconds that a path, or a part of one, may take before it counts as hanging.
         all_gpus: the GPUs that collectives are tried on.
-        known: results that hold for this device too; these paths are not tried again.
+        known_results: results that hold for this device too; these paths are not tried again.
 
     Raises UserError NO_TORCH if no interpreter has torch, DEVICE_UNUSABLE if the process ends
     before it tries a path.
     """
     kind: DeviceKind = "cuda" if device.kind == "cuda" else "cpu"
-    known_names = {result.name for result in known}
+    known_names = {result.name for result in known_results}
     path_names = [name for name in list(names) or paths_of(kind) if name not in known_names]
     attempt = _Attempt(device, path_names, report)
     while attempt.remaining:  # once for each process: one may die before it has tried all paths
         attempt.interrupted_at = ""
         for line in _lines_of_process(home, device, attempt.remaining, path_s, all_gpus):
             attempt.read(line)
-    paths = (*attempt.results, *known)
+    paths = (*attempt.results, *known_results)
     checked = DeviceResults(identity=attempt.identity, time=time.time(), paths=paths)
     if not names:
         keep_results(home, checked)
@@ -167,7 +167,7 @@ def _lines_of_process(
             yield json.loads(text)
         yield {"ended": _end_in_words(process, path_s), "last_words": _last_words(log)}
     finally:
-        _end(process)
+        _kill_and_close(process)
         log.unlink(missing_ok=True)
 
 
@@ -194,14 +194,14 @@ def _end_in_words(process: subprocess.Popen[bytes], silent_s: float) -> str:
     try:
         status = process.wait(timeout=EXIT_S)
     except subprocess.TimeoutExpired:
-        _end(process)
+        _kill_and_close(process)
         return f"wrote nothing for {silent_s:.0f} s"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with status {status}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_and_close(process: subprocess.Popen[bytes]) -> None:
     """Kill the process with its children, if it still runs, and close its pipes."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
@@ -213,6 +213,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log, at most 200 characters; "" if the log is empty."""
+    """Return the last line of a log, at most 200 characters; "" if the log is empty."""
     lines = log.read_text("utf-8", "replace").strip().splitlines()
     return lines[-1][:200] if lines else ""

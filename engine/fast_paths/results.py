@@ -69,15 +69,18 @@ class DeviceResults(Record):
     paths: tuple[PathResult, ...]
 
     def state_of(self, name: str) -> str:
-        """The state of a path; "skipped" if it was not tried."""
-        return next((path.state for path in self.paths if path.name == name), "skipped")
+        """Return the state of a path; "skipped" if it was not tried."""
+        for path in self.paths:
+            if path.name == name:
+                return path.state
+        return "skipped"
 
     def with_paths(self, paths: Sequence[PathResult]) -> "DeviceResults":
         """Replace the results of paths with the same names by the given ones; new names are
         added."""
-        names = {path.name for path in paths}
-        kept = [path for path in self.paths if path.name not in names]
-        return self.model_copy(update={"paths": (*kept, *paths)})
+        replaced_names = {path.name for path in paths}
+        other_paths = [path for path in self.paths if path.name not in replaced_names]
+        return self.model_copy(update={"paths": (*other_paths, *paths)})
 
     @property
     def off(self) -> dict[str, str]:
@@ -103,7 +106,8 @@ def identity_of(device: Device, home: Home) -> dict[str, str]:
 
 
 def _outside_this_interpreter(device: Device, home: Home) -> dict[str, str]:
-    """The part of an identity that does not depend on which interpreter asks."""
+    """Return the part of a device's identity that is the same for every interpreter: the device,
+    its driver, and the vLLM that is set up."""
     return {
         "device": device.name,
         "driver": driver_version() if device.kind == "cuda" else "",
@@ -152,5 +156,5 @@ def _parsed(home: Home, entry: object) -> DeviceResults:
 
 
 def _key(identity: Mapping[str, str]) -> str:
-    """The key of an identity in the file: a hash, so that the key is short."""
+    """Return the key of an identity in the file of results: a hash, so that the key is short."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

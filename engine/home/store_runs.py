@@ -510,6 +510,8 @@ def _run_row(values: Sequence[Any]) -> RunRow:
 
 def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Convert values of a run's fields to values of the table's columns: a Hint becomes text."""
-    return {
-        name: value.dump() if isinstance(value, Hint) else value for name, value in values.items()
-    }
+    columns = dict(values)
+    for name, value in values.items():
+        if isinstance(value, Hint):
+            columns[name] = value.dump()
+    return columns

@@ -119,12 +119,12 @@ def _known_benchmark(name: str) -> Benchmark:
     there is none."""
     if name in BENCHMARKS:
         return BENCHMARKS[name]
-    shown = one_line(name, _SHOWN_CHARS)
-    close_names = difflib.get_close_matches(shown.lower(), BENCHMARKS, n=1)
+    shown_name = one_line(name, _SHOWN_CHARS)
+    close_names = difflib.get_close_matches(shown_name.lower(), BENCHMARKS, n=1)
     suggestion = f"; did you mean {PREFIX}{close_names[0]}?" if close_names else ""
     raise UserError(
         "BAD_ARGUMENT",
-        f"there is no benchmark {shown!r}{suggestion}",
+        f"there is no benchmark {shown_name!r}{suggestion}",
         hint=f"There are {', '.join(sorted(BENCHMARKS))}. Any other dataset of the hub can be "
         "pushed by its id.",
         field="path",

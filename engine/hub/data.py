@@ -177,7 +177,7 @@ def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: fl
     _check_room(data_folder, _total_bytes(chosen), remote.repo)
     _download_all(remote, chosen, data_folder, deadline)
     fetched_names = {file.name for file in chosen.values()}  # in the repository
-    write_json(folder / _FETCHED, _origin(remote, ref.subset, fetched_names).model_dump())
+    write_json(folder / _FETCHED, _describe_origin(remote, ref.subset, fetched_names).model_dump())
 
 
 def _total_bytes(files: Mapping[str, RemoteFile]) -> int:
@@ -215,7 +215,7 @@ def _download_all(
         bytes_before += file.size
 
 
-def _origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
+def _describe_origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
     """Describe where the data came from, and which of the repository's data files were not
     fetched."""
     return FetchedData(
@@ -262,9 +262,9 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
     if ref.splits:
         # A split may have the name that the dataset's card declares, such as "validation", or the
         # one that `split_of` took from a file's name, "train" or "heldout". Both count.
-        wanted = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
-        by_split = {split: names for split, names in by_split.items() if split in wanted}
-    chosen = _named_by_split(remote, by_split)
+        wanted_splits = {*ref.splits, *(split_of(Path(split)) for split in ref.splits)}
+        by_split = {split: names for split, names in by_split.items() if split in wanted_splits}
+    chosen = _name_by_split(remote, by_split)
     if not chosen:
         of_splits = f" of the splits {', '.join(ref.splits)}" if ref.splits else ""
         raise DATASET.unusable(
@@ -291,7 +291,7 @@ def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
     return _undeclared_files(remote)
 
 
-def _named_by_split(
+def _name_by_split(
     remote: HubVersion, by_split: Mapping[str, Sequence[str]]
 ) -> dict[str, RemoteFile]:
     """Name each file for the cache by its split and a number, such as "train-00000.parquet". The
@@ -300,13 +300,13 @@ def _named_by_split(
     Args:
         by_split: names of files in the repository by their split; "" stands for files without one.
     """
-    named: dict[str, RemoteFile] = {}
+    file_by_local_name: dict[str, RemoteFile] = {}
     for split, names in by_split.items():
         for name in names:
-            word = re.sub(r"\W", "-", split) or "data"
-            local_name = f"{word}-{len(named):05d}{Path(name).suffix.lower()}"
-            named[local_name] = remote.files[name]
-    return named
+            split_word = re.sub(r"\W", "-", split) or "data"
+            local_name = f"{split_word}-{len(file_by_local_name):05d}{Path(name).suffix.lower()}"
+            file_by_local_name[local_name] = remote.files[name]
+    return file_by_local_name
 
 
 def _data_files(remote: HubVersion) -> list[str]:
@@ -329,11 +329,15 @@ def _undeclared_files(remote: HubVersion) -> dict[str, list[str]]:
     split. Only files of one format are taken, because another format may hold the same rows.
     """
     names = _data_files(remote)
-    by_format = [[name for name in names if name.lower().endswith(end)] for end in _PREFERRED]
-    of_one_format = next((of_format for of_format in by_format if of_format), [])
+    names_of_format: list[str] = []
+    for suffix in _PREFERRED:  # the first format of which there are files
+        names_of_format = [name for name in names if name.lower().endswith(suffix)]
+        if names_of_format:
+            break
     by_split: dict[str, list[str]] = {}
-    for name in of_one_format:
-        by_split.setdefault(split_of(Path(name)) or _split_of_folders(name), []).append(name)
+    for name in names_of_format:
+        split = split_of(Path(name)) or _split_of_folders(name)
+        by_split.setdefault(split, []).append(name)
     return by_split
 
 
@@ -373,11 +377,13 @@ def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
 def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
     """Return the error for a `subset` that is not among `names`, the dataset's subsets, or for a
     missing one ("") that has to be named."""
-    shown = ", ".join(names[:_SHOWN_SUBSETS])
+    shown_names = ", ".join(names[:_SHOWN_SUBSETS])
     if len(names) > _SHOWN_SUBSETS:
-        shown += f" and {len(names) - _SHOWN_SUBSETS} more"
+        shown_names += f" and {len(names) - _SHOWN_SUBSETS} more"
     fault = f"has no subset {subset!r}" if subset else f"has {len(names)} subsets"
-    return DATASET.unusable(f"{repo} {fault}: {shown}", f"Name one, such as {repo}:{names[0]}.")
+    return DATASET.unusable(
+        f"{repo} {fault}: {shown_names}", f"Name one, such as {repo}:{names[0]}."
+    )
 
 
 def _data_files_of(config: Any) -> Any:

@@ -173,29 +173,33 @@ def download(
         report: called with the number of bytes so far. An error that it raises ends the download
             and leaves the partial file.
     """
-    with _own_part(target) as part:
-        return _fetch_into(client, url, target, file, part, report)
+    with _own_partial_file(target) as partial_file:
+        return _fetch_into(client, url, target, file, partial_file, report)
 
 
 @contextmanager
-def _own_part(target: Path) -> Iterator[Path]:
+def _own_partial_file(target: Path) -> Iterator[Path]:
     """Context manager that yields a partial file of `target` which no other process uses.
 
     This is the file that an earlier attempt has left, or a new one while another process is
     fetching the same target.
     """
-    shared = target.with_name(f"{target.name}.part")
-    lock = take_lock(shared)
+    shared_file = target.with_name(f"{target.name}.part")
+    lock = take_lock(shared_file)
     # The process that held the lock before may have given the locked file its final name.
-    is_in_place = lock is not None and _is_open_file(lock, shared)
-    part = shared if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
+    is_in_place = lock is not None and _is_open_file(lock, shared_file)
+    partial_file = (
+        shared_file if is_in_place else target.with_name(f"{target.name}.{token_hex(6)}.part")
+    )
     try:
-        yield part
+        yield partial_file
     finally:
         if not is_in_place:  # no later attempt can know this random name
-            part.unlink(missing_ok=True)
-        elif shared.exists() and not shared.stat().st_size:  # taking the lock made an empty file
-            shared.unlink(missing_ok=True)
+            partial_file.unlink(missing_ok=True)
+        elif (
+            shared_file.exists() and not shared_file.stat().st_size
+        ):  # taking the lock made an empty file
+            shared_file.unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
 
@@ -213,10 +217,10 @@ def _fetch_into(
     url: str,
     target: Path,
     file: RemoteFile,
-    part: Path,
+    partial_file: Path,
     report: Callable[[int], None] | None,
 ) -> str:
-    """Download into the partial file `part`, check it, and rename it to `target`.
+    """Download into the partial file `partial_file`, check it, and rename it to `target`.
 
     The arguments, the result and the errors are those of `download`.
     """
@@ -224,39 +228,41 @@ def _fetch_into(
 
     for attempt in range(1, _TRIES + 1):
         try:
-            _continue_part(client, url, part, report)
+            _continue_download(client, url, partial_file, report)
             break
         except httpx.TransportError:  # the connection broke
             if attempt == _TRIES:
                 raise
-    fault = _download_fault(part, file)
+    fault = _download_fault(partial_file, file)
     if fault:
-        part.unlink(missing_ok=True)  # another process that fetches it may have been first
+        partial_file.unlink(missing_ok=True)  # another process that fetches it may have been first
         return f"{file.name}: {fault}"
-    os.replace(part, target)
+    os.replace(partial_file, target)
     return ""
 
 
-def _continue_part(
-    client: "httpx.Client", url: str, part: Path, report: Callable[[int], None] | None
+def _continue_download(
+    client: "httpx.Client", url: str, partial_file: Path, report: Callable[[int], None] | None
 ) -> None:
-    """Append the missing bytes to the partial file `part` and sync it to disk.
+    """Append the missing bytes to the partial file `partial_file` and sync it to disk.
 
     If the server ignores ranges, the file is fetched from its start. `report` is called with the
-    number of bytes in `part` so far. Raises httpx.HTTPError if the request fails; what has arrived
-    by then stays in `part`.
+    number of bytes in `partial_file` so far. Raises httpx.HTTPError if the request fails; what has
+    arrived by then stays in `partial_file`.
     """
-    stored_bytes = part.stat().st_size if part.is_file() else 0
+    stored_bytes = partial_file.stat().st_size if partial_file.is_file() else 0
     headers = {}
     if stored_bytes:
         headers["Range"] = f"bytes={stored_bytes}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
-        if reply.status_code == _RANGE_NOT_SATISFIABLE:  # `part` is as long as the file, or longer
+        if (
+            reply.status_code == _RANGE_NOT_SATISFIABLE
+        ):  # `partial_file` is as long as the file, or longer
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file
             stored_bytes = 0
-        with open(part, "ab" if stored_bytes else "wb") as file:
+        with open(partial_file, "ab" if stored_bytes else "wb") as file:
             for chunk in reply.iter_raw():
                 file.write(chunk)
                 stored_bytes += len(chunk)
@@ -266,17 +272,17 @@ def _continue_part(
             os.fsync(file.fileno())
 
 
-def _download_fault(part: Path, file: RemoteFile) -> str:
-    """Explain what is wrong with the downloaded file `part`, or return "" if size and checksum are
-    right.
+def _download_fault(partial_file: Path, file: RemoteFile) -> str:
+    """Explain what is wrong with the downloaded file `partial_file`, or return "" if size and
+    checksum are right.
 
     A size of 0 or a checksum of "" in `file` is unknown and not compared.
     """
-    size = part.stat().st_size if part.is_file() else 0
+    size = partial_file.stat().st_size if partial_file.is_file() else 0
     if file.size and size != file.size:
         return f"{size} of {file.size} bytes arrived"
     if file.sha256:
-        with open(part, "rb") as data:
+        with open(partial_file, "rb") as data:
             if hashlib.file_digest(data, "sha256").hexdigest() != file.sha256:
                 return "the checksum is wrong"
     return ""

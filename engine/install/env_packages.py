@@ -98,9 +98,12 @@ def read_requirements(source: Path) -> list[Requirement]:
             field="path",
         ) from error
     requirements = _requirements_in(text)
-    named = {canonicalize_name(requirement.name) for requirement in requirements}
-    brought = [Requirement(line) for line in _brought_by_adapter(source)]
-    return requirements + [each for each in brought if canonicalize_name(each.name) not in named]
+    named_packages = {canonicalize_name(requirement.name) for requirement in requirements}
+    for line in _adapter_requirements(source):
+        requirement = Requirement(line)
+        if canonicalize_name(requirement.name) not in named_packages:
+            requirements.append(requirement)
+    return requirements
 
 
 def _requirements_in(text: str) -> list[Requirement]:
@@ -120,7 +123,7 @@ def _requirements_in(text: str) -> list[Requirement]:
     return requirements
 
 
-def _brought_by_adapter(source: Path) -> tuple[str, ...]:
+def _adapter_requirements(source: Path) -> tuple[str, ...]:
     """Return the requirements of an environment's adapter; () if it has no adapter.
 
     Also () if environment.toml cannot be read; whoever loads the environment will report that.

@@ -233,7 +233,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
         return []
     stopped_ids = []
     for row in living(home):
-        if all(_fits(run, each) for each in device_id.split(",")):
+        if all(_has_room_on(run, one_device) for one_device in device_id.split(",")):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
             stop(home, row, f"stopped to make room for {run.id}")
@@ -241,7 +241,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
     return stopped_ids
 
 
-def _fits(run: RunDir, device_id: str) -> bool:
+def _has_room_on(run: RunDir, device_id: str) -> bool:
     """Whether the memory that a run may need is free on the device and promised to nobody.
 
     The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
@@ -274,32 +274,35 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     """
     if device.kind == "cpu":
         return device.memory_free
-    held, loading = _claims(home, device, besides)
-    return max(0, min(device.memory_free - loading, device.memory_total - held - loading))
+    loaded_bytes, loading_bytes = _granted_bytes(home, device, besides)
+    return max(
+        0,
+        min(device.memory_free - loading_bytes, device.memory_total - loaded_bytes - loading_bytes),
+    )
 
 
-def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
+def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int]:
     """Return the bytes of a GPU that runs and deployments of this home were granted, except those
     of the run `besides`, as (by those that have loaded, by those that are still loading)."""
     with Store(home) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    held = loading = 0
+    loaded_bytes = loading_bytes = 0
     for run in runs:
         config = home.run(run.run_id).find_config() if device.id in run.devices else None
         if config is None or run.run_id == besides:
             continue
         if run.state == "preparing":
-            loading += config.peak_memory or 0
+            loading_bytes += config.peak_memory or 0
         else:
-            held += config.peak_memory or 0
+            loaded_bytes += config.peak_memory or 0
     for row in living(home):
         if config_of(home.deployment(row.deployment_id)).get("device") != device.id:
             continue
         if row.state == "starting":
-            loading += row.memory_bytes
+            loading_bytes += row.memory_bytes
         else:
-            held += row.memory_bytes
-    return held, loading
+            loaded_bytes += row.memory_bytes
+    return loaded_bytes, loading_bytes
 
 
 def wait_until_ended(folder: DeployDir, wait_s: float = STOP_S) -> bool:

@@ -55,10 +55,11 @@ def with_room(run: RunDir, devices: "Sequence[Device]", promised: Counter[str]) 
     Enough room means that the bytes planned for the run are both free now and not promised to other
     runs.
     """
-    return [
-        device
-        for device in devices
-        if not promised[device.id]
-        or planned_bytes(run, device.memory_total)
-        <= min(device.memory_free, device.memory_total - promised[device.id])
-    ]
+    roomy_devices = []
+    for device in devices:
+        needed_bytes = planned_bytes(run, device.memory_total)
+        available_bytes = min(device.memory_free, device.memory_total - promised[device.id])
+        holds_no_run = not promised[device.id]
+        if holds_no_run or needed_bytes <= available_bytes:
+            roomy_devices.append(device)
+    return roomy_devices

@@ -225,20 +225,22 @@ def devices_for(
             None if no run holds a device.
     """
     promised = promised or Counter()
-    free = [device for device in machine.devices if device.id in free_ids]
-    free = device_shares.with_room(run, free, promised)
-    count = min(gpus, len(machine.devices))
-    if not free or (len(free) < count and any(promised.values())):
+    free_devices = [device for device in machine.devices if device.id in free_ids]
+    free_devices = device_shares.with_room(run, free_devices, promised)
+    device_count = min(gpus, len(machine.devices))
+    if not free_devices or (len(free_devices) < device_count and any(promised.values())):
         return ""
     # The devices with the most room first; equal ones in the machine's order.
-    free.sort(key=lambda device: promised[device.id] - device.memory_free)
-    chosen = _alike(free, min(count, len(free)))
+    free_devices.sort(key=lambda device: promised[device.id] - device.memory_free)
+    chosen = _first_of_one_model(free_devices, min(device_count, len(free_devices)))
     if chosen[0].kind == "cpu":
         return free_ids[0]
-    return ",".join(d.id for d in chosen) if _may_start_on(run, machine, chosen) else ""
+    if not _may_start_on(run, machine, chosen):
+        return ""
+    return ",".join(device.id for device in chosen)
 
 
-def _alike(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
+def _first_of_one_model(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
     """Return the first `count` devices of one model, or the first `count` of all if no model has so
     many."""
     for device in devices:
@@ -273,24 +275,26 @@ def awaited_memory(run: RunDir) -> str:
     config = run.find_config()
     with Store(run.home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-        gpus = next((row.gpus for row in store.queue() if row.run_id == run.id), 1)
+        own_gpus = [row.gpus for row in store.queue() if row.run_id == run.id]
+        gpus = own_gpus[0] if own_gpus else 1  # a run that is not queued any more counts as 1
         promised = device_shares.promised_bytes(run.home, store, machine)
     holders = Counter(device for row in rows for device in row.devices)
     most_runs = device_shares.runs_per_device(run.home, machine)
-    free = [device for device in machine.devices if holders[device.id] < most_runs]
-    wanted = min(gpus, len(machine.devices))
-    if wanted > 1 and len(free) < wanted:
-        return f"it waits for {wanted} devices: {len(free)} are free, and kept for it"
-    free_ids = [device.id for device in free]
-    if config is None or not free or devices_for(run, machine, free_ids, gpus, promised):
+    free_devices = [device for device in machine.devices if holders[device.id] < most_runs]
+    device_count = min(gpus, len(machine.devices))
+    if device_count > 1 and len(free_devices) < device_count:
+        return f"it waits for {device_count} devices: {len(free_devices)} are free, and kept for it"
+    free_ids = [device.id for device in free_devices]
+    if config is None or not free_devices or devices_for(run, machine, free_ids, gpus, promised):
         return ""
     free_bytes = max(
-        min(device.memory_free, device.memory_total - promised[device.id]) for device in free
+        min(device.memory_free, device.memory_total - promised[device.id])
+        for device in free_devices
     )
     # Beside other runs it gets only what it was planned with; alone its minimum is enough.
-    needed = config.planned_memory if any(promised.values()) else config.least_memory
+    needed_bytes = config.planned_memory if any(promised.values()) else config.least_memory
     return (
-        f"it waits for memory: it needs {needed / 1e9:.1f} GB at least, and other "
+        f"it waits for memory: it needs {needed_bytes / 1e9:.1f} GB at least, and other "
         f"processes leave {free_bytes / 1e9:.1f} GB"
     )
 
@@ -335,10 +339,10 @@ def _keys_of_endpoints(home: Home, source: Path) -> set[str]:
     """
     try:
         names = [ref.removeprefix(PREFIX) for ref in read_settings(source).endpoints]
-        known = home.user_config().endpoints if names else {}
+        endpoints = home.user_config().endpoints if names else {}
     except (EnvProblem, UserError):  # the trainer reports it
         return set()
-    return {known[name].key_env for name in names if name in known}
+    return {endpoints[name].key_env for name in names if name in endpoints}
 
 
 def reap(home: Home) -> list[str]:
@@ -440,7 +444,7 @@ def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
     try:
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
     except OSError as error:
-        outcome.apply(store, run, row, _not_started(run, row, error))
+        outcome.apply(store, run, row, _start_failed_outcome(run, row, error))
         write_status(run, store.get_run(row.run_id))
         return False
     return True
@@ -464,7 +468,7 @@ def _endpoint_keys(run: RunDir) -> dict[str, str]:
     return {name: key_of(run.home.root, name) for name in names}
 
 
-def _not_started(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
+def _start_failed_outcome(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
     """Return the outcome of an attempt whose supervisor could not be started because of `error`."""
     return outcome.abandon(
         run,

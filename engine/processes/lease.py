@@ -29,8 +29,13 @@ class LeaseWatch:
     content: object = None
 
     def limit(self, elapsed_s: float) -> Limit | None:
-        """The limit at which the lease ends, `elapsed_s` seconds after the start of the attempt;
-        None for a run without a lease."""
+        """Return the limit at which the run's lease ends, or None for a run without a lease. A run
+        that another machine started has a lease: the time that it may go on without word from that
+        machine. Each word renews it.
+
+        The limit is in seconds from the start of the attempt; `elapsed_s` is the present time so
+        counted.
+        """
         content = read_object(self.run.far("lease"))
         seconds = content.get("seconds")
         if not isinstance(seconds, int | float):

@@ -63,7 +63,7 @@ class Vigil:
         self.began = self.heard_at = self.looked_at = self.clock()
         self.estimated = estimated_seconds(self.run)
 
-    def look(self) -> bool:
+    def read_heartbeat_if_due(self) -> bool:
         """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Return whether it changed."""
         now = self.clock()
         if now - self.looked_at < LOOK_EVERY_S:
@@ -110,16 +110,22 @@ class Vigil:
         if self.heartbeat is None or not _has_measured(self.heartbeat):
             return
         since_heartbeat_s = self.clock() - self.heard_at
-        left = remaining_after(self.heartbeat, self.estimated, since_heartbeat_s)
-        over_cap = ""  # this sentence and the next are "" if the limit is not exceeded
+        remaining = remaining_after(self.heartbeat, self.estimated, since_heartbeat_s)
+        over_cap_sentence = ""  # this sentence and the next are "" if the limit is not exceeded
         if cap is not None:
             cap_left_s = cap.seconds - elapsed_s
-            over_cap = cap_sentence(left, _step_of(self.heartbeat), cap_left_s, cap.reason)
-        self._set_alert(OVER_CAP, over_cap, "resume it afterwards with a cap of its own")
+            over_cap_sentence = cap_sentence(
+                remaining, _step_of(self.heartbeat), cap_left_s, cap.reason
+            )
+        self._set_alert(OVER_CAP, over_cap_sentence, "resume it afterwards with a cap of its own")
         if self.row.attempt == 1 and self.row.kind == "train":  # later attempts repeat work
-            total_s = elapsed_s + left.seconds.likely
-            later = _later_sentence(self.run, total_s, is_raised=OVER_ESTIMATE in self.raised)
-            self._set_alert(OVER_ESTIMATE, later, "wait, or cancel it and lower eval_rows or steps")
+            total_s = elapsed_s + remaining.seconds.likely
+            later_sentence = _later_sentence(
+                self.run, total_s, is_raised=OVER_ESTIMATE in self.raised
+            )
+            self._set_alert(
+                OVER_ESTIMATE, later_sentence, "wait, or cancel it and lower eval_rows or steps"
+            )
 
     def _set_alert(self, alert_id: str, message: str, next_move: str) -> None:
         """Raise or clear an alert, with an event if that changes its state.
@@ -167,7 +173,8 @@ def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
 def _has_measured(heartbeat: Heartbeat) -> bool:
     """Whether enough steps (or, in an evaluation, answers) are done for a forecast that may raise
     an alert."""
-    steps, answers = (heartbeat.work.get(name, Work()) for name in ("training", "evaluation"))
+    steps = heartbeat.work.get("training", Work())
+    answers = heartbeat.work.get("evaluation", Work())
     measured = steps if steps.planned else answers
     return measured.planned > 0 and measured.done >= _ALERT_AFTER_UNITS
 

@@ -39,7 +39,8 @@ def release_waiting(home: Home, store: Store) -> None:
     has_failed = True
     while has_failed:  # the next round finds the runs that wait for those that have just failed
         waiting_rows = [row for row in store.queue() if row.waits_for]
-        has_failed = any(_is_failed_now(home, store, row) for row in waiting_rows)
+        # `any` stops at the first run that fails; the next round treats the others.
+        has_failed = any(_release_or_fail(home, store, row) for row in waiting_rows)
 
 
 def link_checkpoint(source: Path, target: Path) -> None:
@@ -57,11 +58,11 @@ def link_checkpoint(source: Path, target: Path) -> None:
         except FileExistsError:
             continue  # put there by an interrupted call, or by another process just now
         except OSError:  # no hard links here, or another disk
-            _copy_whole(file, target / file.name)
+            _copy_atomically(file, target / file.name)
     sync_folder(target)
 
 
-def _copy_whole(source: Path, target: Path) -> None:
+def _copy_atomically(source: Path, target: Path) -> None:
     """Copy a file so that `target` never holds only a part of it.
 
     That is true even if another process does the same at this time, or if this one dies half way.
@@ -77,18 +78,20 @@ def _copy_whole(source: Path, target: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _is_failed_now(home: Home, store: Store, row: RunRow) -> bool:
+def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
     """Release a waiting run if the models it waits for exist; fail it if they cannot come any more.
 
     Returns whether it failed.
     """
-    awaited: Sequence[RunRow | None] = [_row_of(store, run_id) for run_id in row.awaited_ids]
-    some_are_open = any(maker is not None and maker.state in OPEN for maker in awaited)
+    awaited: Sequence[RunRow | None] = [_exact_row(store, run_id) for run_id in row.awaited_ids]
+    some_are_open = any(
+        making_run is not None and making_run.state in OPEN for making_run in awaited
+    )
     if _can_do_without_some(row, awaited):
         if some_are_open:
             return False  # the open runs may still get done
         awaited = _leave_out_missing(home, row, awaited)
-    fault = _fault_of(awaited, row)
+    fault = _why_model_cannot_come(awaited, row)
     if fault is None and some_are_open:
         return False  # it keeps waiting
     if fault is None:
@@ -113,7 +116,9 @@ def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
     """
     if row.kind != "evaluate" or not row.plan:
         return False
-    is_lost = [maker is None or maker.state in ("failed", "cancelled") for maker in awaited]
+    is_lost = [
+        making_run is None or making_run.state in ("failed", "cancelled") for making_run in awaited
+    ]
     return any(is_lost) and not all(is_lost)
 
 
@@ -124,15 +129,19 @@ def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]
     Returns the rows of the runs that made theirs.
     """
     run = home.run(row.run_id)
-    made = [maker for maker in awaited if maker is not None and maker.state == "done"]
-    made_ids = {maker.run_id for maker in made}
+    made_rows = [
+        making_run
+        for making_run in awaited
+        if making_run is not None and making_run.state == "done"
+    ]
+    made_ids = {making_run.run_id for making_run in made_rows}
     config = read_json(run.config)
     left_out = _remove_missing(config, made_ids)
     write_json(run.config, config)
     if left_out:  # empty if an interrupted call has done this already
         message = f"{', '.join(left_out)} left out: not made"
         outcome.note_event(run, "models_missing", message, models=left_out)
-    return made
+    return made_rows
 
 
 def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
@@ -141,18 +150,24 @@ def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
     Their names are kept in the config's `missing_models`. Returns the names that this call removed.
     """
     # The folders that were meant for the adapters of the missing models.
-    folders = {wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids}
-    kept = [model for model in config["models"] if model.get("adapter") not in folders]
-    left_out = [model["ref"] for model in config["models"] if model.get("adapter") in folders]
-    config |= {
-        "models": kept,
-        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] in made_ids],
-        "missing_models": [*config.get("missing_models", []), *left_out],
+    missing_folders = {
+        wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids
     }
-    return left_out
+    kept_models = [
+        model for model in config["models"] if model.get("adapter") not in missing_folders
+    ]
+    removed_names = [
+        model["ref"] for model in config["models"] if model.get("adapter") in missing_folders
+    ]
+    config |= {
+        "models": kept_models,
+        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] in made_ids],
+        "missing_models": [*config.get("missing_models", []), *removed_names],
+    }
+    return removed_names
 
 
-def _row_of(store: Store, run_id: str) -> RunRow | None:
+def _exact_row(store: Store, run_id: str) -> RunRow | None:
     """Return the row of a run by its whole id; None if there is no such run."""
     try:
         row = store.get_run(run_id)
@@ -162,25 +177,27 @@ def _row_of(store: Store, run_id: str) -> RunRow | None:
     return row if row.run_id == run_id else None
 
 
-def _fault_of(awaited: Sequence[RunRow | None], row: RunRow) -> tuple[str, Hint] | None:
+def _why_model_cannot_come(
+    awaited: Sequence[RunRow | None], row: RunRow
+) -> tuple[str, Hint] | None:
     """Return why the models that a run waits for cannot come any more, as (reason, next move); None
     while they can.
 
     `awaited` are the rows of the runs that it waits for; None for a run that is gone.
     """
-    for number, maker in enumerate(awaited):
-        if maker is None:
+    for number, making_run in enumerate(awaited):
+        if making_run is None:
             run_id = row.awaited_ids[number]
             return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
-        if maker.state in ("failed", "cancelled"):
-            run_id = maker.run_id
+        if making_run.state in ("failed", "cancelled"):
+            run_id = making_run.run_id
             resume = Call("submit_train", {"resume": row.plan or run_id})
             text = (
                 "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"
             )
             hint = Hint(text, resume)
-            reason = f": {maker.reason.rstrip('.')}" if maker.reason else ""
-            return f"{run_id}, whose model it waited for, {_end_in_words(maker)}{reason}", hint
+            reason = f": {making_run.reason.rstrip('.')}" if making_run.reason else ""
+            return f"{run_id}, whose model it waited for, {_end_in_words(making_run)}{reason}", hint
     return None
 
 
@@ -198,10 +215,10 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
     if config is None:
         return None  # its trainer will report what is wrong with the config
     for adapter in config.waits_for:
-        maker = home.run(adapter.run_id)
-        checkpoint = maker.resolve_checkpoint(adapter.checkpoint)
+        making_run = home.run(adapter.run_id)
+        checkpoint = making_run.resolve_checkpoint(adapter.checkpoint)
         if checkpoint is None:
-            return _no_checkpoint(maker, adapter.checkpoint)
+            return _no_checkpoint_fault(making_run, adapter.checkpoint)
         try:
             link_checkpoint(checkpoint, Path(adapter.folder))
         except _UNREADABLE as error:
@@ -210,15 +227,15 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
     return None
 
 
-def _no_checkpoint(maker: RunDir, checkpoint: str) -> tuple[str, Hint]:
+def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint]:
     """Return (reason, next move) for a run that is done but has not left the awaited checkpoint.
 
     `checkpoint` is the one that was waited for, e.g. "best"; "" for the last one.
     """
-    if maker.deleted.exists():
-        return f"{maker.id}, whose model it waited for, was deleted", Hint("Submit a new run.")
-    steps = ", ".join(f"@step{step}" for step in maker.checkpoint_steps()) or "none"
-    reason = f"{maker.id} is done and left no checkpoint {checkpoint or 'at all'}"
+    if making_run.deleted.exists():
+        return f"{making_run.id}, whose model it waited for, was deleted", Hint("Submit a new run.")
+    steps = ", ".join(f"@step{step}" for step in making_run.checkpoint_steps()) or "none"
+    reason = f"{making_run.id} is done and left no checkpoint {checkpoint or 'at all'}"
     return reason, Hint(f"Submit a new run from one that it has: {steps}.")
 
 

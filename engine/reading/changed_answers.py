@@ -24,9 +24,9 @@ from engine.reading.transcripts import (
     Texts,
     Turn,
     rollout_item,
+    shorten_turns,
     turns_of,
     with_shorter_texts,
-    within,
 )
 from engine.records.lines.curves import short
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -170,7 +170,12 @@ def _changes(evaluations: _Comparison, where: str) -> list[_Change]:
             score_change = _score_change(before, after)
             if score_change:
                 changes.append(_Change(before, after, score_change))
-    return sorted(changes, key=lambda change: (-abs(change.score), _attempt_key(change.after)))
+
+    def largest_first(change: _Change) -> tuple[float, object]:
+        """Sort key: the size of the change, descending, then the task."""
+        return -abs(change.score), _attempt_key(change.after)
+
+    return sorted(changes, key=largest_first)
 
 
 def _choose_evaluations(reading: Reading) -> _Comparison:
@@ -305,7 +310,7 @@ def _changed_item(reading: Reading, change: _Change) -> ChangedItem:
     return ChangedItem(
         task=clip(redact.text(change.after.task), _TASK_CHARS),
         change=short(change.score),
-        prompt=within(prompt, prompt_chars),
+        prompt=shorten_turns(prompt, prompt_chars),
         before=_answer_item(reading, change.before),
         after=_answer_item(reading, change.after),
     )

@@ -14,9 +14,9 @@ from engine.reading.transcripts import (
     Turn,
     chars_of,
     rollout_item,
+    shorten_turns,
     turns_of,
     with_shorter_texts,
-    within,
 )
 from engine.records.lines.curves import short
 from engine.records.lines.trajectory_record import TrajectoryRecord
@@ -114,9 +114,12 @@ def _groups_by_spread(matching_rows: Sequence[Row], rows: Sequence[Row]) -> list
     for row in rows:
         if _group_key(row) in chosen_groups:
             rows_by_group.setdefault(_group_key(row), []).append(row)
-    return sorted(
-        rows_by_group.values(), key=lambda members: (-reward_std(members), _group_key(members[0]))
-    )
+
+    def widest_first(members: list[Row]) -> tuple[float, str]:
+        """Sort key: the spread of rewards, descending, then the key of the group."""
+        return -reward_std(members), _group_key(members[0])
+
+    return sorted(rows_by_group.values(), key=widest_first)
 
 
 def _group_key(row: Row) -> str:
@@ -147,7 +150,7 @@ def _group_item(reading: Reading, rows: Sequence[Row]) -> GroupItem:
         reward_std=short(reward_std(rows)),
         solved=sum(row.success is True for row in rows),
         errors=sum(bool(row.error) for row in rows) or None,  # None instead of 0
-        prompt=within(turns_of(redact, first.prompt), prompt_chars),
+        prompt=shorten_turns(turns_of(redact, first.prompt), prompt_chars),
         members=_member_items(reading, rows),
     )
 

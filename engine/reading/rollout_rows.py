@@ -191,10 +191,10 @@ def _held_out_answers(reading: Reading) -> Source:
             f"{row.run_id} has no rollouts yet (it is {row.state})",
             hint=wait_hint(row.run_id, until="next_eval"),
         )
-    wanted = reading.start.step
-    if wanted == -1 and _has_text(reading.query.where, _REPORT):
-        wanted = _last_reported(run, steps)
-    step = chosen_step(steps, wanted, missing_rows="held-out answers")
+    requested_step = reading.start.step
+    if requested_step == -1 and _has_text(reading.query.where, _REPORT):
+        requested_step = _last_reported(run, steps)
+    step = chosen_step(steps, requested_step, missing_rows="held-out answers")
     answers = EvaluationRow.read_file(run.evals(step))
     return Source(
         rows=answers.records,
@@ -251,16 +251,19 @@ def _answers_of_all_models(reading: Reading) -> Source:
 
     Raises UserError NO_EVALUATION if no model has answers yet.
     """
-    with_answers = _answered_models(reading)
-    files = [EvaluationRow.read_file(reading.run.model_evals(index)) for index in with_answers]
+    answered_indices = _answered_models(reading)
+    answers_by_model = [
+        EvaluationRow.read_file(reading.run.model_evals(index)) for index in answered_indices
+    ]
     # The files list the tasks in the same order, so each tuple holds the models' answers to one.
-    by_task = itertools.zip_longest(*(file.records for file in files))
-    names = ", ".join(reading.models[index] for index in with_answers)
+    rows_by_task = itertools.zip_longest(*(answers.records for answers in answers_by_model))
+    names = ", ".join(reading.models[index] for index in answered_indices)
     return Source(
-        rows=[row for rows in by_task for row in rows if row is not None],
+        # None: a model has not answered the task yet.
+        rows=[row for rows in rows_by_task for row in rows if row is not None],
         description=f"answers of {names}",
-        step=with_answers[-1],
-        skipped=sum(file.skipped for file in files),
+        step=answered_indices[-1],
+        skipped=sum(answers.skipped for answers in answers_by_model),
         all_steps=True,
     )
 
@@ -269,14 +272,14 @@ def _answered_models(reading: Reading) -> list[int]:
     """List the indices of the models of an evaluation or probe that have answers. Raises UserError
     NO_EVALUATION if there are none."""
     row, count = reading.row, len(reading.models)
-    with_answers = [index for index in range(count) if reading.run.model_evals(index).exists()]
-    if not with_answers:
+    answered_indices = [index for index in range(count) if reading.run.model_evals(index).exists()]
+    if not answered_indices:
         raise UserError(
             "NO_EVALUATION",
             f"{row.run_id} has no answers yet (it is {row.state})",
             hint=wait_hint(row.run_id),
         )
-    return with_answers
+    return answered_indices
 
 
 def model_answers(reading: Reading) -> Source:
@@ -287,10 +290,10 @@ def model_answers(reading: Reading) -> Source:
     has none.
     """
     run, models = reading.run, reading.models
-    with_answers = _answered_models(reading)
+    answered_indices = _answered_models(reading)
     # An error then says "there are no answers, by index of the model, of step 7".
     index = chosen_step(
-        with_answers, reading.start.step, missing_rows="answers, by index of the model,"
+        answered_indices, reading.start.step, missing_rows="answers, by index of the model,"
     )
     answers = EvaluationRow.read_file(run.model_evals(index))
     return Source(
@@ -335,7 +338,7 @@ def _filters_by_step(where: str) -> bool:
 
 def _uses_name(where: str, name: str) -> bool:
     """Whether the filter expression uses the field `name`."""
-    return any(isinstance(node, ast.Name) and node.id == name for node in _nodes(where))
+    return any(isinstance(node, ast.Name) and node.id == name for node in _syntax_nodes(where))
 
 
 def asks_for_kept_skills(where: str) -> bool:
@@ -346,10 +349,12 @@ def asks_for_kept_skills(where: str) -> bool:
 
 def _has_text(where: str, text: str) -> bool:
     """Whether the filter expression contains this text as a constant, as "half == 'kept'" does."""
-    return any(isinstance(node, ast.Constant) and node.value == text for node in _nodes(where))
+    return any(
+        isinstance(node, ast.Constant) and node.value == text for node in _syntax_nodes(where)
+    )
 
 
-def _nodes(where: str) -> list[ast.AST]:
+def _syntax_nodes(where: str) -> list[ast.AST]:
     """Parse the filter expression into its syntax nodes. Returns [] if it cannot be parsed;
     `matching` refuses it later."""
     try:
@@ -386,7 +391,7 @@ def _filter_values(row: Row) -> dict[str, object]:
     return metrics | fields | counts | {"metrics": metrics}
 
 
-def ordered(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
+def select_picked(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
     """Select the rows that `pick` shows, in its order.
 
     - truncated, error: only these rows, in their original order.
@@ -427,11 +432,12 @@ def score(row: Row) -> float:
     the loss if the row has no reward, or 0 if it has neither."""
     if row.reward is not None:
         return row.reward
-    return -(_loss(row) or 0.0)
+    loss = _loss(row)
+    return 0.0 if loss is None else -loss
 
 
 def _loss(row: Row) -> float | None:
-    """The loss of an evaluation's row, or None. Rollouts of training have none."""
+    """Return the loss of an evaluation's row; None if it has none. Rollouts have no loss."""
     return row.loss if isinstance(row, EvaluationRow) else None
 
 

@@ -17,7 +17,7 @@ from engine.home.store import Store
 from engine.reading.changed_answers import ChangedPage, changed_page
 from engine.reading.rollout_groups import GroupsPage, groups_page
 from engine.reading.rollout_pages import Reading, RolloutQuery, fit, start_of
-from engine.reading.rollout_rows import Row, Source, matching, ordered, rewards_of, source_of
+from engine.reading.rollout_rows import Row, Source, matching, rewards_of, select_picked, source_of
 from engine.reading.transcripts import RolloutItem, decoder_of, rollout_item, shorten_rollout
 
 
@@ -56,8 +56,8 @@ class RolloutsPage(ReplyBase):
 def read_rollouts(home: Home, query: RolloutQuery) -> RolloutsPage | GroupsPage | ChangedPage:
     """Read one page of the rollouts or answers that `query.pick` chooses. "group" shows whole
     groups (the answers to one task); "changed" shows tasks whose score differs between two
-    evaluations; every other pick shows single rollouts in the order of `ordered`. If the run goes
-    on, `next` of the page suggests waiting.
+    evaluations; every other pick shows single rollouts in the order of `select_picked`. If the run
+    goes on, `next` of the page suggests waiting.
 
     Raises UserError:
         RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT if an argument has a value that is not
@@ -111,7 +111,7 @@ def _rollouts_page(reading: Reading, source: Source, matching_rows: Sequence[Row
     or "random"), in the order of that pick."""
     # Every page uses the same seed, so that all pages show parts of one random order.
     seed = f"{reading.row.run_id} {source.step}"
-    picked_rows = ordered(matching_rows, reading.query.pick, seed=seed)
+    picked_rows = select_picked(matching_rows, reading.query.pick, seed=seed)
     items = _shown_items(reading, picked_rows)
     page = _page_without_rollouts(reading, source, picked_count=len(picked_rows))
     if any(item.half for item in items):  # `about` explains that field

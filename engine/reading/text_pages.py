@@ -176,7 +176,7 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
     path = reader.run.events
     event_page = reader.page(path, position, _event_filter(reader, keys))
     shown_events = _fit_events(reader, event_page, older=position.older)
-    links = _cursors_of_page(reader, cursor, shown_events.page, path)
+    cursors = _cursors_of_page(reader, cursor, shown_events.page, path)
     return EventsPage(
         summary=_event_sentence(reader.row, shown_events.events),
         run_id=reader.row.run_id,
@@ -184,8 +184,8 @@ def events_page(reader: TextReader, keys: Sequence[str], cursor: str) -> EventsP
         view="events",
         events=shown_events.events,
         warnings=reader.warnings(shown_events.page) + skipped_lines(shown_events.skipped),
-        next_cursor=links.next_cursor,
-        older_cursor=links.older_cursor,
+        next_cursor=cursors.next_cursor,
+        older_cursor=cursors.older_cursor,
     )
 
 
@@ -280,7 +280,7 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
     texts = _console_texts(reader, path, page, at_newest=position.offset is None)
     # A page with a cursor or a search may be empty although the run has printed something.
     prints_nothing = not texts and not cursor and reader.matches is None
-    links = _cursors_of_page(reader, cursor, page, path, position.attempt)
+    cursors = _cursors_of_page(reader, cursor, page, path, position.attempt)
     return ConsolePage(
         summary=f"{counted(len(texts), 'line')} of attempt {position.attempt} of {row.run_id}.",
         run_id=row.run_id,
@@ -290,8 +290,8 @@ def console_page(reader: TextReader, cursor: str, max_chars: int = _LINES_CHARS)
         warnings=reader.warnings(page),
         next=_calls_without_output(row) if prints_nothing else [],
         attempt=position.attempt,
-        next_cursor=links.next_cursor,
-        older_cursor=links.older_cursor,
+        next_cursor=cursors.next_cursor,
+        older_cursor=cursors.older_cursor,
     )
 
 
@@ -500,8 +500,8 @@ def _cursors_of_page(
 
 
 def _view_in_cursor(attempt: int | None) -> str:
-    """The beginning of a cursor: "console:2" for the console of attempt 2, "events" if `attempt` is
-    None."""
+    """Return the beginning of a cursor: "console:2" for the console of attempt 2, "events" if
+    `attempt` is None."""
     return "events" if attempt is None else f"console:{attempt}"
 
 

@@ -206,7 +206,7 @@ class _Conversation:
     @property
     def turns(self) -> list[Turn] | None:
         """The messages of the answer, cut, if there are several; else None."""
-        return within(self.answer, self.answer_chars) if len(self.answer) > 1 else None
+        return shorten_turns(self.answer, self.answer_chars) if len(self.answer) > 1 else None
 
 
 def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversation:
@@ -220,7 +220,7 @@ def _divide_characters(redact: Redactor, row: Answer, texts: Texts) -> _Conversa
         return _Conversation(prompt=None, answer=answer, answer_chars=texts.chars)
     reserved_for_answer = min(length_of(answer), texts.chars * 2 // 3)
     prompt_chars = max(texts.chars - reserved_for_answer, _LEAST_CHARS)
-    shown_prompt = within(prompt, prompt_chars)
+    shown_prompt = shorten_turns(prompt, prompt_chars)
     answer_chars = max(texts.chars - length_of(shown_prompt), _LEAST_CHARS)
     return _Conversation(shown_prompt, answer, answer_chars)
 
@@ -348,7 +348,7 @@ def length_of(turns: Sequence[Turn]) -> int:
     return sum(len(turn.content) for turn in turns)
 
 
-def within(turns: Sequence[Turn], chars: int) -> list[Turn]:
+def shorten_turns(turns: Sequence[Turn], chars: int) -> list[Turn]:
     """Shorten a conversation to about `chars` characters. If there are too many turns for 60
     characters each, turns in the middle are left out. Then long turns are cut, all to the same
     length."""

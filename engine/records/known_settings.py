@@ -53,7 +53,8 @@ class KnownSettings:
         values = settings if isinstance(settings, Mapping) else settings.model_dump()
         if "thinking" in values:  # SFT has words for it, of which "require" means True
             values = {**values, "thinking": values["thinking"] in (True, "require")}
-        return KnownSettings(**{name: values[name] for name in NAMES if name in values})  # type: ignore[arg-type]
+        known_values = {name: values[name] for name in NAMES if name in values}
+        return KnownSettings(**known_values)  # type: ignore[arg-type]
 
 
 NAMES = tuple(field.name for field in fields(KnownSettings))

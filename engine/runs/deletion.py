@@ -208,15 +208,15 @@ def _require_unused(home: Home, row: RunRow, rows: Sequence[RunRow]) -> None:
         raise _not_deletable_error(row, reason, advice)
 
 
-def _depends_on(home: Home, other: RunRow, row: RunRow) -> bool:
-    """Return whether the run `other` needs the run `row`.
+def _depends_on(home: Home, dependent_row: RunRow, row: RunRow) -> bool:
+    """Return whether the run `dependent_row` needs the run `row`.
 
-    `other` does if `row` is its parent, if it trains on or evaluates the model of `row`, or if it
-    scores the stored answers of `row` again.
+    `dependent_row` does if `row` is its parent, if it trains on or evaluates the model of `row`, or
+    if it scores the stored answers of `row` again.
     """
-    if other.parent == row.run_id:
+    if dependent_row.parent == row.run_id:
         return True
-    config = home.run(other.run_id).find_config()
+    config = home.run(dependent_row.run_id).find_config()
     if config is None:  # a run with a damaged config cannot read anything of another run
         return False
     refs = list(config.model_refs)

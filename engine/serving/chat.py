@@ -14,7 +14,7 @@ from engine.home.run_dir import DeployDir, Home
 from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
 from engine.serving import conversations
 from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
-from engine.serving.chat_reply import CUT, CUT_BY_TIME, Answered, Saved, reply_of, started_entry
+from engine.serving.chat_reply import CUT, CUT_BY_TIME, ModelAnswer, Saved, reply_of, started_entry
 from engine.serving.chat_request import (
     DRAW_SEED,
     OF_CLIENTS,
@@ -89,12 +89,12 @@ def chat(
     sampling = _sampling_body(request, seed, tools)
     deadline = time.monotonic() + patience.call_s
     session = Session(home, asker, patience, listener, deadline, sampling)
-    answered = _ask_all(session, questions)
+    model_answers = _ask_all(session, questions)
     conversation = _conversation_after(
-        earlier, questions, answered, tools=tools, seed=seed, owner=asker.name
+        earlier, questions, model_answers, tools=tools, seed=seed, owner=asker.name
     )
     saved = _save(home, request, conversation)
-    return reply_of(answered, names, saved, home.user_config().idle_stop_minutes)
+    return reply_of(model_answers, names, saved, home.user_config().idle_stop_minutes)
 
 
 def _model_names(request: ChatRequest) -> list[str]:
@@ -140,23 +140,25 @@ def _questions(
 def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> Json:
     """Make the part of a request to a model's server that is the same for all models: how to
     sample, and which tools there are."""
-    return {
+    body: Json = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
         "seed": seed,
-        **({"tools": tools} if tools else {}),
     }
+    if tools:
+        body["tools"] = tools
+    return body
 
 
-def _ask_all(session: Session, questions: Sequence[Question]) -> list[Answered]:
+def _ask_all(session: Session, questions: Sequence[Question]) -> list[ModelAnswer]:
     """Ask the models one after the other, all within the time of the call. Raises UserError if one
     cannot be served, refuses the question or does not answer."""
-    answered: list[Answered] = []
+    model_answers: list[ModelAnswer] = []
     for number, question in enumerate(questions):
         # With two models, the first gets half of the time, so that the second has the other half.
         shares = len(questions) - number
-        answered.append(_ask(session, question, shares))
-    return answered
+        model_answers.append(_ask(session, question, shares))
+    return model_answers
 
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
@@ -268,7 +270,7 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
     return time.time_ns() % _LONGEST_SEED
 
 
-def _ask(session: Session, question: Question, shares: int) -> Answered:
+def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
     """Ask one model, which is started if it is not served yet. The answer may take one of `shares`
     equal parts of the time that the call has left.
 
@@ -291,7 +293,7 @@ def _ask(session: Session, question: Question, shares: int) -> Answered:
                 raise deploy_failed(folder, f"it did not answer: {error}") from error
         finally:
             seconds += time.monotonic() - attempt_start
-    return Answered(question.target.name, answer, seconds, started)
+    return ModelAnswer(question.target.name, answer, seconds, started)
 
 
 def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
@@ -332,13 +334,15 @@ def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
     Args:
         sampling: how the model samples, from `_sampling_body`.
     """
-    begun = [*question.begun, *answer.token_ids]
-    return sampling | {
+    request = sampling | {
         "model": question.target.name,
         "messages": question.messages,
         "max_tokens": max(1, sampling["max_tokens"] - len(answer.token_ids)),
-        **({"begun_token_ids": begun} if begun else {}),
     }
+    begun = [*question.begun, *answer.token_ids]
+    if begun:
+        request["begun_token_ids"] = begun
+    return request
 
 
 def _no_token_error(target: Target, stall_s: float) -> UserError:
@@ -367,7 +371,7 @@ def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserE
 def _conversation_after(
     earlier: Conversation | None,
     questions: Sequence[Question],
-    answered: Sequence[Answered],
+    model_answers: Sequence[ModelAnswer],
     *,
     tools: list[ToolSchema],
     seed: int,
@@ -379,13 +383,13 @@ def _conversation_after(
     Args:
         earlier: the conversation before; None if this call begins it.
         questions: what each model was asked.
-        answered: their answers, in the same order.
+        model_answers: their answers, in the same order.
         tools: the tools of the conversation.
         seed: its seed.
         owner: name of the key that the conversation belongs to.
     """
     branches = {branch.model: branch for branch in earlier.branches} if earlier else {}
-    for question, reply in zip(questions, answered, strict=True):
+    for question, reply in zip(questions, model_answers, strict=True):
         name = question.target.name
         # If an answer that was cut is continued, its text so far is the branch's last message.
         text_before = branches[name].messages[-1]["content"] if question.begun else ""

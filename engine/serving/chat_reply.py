@@ -14,7 +14,7 @@ CUT = (CUT_BY_TIME, "length")  # finish reasons of answers that can be continued
 
 
 @dataclass(frozen=True)
-class Answered:
+class ModelAnswer:
     """The result of asking one model.
 
     Attributes:
@@ -46,24 +46,29 @@ class Saved:
 
 
 def reply_of(
-    answered: Sequence[Answered], names: Sequence[str], saved: Saved, idle_minutes: float
+    model_answers: Sequence[ModelAnswer], names: Sequence[str], saved: Saved, idle_minutes: float
 ) -> Reply:
     """Make the reply of `chat`.
 
     Args:
-        answered: the models' answers.
-        names: the models' names as the caller gave them, in the order of `answered`.
+        model_answers: the models' answers.
+        names: the models' names as the caller gave them, in the order of `model_answers`.
         saved: the conversation's id ("" if it was not saved), its seed, and a warning.
         idle_minutes: how long a started deployment may be idle before it stops by itself.
     """
-    entries = [_entry_of_answer(model_answer) for model_answer in answered]
-    started = [deployment for model_answer in answered for deployment in model_answer.started]
+    entries = [_entry_of_answer(model_answer) for model_answer in model_answers]
+    started = [deployment for model_answer in model_answers for deployment in model_answer.started]
     save_warnings = [saved.warning] if saved.warning else []
+    optional_fields: Reply = {}
+    if saved.id:
+        optional_fields["conversation"] = saved.id
+    if saved.seed is not None:
+        optional_fields["seed"] = saved.seed
+    if started:
+        optional_fields["started"] = started
     return {
         "answers": entries,
-        **({"conversation": saved.id} if saved.id else {}),
-        **({"seed": saved.seed} if saved.seed is not None else {}),
-        **({"started": started} if started else {}),
+        **optional_fields,
         "summary": _summary(entries),
         "next": _next_calls(names, entries, saved.id, started),
         "warnings": _warnings(entries, started, idle_minutes) + save_warnings,
@@ -80,20 +85,22 @@ def started_entry(row: DeploymentRow, seconds: float) -> Reply:
     }
 
 
-def _entry_of_answer(answered: Answered) -> Reply:
+def _entry_of_answer(model_answer: ModelAnswer) -> Reply:
     """Make one entry of `answers` in the reply of `chat`. It has `partial` if the call's time was
     over before the answer was done; `latency_s` are the seconds without the start of the model."""
-    answer = answered.answer
-    return {
-        "model": answered.model,
-        "answer": answer.content,
-        **({"reasoning": answer.reasoning} if answer.reasoning else {}),
-        **({"tool_calls": answer.tool_calls} if answer.tool_calls else {}),
-        "finish_reason": answer.finish_reason or CUT_BY_TIME,
-        **({} if answer.finish_reason else {"partial": True}),
+    answer = model_answer.answer
+    entry: Reply = {"model": model_answer.model, "answer": answer.content}
+    if answer.reasoning:
+        entry["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        entry["tool_calls"] = answer.tool_calls
+    entry["finish_reason"] = answer.finish_reason or CUT_BY_TIME
+    if not answer.finish_reason:
+        entry["partial"] = True
+    return entry | {
         "prompt_tokens": answer.prompt_tokens,
         "tokens": len(answer.token_ids),
-        "latency_s": round(answered.seconds, 3),
+        "latency_s": round(model_answer.seconds, 3),
     }
 
 

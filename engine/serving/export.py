@@ -232,12 +232,12 @@ class _Merge:
 
     Attributes:
         job: folder with the worker's config, lock and log.
-        aside: folder that the worker writes to, beside the folder of the export.
+        temporary_folder: folder that the worker writes to, beside the folder of the export.
         gguf_name: name of the GGUF file that the worker writes there; "" for a model folder.
     """
 
     job: Path
-    aside: Path
+    temporary_folder: Path
     gguf_name: str
 
     @property
@@ -266,12 +266,14 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     if not _wait_for_worker(merge.lock):
         return False
     if not _is_finished(home, merge):
-        shutil.rmtree(merge.aside, ignore_errors=True)  # what the worker has left half-written
+        shutil.rmtree(
+            merge.temporary_folder, ignore_errors=True
+        )  # what the worker has left half-written
         raise _unfinished_merge_error(merge.log)
     if merge.gguf_name:
         _add_modelfile(model, merge)
-    _add_card(home, model, merge.aside)
-    _move_into_place(merge.aside, target, origin)
+    _add_card(home, model, merge.temporary_folder)
+    _move_into_place(merge.temporary_folder, target, origin)
     shutil.rmtree(merge.job, ignore_errors=True)
     return True
 
@@ -279,17 +281,17 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
     """Write the Modelfile beside the GGUF file of a finished merge."""
     text = modelfile.text(model.base_path, merge.gguf_name)
-    (merge.aside / "Modelfile").write_text(text, encoding="utf-8")
+    (merge.temporary_folder / "Modelfile").write_text(text, encoding="utf-8")
 
 
 def _merge_to(home: Home, model: ModelRef, target: Path, export_format: str) -> _Merge:
     """Describe the merge of this model to `target`: the worker writes a folder beside `target`
-    (`aside`), which is then renamed. Its folders are named by a hash of model and target, so that a
-    later call finds them again."""
+    (`temporary_folder`), which is then renamed. Its folders are named by a hash of model and
+    target, so that a later call finds them again."""
     key = hashlib.sha256(f"{model.adapter} {target}".encode()).hexdigest()[:16]
     return _Merge(
         job=home.export_job(key),
-        aside=target.with_name(f".{target.name}.{key}.aside"),
+        temporary_folder=target.with_name(f".{target.name}.{key}.aside"),
         gguf_name=_gguf_name(model, export_format),
     )
 
@@ -323,11 +325,11 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
     """Start a worker that merges the adapter into the base model, unless one is at work. `merge`
     holds the paths of the job; the worker writes its result into `merge.aside`."""
     python = launcher.worker_python(home)
-    shutil.rmtree(merge.aside, ignore_errors=True)  # what a killed worker left
+    shutil.rmtree(merge.temporary_folder, ignore_errors=True)  # what a killed worker left
     config = {
         "base_path": str(model.base_path),
         "adapter": str(model.adapter),
-        "out": str(merge.aside),
+        "out": str(merge.temporary_folder),
         "gguf": merge.gguf_name,
     }
     config_file = merge.job / "config.json"
@@ -345,12 +347,12 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 def _is_finished(home: Home, merge: _Merge) -> bool:
     """Whether the worker's folder exists and is complete: it holds the GGUF file, or a usable
     model."""
-    if not merge.aside.is_dir():
+    if not merge.temporary_folder.is_dir():
         return False
     if merge.gguf_name:
-        return (merge.aside / merge.gguf_name).is_file()
+        return (merge.temporary_folder / merge.gguf_name).is_file()
     try:
-        catalog.resolve_model(home, str(merge.aside))
+        catalog.resolve_model(home, str(merge.temporary_folder))
         return True
     except UserError:
         return False
@@ -359,17 +361,19 @@ def _is_finished(home: Home, merge: _Merge) -> bool:
 def _new_folder_beside(target: Path) -> Path:
     """Make an empty folder beside `target`. It is on the same disk, so it can be renamed to
     `target`."""
-    aside = target.with_name(f".{target.name}.{os.getpid()}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    return aside
+    temporary_folder = target.with_name(f".{target.name}.{os.getpid()}.aside")
+    shutil.rmtree(temporary_folder, ignore_errors=True)
+    temporary_folder.mkdir()
+    return temporary_folder
 
 
-def _move_into_place(aside: Path, target: Path, origin: JsonObject) -> None:
-    """Add the ORIGIN file to the finished folder `aside` and rename it to `target`."""
-    write_json(aside / ORIGIN, origin)
-    sync_folder(aside)  # before the rename, so that a power failure leaves no half export
-    os.replace(aside, target)  # at most an empty folder is there
+def _move_into_place(temporary_folder: Path, target: Path, origin: JsonObject) -> None:
+    """Add the ORIGIN file to the finished folder `temporary_folder` and rename it to `target`."""
+    write_json(temporary_folder / ORIGIN, origin)
+    sync_folder(
+        temporary_folder
+    )  # before the rename, so that a power failure leaves no half export
+    os.replace(temporary_folder, target)  # at most an empty folder is there
     sync_folder(target.parent)
 
 

@@ -53,7 +53,12 @@ def choose(home: Home, ref: ModelRef, name: str) -> Placement:
         for device in hardware.detect(home.root).devices
     ]
     placements = [_placement(home, ref, device) for device in devices]
-    best = max(placements, key=lambda option: option.device.memory_free - option.memory_bytes)
+
+    def bytes_left(placement: Placement) -> int:
+        """Return the bytes that are free on the device once the model is on it."""
+        return placement.device.memory_free - placement.memory_bytes
+
+    best = max(placements, key=bytes_left)
     if best.memory_bytes > best.device.memory_free:
         raise _no_room_error(home, best, name, devices)
     return best

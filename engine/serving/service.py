@@ -378,9 +378,9 @@ def _stop(home: Home, ref: str) -> Reply:
     calls that stop other models of that run. Raises UserError MODEL_* if there is no such model,
     run or deployment.
     """
-    going_on = _stop_living(home, ref)
-    if going_on is not None:
-        return _stopped_reply(ref, going_on)
+    still_serving = _stop_living(home, ref)
+    if still_serving is not None:
+        return _stopped_reply(ref, still_serving)
     ending = _how_it_ended(home, ref)
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
@@ -389,16 +389,18 @@ def _stop(home: Home, ref: str) -> Reply:
     return _nothing_stopped_reply(home, ref)
 
 
-def _stopped_reply(ref: str, going_on: Sequence[DeploymentRow]) -> Reply:
+def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
     """Make the reply of a call that stopped `ref`. If a deployment goes on with other models
-    (`going_on`), the reply names it, with the call that stops all of it."""
-    notes = [f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in going_on]
+    (`still_serving`), the reply names it, with the call that stops all of it."""
+    notes = [
+        f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in still_serving
+    ]
     return _stop_reply(
         ref,
         "stopped",
         summary=f"{'; '.join([f'{ref} is no longer served', *notes])}.",
         next_calls=[
-            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in going_on
+            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in still_serving
         ],
     )
 
@@ -442,7 +444,7 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
     Returns the deployments that go on with other models, or None if `ref` was not being served.
     """
     stopped = False
-    going_on: list[DeploymentRow] = []
+    still_serving: list[DeploymentRow] = []
     for row in deployments.living(home):
         # What the deployment goes on serving: adapters, and perhaps the base model itself.
         if ref == row.deployment_id:
@@ -455,10 +457,10 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
         stopped = True
         if adapters or serve_base:
             changed = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
-            going_on.append(changed)
+            still_serving.append(changed)
         else:
             deployments.stop(home, row, "stopped on request")
-    return going_on if stopped else None
+    return still_serving if stopped else None
 
 
 def _how_it_ended(home: Home, ref: str) -> str:

@@ -172,7 +172,8 @@ def learning_rate(algorithm: str, hidden: int) -> float:
         # exponent that "LoRA Without Regret" (2025) fits to Llama models: 8.4e-4 at 1024, 3.1e-3 at
         # 192. At 192 this is better than the 1.6e-3 of a square root on all tasks that choose in
         # benchmarks/default_settings.py. Above 2000 the rate falls slower: 3.5e-4 at 4096.
-        unbounded_rate = 5e-4 * (2000 / hidden) ** (0.781 if hidden < 2000 else 0.5)
+        exponent = 0.781 if hidden < 2000 else 0.5
+        unbounded_rate = 5e-4 * (2000 / hidden) ** exponent
     elif algorithm == "dpo":
         # A fifth of GRPO's rate: 1e-5 at width 4096, ten times the 1e-6 of the DPO paper.
         unbounded_rate = 0.04 / hidden
@@ -398,9 +399,9 @@ def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
     `async_sampling` gains nothing on one device; `top_p`, `top_k` and `min_p` change probabilities.
     """
     # If `gpus` was left out, the estimate may choose as many devices as the machine has.
-    most = len(facts.hardware.devices) if facts.hardware else 1
-    is_on_one = filled.values.get("gpus", most) == 1
-    if filled["async_sampling"] and filled["sampler"] == "torch" and is_on_one:
+    device_count = len(facts.hardware.devices) if facts.hardware else 1
+    is_on_one_device = filled.values.get("gpus", device_count) == 1
+    if filled["async_sampling"] and filled["sampler"] == "torch" and is_on_one_device:
         filled.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
@@ -424,10 +425,10 @@ def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> Non
         return
     # With quantization vLLM would still sample from the weights before rounding.
     is_unquantized = filled["quantization"] == "none"
-    suits = gpu is not None and facts.vllm and is_unquantized
-    if suits and why_not:
+    suits_vllm = gpu is not None and facts.vllm and is_unquantized
+    if suits_vllm and why_not:
         filled.warnings.append(f"our own sampler is used, not vLLM: {why_not}.")
-    filled.values["sampler"] = "vllm" if suits and not why_not else "torch"
+    filled.values["sampler"] = "vllm" if suits_vllm and not why_not else "torch"
     filled.sources["sampler"] = HARDWARE
 
 

@@ -64,14 +64,16 @@ def most_gpus(home: Home, hardware: Hardware) -> int:
 def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
     """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices or of
     rows in a batch, or if `shard_base` does not fit the other settings."""
-    most, rows = most_gpus(home, hardware), rows_of_batch(settings)
-    if settings.gpus > most:
-        there_are = "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {most}"
+    device_count, batch_rows = most_gpus(home, hardware), rows_of_batch(settings)
+    if settings.gpus > device_count:
+        there_are = (
+            "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {device_count}"
+        )
         message = f"gpus = {settings.gpus}, but {there_are}"
-        raise _too_many(message, min(most, rows))
-    if settings.gpus > rows:
-        message = f"gpus = {settings.gpus}, but a batch has {rows} rows to share"
-        raise _too_many(message, min(most, rows))
+        raise _too_many(message, min(device_count, batch_rows))
+    if settings.gpus > batch_rows:
+        message = f"gpus = {settings.gpus}, but a batch has {batch_rows} rows to share"
+        raise _too_many(message, min(device_count, batch_rows))
     if settings.shard_base:
         _check_shards(settings)
 
@@ -115,7 +117,7 @@ def decide(
     does not fit the other settings.
     """
     on_gpus = _options(home, resolved, hardware, estimate)
-    chosen = _chosen(resolved, on_gpus)
+    chosen = _choose(resolved, on_gpus)
     check_gpus(home, chosen.settings, hardware)
     return chosen, on_gpus
 
@@ -127,21 +129,23 @@ def _options(
 
     Returns [] if the run may have only one device.
     """
-    most = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
-    if hardware.device.kind == "cpu" or most < 2:
+    most_devices = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
+    if hardware.device.kind == "cpu" or most_devices < 2:
         return []
     with Store(home) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     compute = resolved.settings.compute
-    busy = {device for row in rows if row.compute == compute for device in row.devices}
-    free = sum(d.name == hardware.device.name and d.id not in busy for d in hardware.devices)
-    return [
-        OnGpus(*_fitting(with_gpus(resolved, gpus), estimate), free_now=gpus <= free)
-        for gpus in range(1, most + 1)
-    ]
+    busy_ids = {device_id for row in rows if row.compute == compute for device_id in row.devices}
+    same_model = [device for device in hardware.devices if device.name == hardware.device.name]
+    free_count = sum(device.id not in busy_ids for device in same_model)
+    options = []
+    for gpus in range(1, most_devices + 1):
+        fitting, figures = _settings_that_fit(with_gpus(resolved, gpus), estimate)
+        options.append(OnGpus(fitting, figures, free_now=gpus <= free_count))
+    return options
 
 
-def _fitting(
+def _settings_that_fit(
     resolved: Resolved, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Estimate]:
     """Return settings with which the run fits, and their estimate.
@@ -152,16 +156,18 @@ def _fitting(
     figures = estimate(resolved)
     if figures.fits or resolved.sources.get("shard_base") == USER:
         return resolved, figures
-    sharded = _changed(resolved, "shard_base", True)
+    sharded = _with_setting(resolved, "shard_base", True)
     try:
         _check_shards(sharded.settings)
     except UserError:
         return resolved, figures
     sharded_figures = estimate(sharded)
-    return (sharded, sharded_figures) if sharded_figures.fits else (resolved, figures)
+    if sharded_figures.fits:
+        return sharded, sharded_figures
+    return resolved, figures
 
 
-def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
+def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
     """Return the settings with the number of devices that the run takes.
 
     A number that the user gave is kept. Otherwise the run takes the free devices that make it
@@ -171,23 +177,24 @@ def _chosen(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
         return resolved
     options = {option.gpus: option for option in on_gpus}
     if resolved.sources.get("gpus") == USER:
-        given = options.get(resolved.settings.gpus)
-        return given.resolved if given else resolved
+        requested = options.get(resolved.settings.gpus)
+        return requested.resolved if requested else resolved
+    # `on_gpus` is ascending: the first option that fits has the fewest devices.
     fewest = next((option.gpus for option in on_gpus if option.figures.fits), 1)
-    seconds = {
-        option.gpus: 3600 * option.figures.hours.likely
-        for option in on_gpus
-        if option.gpus == fewest or (option.gpus > fewest and option.free_now)
-    }
-    return options[ranks.paying_gpu_count(seconds)].resolved
+    seconds_by_count: dict[int, float] = {}
+    for option in on_gpus:
+        is_candidate = option.gpus == fewest or (option.gpus > fewest and option.free_now)
+        if is_candidate:
+            seconds_by_count[option.gpus] = 3600 * option.figures.hours.likely
+    return options[ranks.paying_gpu_count(seconds_by_count)].resolved
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
     """Return the settings with `gpus` devices."""
-    return resolved if gpus == resolved.settings.gpus else _changed(resolved, "gpus", gpus)
+    return resolved if gpus == resolved.settings.gpus else _with_setting(resolved, "gpus", gpus)
 
 
-def _changed(resolved: Resolved, name: str, value: object) -> Resolved:
+def _with_setting(resolved: Resolved, name: str, value: object) -> Resolved:
     """Return a copy of the settings with the setting `name` changed, and "hardware" as its
     source."""
     return replace(

@@ -84,18 +84,18 @@ def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_rewar
     return given.get(name) is True
 
 
-def counted_thinking(algorithm: str, given: GivenSettings) -> bool | Reasoning:
+def counted_thinking(algorithm: str, given_settings: GivenSettings) -> bool | Reasoning:
     """Return the value of `thinking` with which the tokens of rows are counted.
 
-    `given` holds the settings before they are checked. A wrong value counts as left out here,
-    because it is refused later.
+    `given_settings` holds the settings before they are checked. A wrong value counts as left out
+    here, because it is refused later.
     """
     if algorithm == "dpo":
         return "keep"  # DPO has no such setting: it compares the answers as they are
     if algorithm != "sft":
-        return is_switched_on(given, "thinking")
+        return is_switched_on(given_settings, "thinking")
     for word in get_args(Reasoning):  # the words that SFT's setting takes
-        if word == given.get("thinking"):
+        if word == given_settings.get("thinking"):
             return word
     return "keep"
 
@@ -111,13 +111,14 @@ def check_algorithm(algorithm: str) -> None:
             hint="Submit it by itself; then train from the environment version that it makes.",
             field="algorithm",
         )
-    meant_algorithm = aliases.suggest_algorithm(str(algorithm))
+    meant_algorithm = aliases.suggest_algorithm(str(algorithm))  # "" if that is unclear
+    change = Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None
     raise UserError(
         "BAD_ARGUMENT",
         f"algorithm {algorithm!r} does not exist; there are {', '.join((*ALGORITHMS, PROMPT))}",
         hint=Hint(
             f"Use {meant_algorithm}." if meant_algorithm else "Use one of these.",
-            change=Change(arguments={"algorithm": meant_algorithm}) if meant_algorithm else None,
+            change=change,
         ),
         field="algorithm",
     )
@@ -143,15 +144,15 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
         check_algorithm(algorithm)
     schema = SCHEMAS[algorithm]
     _check_names(algorithm, schema, settings)
-    given = {name: value for name, value in settings.items() if value is not None}
-    if given.get("gpus") == "auto":  # "auto" means the same as leaving it out
-        del given["gpus"]
+    given_settings = {name: value for name, value in settings.items() if value is not None}
+    if given_settings.get("gpus") == "auto":  # "auto" means the same as leaving it out
+        del given_settings["gpus"]
     try:
         # `GIVEN` has the same schemas as `SCHEMAS`, but any setting may be missing.
-        checked = GIVEN[algorithm].model_validate(given)
+        checked = GIVEN[algorithm].model_validate(given_settings)
     except ValidationError as error:
-        raise invalid_values_error(schema, error, given) from error
-    values = {name: getattr(checked, name) for name in given}
+        raise invalid_values_error(schema, error, given_settings) from error
+    values = {name: getattr(checked, name) for name in given_settings}
     _check_one_duration(values)
     return values
 
@@ -416,17 +417,12 @@ class _Table:
 
 def _tables() -> list[_Table]:
     """Make every table of settings; tables of several algorithms come before those of one."""
-    answers, scoring, common, of_rows, of_rollouts = (
-        tuple(schema.model_fields)
-        for schema in (
-            AnswerSettings,
-            ScoringSettings,
-            CommonSettings,
-            RowSettings,
-            RolloutSettings,
-        )
-    )
-    asking, shared = ("grpo", "distill", PROMPT, "evaluate"), (*answers, *scoring)
+    # The names of settings that an earlier table describes are left out of a later one.
+    answers, scoring = tuple(AnswerSettings.model_fields), tuple(ScoringSettings.model_fields)
+    common, of_rows = tuple(CommonSettings.model_fields), tuple(RowSettings.model_fields)
+    of_rollouts = tuple(RolloutSettings.model_fields)
+    asking = ("grpo", "distill", PROMPT, "evaluate")  # all that sample answers
+    shared = (*answers, *scoring)
     return [
         _Table("All algorithms", CommonSettings, ALGORITHMS, scoring),
         _Table("Scoring", ScoringSettings, (*ALGORITHMS, PROMPT, "evaluate")),

@@ -70,8 +70,8 @@ def training_job(
     """
     adapter_bytes = trained_adapter_bytes(loaded, kind)
     float32_copy_bytes = loaded.adapter * 4
-    beside = sampling_gpus(settings)
-    if isinstance(settings, GRPOSettings) and settings.async_sampling and not beside:
+    sampling_only = sampling_gpus(settings)
+    if isinstance(settings, GRPOSettings) and settings.async_sampling and not sampling_only:
         adapter_bytes += float32_copy_bytes  # a second adapter samples while the first is trained
     teacher_weights = 0.0
     if teacher is not None:
@@ -87,7 +87,7 @@ def training_job(
         adapter_bytes=adapter_bytes,
         other_weights=teacher_weights,
         wants_server=wants_server(settings),
-        sampling_gpus=beside,
+        sampling_gpus=sampling_only,
     )
 
 
@@ -102,9 +102,11 @@ def roles(settings: TrainSettings) -> dict[str, object]:
     `sampling` is how many devices only sample, `shard_base` that the base model is cut over the
     devices. Returns {} if every device samples and trains with the whole model.
     """
-    beside = sampling_gpus(settings)
-    shown: dict[str, object] = {"sampling": beside} if beside else {}
-    return shown | ({"shard_base": True} if settings.shard_base else {})
+    sampling_only = sampling_gpus(settings)
+    fields: dict[str, object] = {"sampling": sampling_only} if sampling_only else {}
+    if settings.shard_base:
+        fields["shard_base"] = True
+    return fields
 
 
 def sampling_gpus(settings: TrainSettings) -> int:
@@ -112,5 +114,5 @@ def sampling_gpus(settings: TrainSettings) -> int:
 
     Returns 0 if the devices that train also sample.
     """
-    beside = isinstance(settings, GRPOSettings) and settings.async_sampling
-    return settings.gpus - training_devices(settings.gpus, beside=beside)
+    samples_beside = isinstance(settings, GRPOSettings) and settings.async_sampling
+    return settings.gpus - training_devices(settings.gpus, beside=samples_beside)

@@ -59,10 +59,12 @@ def check_given(given: GivenSettings) -> None:
     if not is_url(teacher):
         for name in ("teacher_model", "teacher_key_env"):
             if given.get(name):
-                what = "has it in config.toml" if is_endpoint(teacher) else "is a model here"
+                teacher_origin = (
+                    "has it in config.toml" if is_endpoint(teacher) else "is a model here"
+                )
                 raise UserError(
                     "SETTING_NOT_APPLICABLE",
-                    f"{name} is for a teacher behind a URL; teacher = {teacher!r} {what}",
+                    f"{name} is for a teacher behind a URL; teacher = {teacher!r} {teacher_origin}",
                     hint=f"Leave {name} out, or give the URL as teacher.",
                     field=f"settings.{name}",
                 )

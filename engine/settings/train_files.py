@@ -100,7 +100,7 @@ def load_files(paths: Sequence[Path]) -> TrainFile:
     merged: JsonObject = {}  # flat: "settings.steps" -> value
     changes: list[FileChanges] = []
     for file in files:
-        merged, changed = merge(merged, _flat(file.content), str(file.path))
+        merged, changed = merge(merged, _flatten(file.content), str(file.path))
         changes.append(changed)
     texts = {name: merged.get(name, default) for name, default in _TEXT_KEYS.items()}
     settings = _table_of(merged, "settings")
@@ -129,7 +129,7 @@ def merge(
     sets: dict[str, object] = {}
     changes: dict[str, tuple[object, object]] = {}
     for name, value in later.items():
-        for other_name in _replaced_by(name, later):
+        for other_name in _names_replaced_by(name, later):
             if other_name in merged:
                 changes[other_name] = (merged.pop(other_name), None)
         if name not in merged:
@@ -147,16 +147,16 @@ def with_settings(
 
     Returns (the merged settings, what `later` changed).
     """
-    merged, changed = merge(_named(settings), _named(later), source)
+    merged, changed = merge(_with_table_prefix(settings), _with_table_prefix(later), source)
     return _table_of(merged, "settings"), changed
 
 
-def _named(settings: GivenSettings) -> JsonObject:
+def _with_table_prefix(settings: GivenSettings) -> JsonObject:
     """Return the settings under flat names: "steps" becomes "settings.steps"."""
     return {f"settings.{name}": value for name, value in settings.items()}
 
 
-def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
+def _names_replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
     """Return the names of settings in earlier files that `name` in `later` removes.
 
     Steps and epochs both say how long to train, so each removes the other. Any other name removes
@@ -169,7 +169,7 @@ def _replaced_by(name: str, later: Mapping[str, Any]) -> list[str]:
     return [duration for duration in durations if duration != name]
 
 
-def _flat(content: Mapping[str, Any]) -> JsonObject:
+def _flatten(content: Mapping[str, Any]) -> JsonObject:
     """Flatten the content of a file: {"settings": {"steps": 60}} -> {"settings.steps": 60}.
 
     Only the tables `settings` and `vary` are flattened.

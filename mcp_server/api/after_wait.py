@@ -22,7 +22,7 @@ _STANDING_FACTS = frozenset({"kind", "algorithm", "env_id", "model", "device", "
 _EXPECTED = ("summary", "next", "warnings", "until_met", "state", "run_id")
 _EMPTY = (None, "", [], {})
 # Metrics that tell about the machine (speed, memory) and not about the model.
-_OF_THE_MACHINE = frozenset(
+_MACHINE_METRICS = frozenset(
     {
         "time",
         "tokens",
@@ -38,7 +38,7 @@ _OF_THE_MACHINE = frozenset(
     }
 )
 # Details that do not change what to do while a run goes on; read_logs shows them.
-_IN_DETAIL = frozenset(
+_DETAIL_METRICS = frozenset(
     {
         "reward_std",
         "shaped_reward_mean",
@@ -56,7 +56,7 @@ _IN_DETAIL = frozenset(
     }
 )
 # Counts and shares of what went wrong: they are left out if they are 0.
-_TROUBLES = frozenset(
+_TROUBLE_METRICS = frozenset(
     {
         "clip_share",
         "sampler_missing",
@@ -71,7 +71,7 @@ _TROUBLES = frozenset(
 )
 _DIGITS = 4  # significant digits of a metric
 # Fields of a level (a mean score with its interval) that matter only if some scores failed.
-_OF_ERRORS = ("attempts", "errors", "value_with_errors")
+_ERROR_COUNTS = ("attempts", "errors", "value_with_errors")
 
 
 def only_changes(status: Reply) -> Reply:
@@ -111,12 +111,16 @@ def essential(status: Reply) -> Reply:
 
 def _essential_metrics(metrics: Reply) -> Reply:
     """Return the metrics that tell how the model does, as numbers with four significant digits."""
-    left_out = _OF_THE_MACHINE | _IN_DETAIL
-    return {
-        name: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-        for name, value in metrics.items()
-        if name not in left_out and not (name in _TROUBLES and not value)
-    }
+    left_out = _MACHINE_METRICS | _DETAIL_METRICS
+    essential_metrics: Reply = {}
+    for name, value in metrics.items():
+        is_absent_trouble = name in _TROUBLE_METRICS and not value
+        if name in left_out or is_absent_trouble:
+            continue
+        if isinstance(value, float):
+            value = float(f"{value:.{_DIGITS}g}")
+        essential_metrics[name] = value
+    return essential_metrics
 
 
 def _newest_of_each(alerts: Sequence[Reply]) -> list[Reply]:
@@ -132,10 +136,10 @@ def _newest_of_each(alerts: Sequence[Reply]) -> list[Reply]:
         times = newest.pop(key, {}).get("times", 0) + 1
         fields = {name: value for name, value in alert.items() if name not in ("time", "event")}
         newest[key] = fields | {"times": times}
-    return [
-        alert if alert["times"] > 1 else {k: v for k, v in alert.items() if k != "times"}
-        for alert in newest.values()
-    ]
+    for alert in newest.values():
+        if alert["times"] == 1:
+            del alert["times"]
+    return list(newest.values())
 
 
 def _short_levels(entry: Reply) -> Reply:
@@ -145,7 +149,7 @@ def _short_levels(entry: Reply) -> Reply:
     for name in ("before", "after"):
         level = entry.get(name)
         if isinstance(level, dict) and not level.get("errors"):
-            short[name] = {key: value for key, value in level.items() if key not in _OF_ERRORS}
+            short[name] = {key: value for key, value in level.items() if key not in _ERROR_COUNTS}
     return short
 
 
@@ -180,12 +184,12 @@ def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Rep
     """
     goal = {} if until == "end" else {"until": until}
     time_limit = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
-    return [
-        {**call, "arguments": {**goal, **call["arguments"], **time_limit}}
-        if call["tool"] == "wait_run"
-        else call
-        for call in calls
-    ]
+    changed_calls = []
+    for call in calls:
+        if call["tool"] == "wait_run":
+            call = {**call, "arguments": {**goal, **call["arguments"], **time_limit}}
+        changed_calls.append(call)
+    return changed_calls
 
 
 def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
@@ -200,13 +204,13 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
         return _after_end(run_id, reply)
     reached = until if reply.get("until_met") else ""
     # There is only one first step; another evaluation or alert may follow.
-    wait_on = _wait_on(run_id, "end" if reached == "first_step" else until, reply)
+    wait_again = _call_to_wait_again(run_id, "end" if reached == "first_step" else until, reply)
     if reached in ("alert", "news"):  # "news" of a run that goes on can only be an alert
-        return [suggest("diagnose", run_id=run_id), wait_on]
+        return [suggest("diagnose", run_id=run_id), wait_again]
     if reached == "first_step":
         rollouts = suggest("read_rollouts", run_id=run_id)
-        return [rollouts, suggest("read_logs", run_id=run_id), wait_on]
-    return [wait_on]
+        return [rollouts, suggest("read_logs", run_id=run_id), wait_again]
+    return [wait_again]
 
 
 def _after_end(run_id: str, reply: Reply) -> list[Reply]:
@@ -223,7 +227,7 @@ def _after_end(run_id: str, reply: Reply) -> list[Reply]:
     return [rollouts, suggest("deploy", run_id=f"{run_id}@best")]
 
 
-def _wait_on(run_id: str, until: str, reply: Reply) -> Reply:
+def _call_to_wait_again(run_id: str, until: str, reply: Reply) -> Reply:
     """Make the suggested call that waits again, for the event `until`.
 
     `reply` is the reply of the last wait. The new wait continues from its cursor, so that no event

@@ -11,18 +11,19 @@ from engine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:
-    """The machines over SSH, as their last check left them. Raises UserError SETTING_*."""
+    """List the machines of config.toml that runs can use over SSH, each as its last check found it.
+    Raises UserError SETTING_* if config.toml is damaged."""
     from engine.executors import hosts
 
-    known = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
-    return {"summary": f"{counted(len(known), 'host')}.", "hosts": known}
+    shown_hosts = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
+    return {"summary": f"{counted(len(shown_hosts), 'host')}.", "hosts": shown_hosts}
 
 
 def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Reply:
-    """Add a machine to config.toml; nothing is connected to.
+    """Add a machine to config.toml, without connecting to it.
 
-    Raises UserError BAD_ARGUMENT for a name that is taken, SETTING_INVALID for one or for a value
-    that cannot be used.
+    Raises UserError BAD_ARGUMENT if the name is taken, SETTING_INVALID if the name or a value
+    cannot be used.
     """
     from engine.executors import hosts
 
@@ -37,7 +38,8 @@ def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Rep
 def set_up_host(
     home: Home, name: str, python: str = "", again: bool = False, say: Say = ignore_line
 ) -> Reply:
-    """Build our environment on a machine and send our source there. Raises UserError HOST_*."""
+    """Build our environment on a machine over SSH, and send our source there. `say` gets each line
+    about the progress. Raises UserError HOST_* if the machine cannot be reached or used."""
     from engine.executors import host_setup
 
     return host_setup.set_up(home, name, python=python, again=again, say=say)
@@ -51,9 +53,10 @@ def check_host(home: Home, name: str) -> Reply:
 
 
 def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
-    """Take a machine out of config.toml; with `wipe` delete everything of ours there first.
+    """Take a machine out of config.toml; with `wipe`, first delete everything of ours there.
 
-    Raises UserError HOST_NOT_FOUND, HOST_UNUSABLE, or RUN_STATE while a run of this home is there.
+    Raises UserError HOST_NOT_FOUND if there is no such machine, HOST_UNUSABLE if it cannot be
+    reached to wipe it, RUN_STATE while a run of this home is there.
     """
     from engine.executors import host_setup, hosts
 
@@ -61,5 +64,7 @@ def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
     if wipe:
         host_setup.wipe(home, name)
     hosts.remove_host(home, name)
-    done = "and everything of ours there is deleted" if wipe else "and nothing was changed there"
-    return {"summary": f"{name} is taken out of config.toml, {done}.", "host": name}
+    what_was_done = (
+        "and everything of ours there is deleted" if wipe else "and nothing was changed there"
+    )
+    return {"summary": f"{name} is taken out of config.toml, {what_was_done}.", "host": name}

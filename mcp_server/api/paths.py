@@ -26,7 +26,10 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
     is_in_current_folder = exists(Path(path))
     if Path(path).expanduser().is_absolute() or is_in_current_folder:
         return path
-    return next((str(root / path) for root in roots if exists(root / path)), path)
+    for root in roots:
+        if exists(root / path):
+            return str(root / path)
+    return path
 
 
 def exists(path: Path) -> bool:

@@ -132,12 +132,14 @@ def benchmarks_(as_json: Json = False) -> None:
     """Known benchmarks; `honesmith env push benchmark:NAME` fetches one."""
     from engine.hub import benchmarks  # noqa: PLC0415  the hub is slow to load
 
-    known = benchmarks.BENCHMARKS
-    described = {name: f"{each.about} ({each.dataset})" for name, each in known.items()}
+    descriptions = {
+        name: f"{benchmark.about} ({benchmark.dataset})"
+        for name, benchmark in benchmarks.BENCHMARKS.items()
+    }
     push_command = f"honesmith env push {benchmarks.PREFIX}NAME"
     reply = {
-        "summary": f"{counted(len(known), 'benchmark')}: {push_command}",
-        "benchmarks": described,
+        "summary": f"{counted(len(descriptions), 'benchmark')}: {push_command}",
+        "benchmarks": descriptions,
     }
     show(reply, as_json)
 

@@ -427,12 +427,12 @@ def results(
 ) -> None:
     """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
     files = {"csv": csv, "parquet": parquet, "traces": traces}
-    given = [(form, path) for form, path in files.items() if path is not None]
-    if len(given) != 1:
+    named_files = [(file_format, path) for file_format, path in files.items() if path is not None]
+    if len(named_files) != 1:
         message = "name one file: --csv FILE, --parquet FILE or --traces FILE"
         raise UserError("BAD_ARGUMENT", message, field="csv")
-    ((form, path),) = given
-    show(verbs.results(home_of(home), run_id, path, form), as_json)
+    ((file_format, path),) = named_files
+    show(verbs.results(home_of(home), run_id, path, file_format), as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:

@@ -128,17 +128,17 @@ class CountingBus(InMemorySubscriptionBus):
         """
         unsubscribe = super().subscribe(listener)
         self.listeners += 1
-        has_left = False
+        is_removed = False
 
-        def leave_once() -> None:
+        def remove_once() -> None:
             """Remove the subscriber; only the first call changes the count."""
-            nonlocal has_left
+            nonlocal is_removed
             unsubscribe()
-            if not has_left:
-                has_left = True
+            if not is_removed:
+                is_removed = True
                 self.listeners -= 1
 
-        return leave_once
+        return remove_once
 
 
 async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = None) -> None:

@@ -283,12 +283,12 @@ class GuardedServer(MCPServer[Any]):
                 await anyio.to_thread.run_sync(references.check_shared, self._home, name)
         # A path has a slash, or begins with "." or "~". Other names, such as run ids, need no
         # check.
-        paths = [name for name in names if "/" in name or name[0] in ".~"]
-        if not paths:
+        model_paths = [name for name in names if "/" in name or name[0] in ".~"]
+        if not model_paths:
             return
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
-        for name in paths:
+        for name in model_paths:
             await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
 
     def _changes_something(self, name: str) -> bool:
@@ -383,7 +383,7 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
         settings = step.get("settings") if isinstance(step, dict) else None
         if isinstance(settings, dict):
             values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
-            values.append(_reflecting(settings))
+            values.append(_reflection_endpoint(settings))
     if isinstance(varied_settings, dict) and isinstance(varied_settings.get("teacher"), list):
         values += varied_settings["teacher"]
     return [name for name in values if isinstance(name, str) and name]
@@ -400,8 +400,9 @@ def envs_of(arguments: Mapping[str, Any]) -> list[str]:
     return [name for name in values if isinstance(name, str) and name]
 
 
-def _reflecting(settings: Mapping[str, Any]) -> object:
-    """The endpoint that writes prompts in a run by `prompt`, with PREFIX before it."""
+def _reflection_endpoint(settings: Mapping[str, Any]) -> object:
+    """Return the setting `reflection`, which names the endpoint that writes prompts in a search for
+    a prompt, with PREFIX before it. A value that is no name is returned unchanged."""
     name = settings.get("reflection")
     if not isinstance(name, str) or not name.strip() or name.strip().startswith(PREFIX):
         return name

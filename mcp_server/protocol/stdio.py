@@ -56,7 +56,7 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
     """
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
-    async def pump() -> None:
+    async def pass_messages_on() -> None:
         """Pass the messages of `reader` on to `send` until the reader ends. For a line that is not
         a message, the reader gives an exception."""
         async with send, reader:
@@ -67,7 +67,7 @@ async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
                     await send.send(item)
 
     async with anyio.create_task_group() as group:
-        group.start_soon(pump)
+        group.start_soon(pass_messages_on)
         yield receive
         group.cancel_scope.cancel()
 

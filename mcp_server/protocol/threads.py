@@ -55,20 +55,23 @@ async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     """
     cancelled = threading.Event()
     has_left = _has_left(ctx)
-    reported = -_LEAST_PROGRESS  # the last progress that was reported
+    last_reported = -_LEAST_PROGRESS  # the last progress that was reported
 
     def on_progress(status: Reply) -> None:
         """Report the step of the run to the client. Raises _ClientCancelled, which ends the wait,
         if the client has cancelled the call or closed its connection."""
-        nonlocal reported
+        nonlocal last_reported
         if cancelled.is_set() or has_left.is_set():
             raise _ClientCancelled
         # The protocol demands that each report is larger than the one before. A report is sent even
         # if no step was done, because it shows the client that the call is alive.
-        reported = max(float(status.get("step") or 0), reported + _LEAST_PROGRESS)
+        last_reported = max(float(status.get("step") or 0), last_reported + _LEAST_PROGRESS)
         total = status.get("total_steps")
         anyio.from_thread.run(
-            ctx.report_progress, reported, float(total) if total else None, _progress_line(status)
+            ctx.report_progress,
+            last_reported,
+            float(total) if total else None,
+            _progress_line(status),
         )
 
     return await _in_thread(partial(wait, on_progress=on_progress), cancelled)

@@ -46,26 +46,26 @@ def talk(home: Home, request: ChatRequest) -> None:
     # Importing readline gives `input` its line editing, which only this function needs.
     import readline  # noqa: F401, PLC0415
 
-    _say(f"{request.model}. {_HELP}")
-    beginning = request  # before the first message: /reset and /system go back to it
-    can_go_on = False  # whether the last answer was cut; an empty line then continues it
+    _print_line(f"{request.model}. {_HELP}")
+    first_request = request  # before the first message: /reset and /system go back to it
+    answer_was_cut = False  # whether the last answer was cut; an empty line then continues it
     while True:
         line = _typed_line()
         if line is None or line == "/quit":
             return
         if line == "/help":
-            _say(_HELP)
+            _print_line(_HELP)
         elif line == "/reset":
-            request, can_go_on = beginning, False
-            _say("forgotten")
+            request, answer_was_cut = first_request, False
+            _print_line("forgotten")
         elif line.startswith("/system"):
-            beginning = replace(beginning, system=line.removeprefix("/system").strip())
-            request, can_go_on = beginning, False
-            _say("begun anew")
+            first_request = replace(first_request, system=line.removeprefix("/system").strip())
+            request, answer_was_cut = first_request, False
+            _print_line("begun anew")
         elif line.startswith("/"):
-            _say(f"{line.split()[0]} is no command. {_HELP}")
-        elif line or can_go_on:  # any other empty line is ignored
-            request, can_go_on = _next_turn(home, replace(request, message=line))
+            _print_line(f"{line.split()[0]} is no command. {_HELP}")
+        elif line or answer_was_cut:  # any other empty line is ignored
+            request, answer_was_cut = _next_turn(home, replace(request, message=line))
 
 
 def _typed_line() -> str | None:
@@ -75,10 +75,10 @@ def _typed_line() -> str | None:
         try:
             return input(_PROMPT).strip()
         except EOFError:
-            _say("")
+            _print_line("")
             return None
         except KeyboardInterrupt:  # drop the typed line and ask again, as a shell does
-            _say("")
+            _print_line("")
 
 
 def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
@@ -96,7 +96,7 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     _say_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
-        _say("(an empty line goes on)")
+        _print_line("(an empty line goes on)")
     # The system prompt and the messages given at first are part of the conversation now.
     conversation = str(reply.get("conversation", ""))
     if not conversation:  # the conversation is too long to be kept; a warning has said so
@@ -118,7 +118,7 @@ def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
         return None
     except KeyboardInterrupt:
         stream.end()
-        _say("(stopped; the question is forgotten)")
+        _print_line("(stopped; the question is forgotten)")
         return None
     stream.end()
     return reply
@@ -129,9 +129,9 @@ def _say_calls_and_warnings(reply: Reply) -> None:
     for answer in reply["answers"]:
         for call in answer.get("tool_calls", []):
             function = call["function"]
-            _say(clean_text(f"(calls {function['name']} with {function['arguments']})"))
+            _print_line(clean_text(f"(calls {function['name']} with {function['arguments']})"))
     for warning in reply["warnings"]:
-        _say(clean_text(f"! {warning}"))
+        _print_line(clean_text(f"! {warning}"))
 
 
 def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
@@ -150,7 +150,7 @@ def _without_shown(reply: Reply) -> Reply:
     return {**reply, "answers": answers}
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Print a line at once, without waiting for more output."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -173,7 +173,7 @@ class _Stream:
         """Print the next piece of an answer, and before it the model's name if that has changed."""
         if self._shows_names and heard.model != self._model:
             self.end()
-            _say(f"{clean_text(heard.model)}:")
+            _print_line(f"{clean_text(heard.model)}:")
         self._model = heard.model
         if heard.text:
             sys.stdout.write(clean_text(heard.text))
@@ -183,5 +183,5 @@ class _Stream:
     def end(self) -> None:
         """End the line of the answer, unless the answer has ended it itself."""
         if self._is_in_line:
-            _say("")
+            _print_line("")
         self._is_in_line = False

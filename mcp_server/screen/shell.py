@@ -123,16 +123,17 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
         return _setting_words(value)
     if name == "preview":  # the command has --save instead, for preview=false
         return [] if value else ["--save"]
+    words: list[str] = []
     if name == "vary" and isinstance(value, Mapping):
-        return [
-            word
-            for key, values in value.items()
-            for word in (option, f"{key}={json.dumps(values)}")
-        ]
+        for setting, values in value.items():
+            words += [option, f"{setting}={json.dumps(values)}"]
+        return words
     if value is True:
         return [option]
     if isinstance(value, list | tuple):
-        return [word for item in value for word in (option, _typed_value(item))]
+        for item in value:
+            words += [option, _typed_value(item)]
+        return words
     # `is False` and not `== False`, because 0 equals False and "--limit 0" must be written.
     if value in ("", None) or value is False or name in _LEFT_OUT:
         return []

@@ -93,7 +93,7 @@ def _judge_that_decides(home: Home, env_dir: Path, measure: str) -> tuple[Judge,
     tables = read_rubric_file(rubric_file)
     if "judge" not in tables or (measure == "success" and _code_decides(tables)):
         return None
-    rubric, judge = Rubric.from_file(rubric_file), judge_in(home, rubric_file, asked=False)
+    rubric, judge = Rubric.from_file(rubric_file), judge_in(home, rubric_file, will_be_asked=False)
     return (judge, rubric) if rubric.for_judge else None
 
 

@@ -37,7 +37,9 @@ def present_stop_reason(reason: object) -> object:
 
     Any other value is returned unchanged.
     """
-    return FORMER_STOP_REASONS.get(reason, reason) if isinstance(reason, str) else reason
+    if not isinstance(reason, str):
+        return reason
+    return FORMER_STOP_REASONS.get(reason, reason)
 
 
 Numbers = Annotated[dict[str, float], BeforeValidator(_without_nulls)]

@@ -27,6 +27,7 @@ class PromptLine(LineRecord):
 
 
 def chosen_prompt(path: Path) -> PromptLine | None:
-    """The prompt in the file at `path` that an environment version was made of; None for none."""
+    """Return the prompt in the file at `path` that an environment version was made of; None if
+    there is none."""
     lines = [line for line in PromptLine.read_all(path) if line.env_id]
     return lines[-1] if lines else None

@@ -63,11 +63,11 @@ class TrajectoryRecord(Answer):
         Empty if they were not stored, or if an earlier version stored them without
         log-probabilities.
         """
-        kept = (self.prompt_ids, self.ids, self.loss_mask, self.logprobs)
-        if None in kept:
+        token_fields = (self.prompt_ids, self.ids, self.loss_mask, self.logprobs)
+        if None in token_fields:
             return []
-        first = dict(zip(SampledIds.model_fields, kept, strict=True))
-        return [SampledIds.model_validate(first), *(self.branch_ids or [])]
+        main_conversation = dict(zip(SampledIds.model_fields, token_fields, strict=True))
+        return [SampledIds.model_validate(main_conversation), *(self.branch_ids or [])]
 
     def to_line(self) -> Line:
         """Return the JSON object to append to the file.

@@ -16,7 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import Appender, JsonObject
 from engine.core.format import counted
 from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
-from engine.endpoints.play import Table
+from engine.endpoints.play import PlaySetup
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.verdict.provenance import seal
@@ -27,7 +27,7 @@ from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig
 from engine.runs.evaluation import exam, stored_answers
-from engine.runs.evaluation.endpoint_models import Asked, ask_endpoints
+from engine.runs.evaluation.endpoint_models import EndpointAnswers, ask_endpoints
 from engine.runs.evaluation.process import Explanation, carry_out
 from engine.runs.evaluation.result import evaluation_result, model_result, result_in_words
 from envs.host.judge_budget import JudgeBudget
@@ -72,7 +72,7 @@ class Asking:
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
             process.judge_budget = _judge_budget(config)
-            table = Table(
+            setup = PlaySetup(
                 process=process,
                 multi_turn=self.record.kind == "multi",
                 tools=self.record.tools,
@@ -81,19 +81,19 @@ class Asking:
                 half_of_task=half_of_task,
             )
             total = len(tasks) * config.attempts * len(config.models)
-            asked = ask_endpoints(
-                self.run, config, table, tasks, self.stop, lambda n: self._report_progress(n, total)
+            endpoint_answers = ask_endpoints(
+                self.run, config, setup, tasks, self.stop, lambda n: self._report_progress(n, total)
             )
             _check_judge(process)
-        if asked.stopped_by and not all(asked.rows.values()):
+        if endpoint_answers.stopped_by and not all(endpoint_answers.rows.values()):
             raise UserError(
                 "BUDGET",
-                f"{asked.stopped_by} allowed no answer of every model",
+                f"{endpoint_answers.stopped_by} allowed no answer of every model",
                 hint="Raise it, or lower max_tokens: a request is sent only where the most that it "
                 "can cost still fits.",
             )
         self._rescore({task["id"]: task for task in tasks})
-        return self._result(asked, task_count=len(tasks))
+        return self._result(endpoint_answers, task_count=len(tasks))
 
     def _report_progress(self, answers: int, total: int) -> None:
         """Write a "progress" event: `answers` of `total` answers are there."""
@@ -106,22 +106,22 @@ class Asking:
         ) as rescore_sample:
             rescore_sample(self.run.model_evals(0), "", task_by_id)
 
-    def _result(self, asked: Asked, task_count: int) -> JsonObject:
+    def _result(self, answers: EndpointAnswers, task_count: int) -> JsonObject:
         """Make the content of result.json, and write an event and the metrics of each model.
 
         `task_count` is how many tasks each model was to answer; a cap may have left some of them
         out.
         """
         results = []
-        for step, (index, rows) in enumerate(sorted(asked.rows.items()), start=1):
+        for step, (index, rows) in enumerate(sorted(answers.rows.items()), start=1):
             ref = self.config.models[index].ref
             tasks = len({row.task for row in rows})
             result = model_result(ref, tasks, rows, left_out=task_count - tasks)
             results.append(result)
             self.event("evaluated", f"{ref}: {result_in_words(result)}", **result)
             self._write_metrics(step, ref, rows)
-        content = evaluation_result(self.run, results) | endpoint_fields(asked, task_count)
-        sentences = [content["summary"], *_cost_sentences(asked, task_count)]
+        content = evaluation_result(self.run, results) | endpoint_fields(answers, task_count)
+        sentences = [content["summary"], *_cost_sentences(answers, task_count)]
         return content | {"summary": ". ".join(sentences)}
 
     def event(self, name: str, message: str, **fields: Any) -> None:
@@ -139,30 +139,30 @@ class Asking:
         self.stop.set()
 
 
-def endpoint_fields(asked: Asked, task_count: int) -> JsonObject:
+def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
     """Return the fields of result.json that only models behind a URL have.
 
     `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the run, and
     `asked_without` which parameters a server refused; both are left out if there are none.
     `task_count` is how many tasks each model was to answer.
     """
-    fields: JsonObject = {"endpoints": asked.use}
-    if asked.stopped_by:
-        fields["stopped_by"] = asked.stop_in_words(task_count)
-    if asked.asked_without:
-        fields["asked_without"] = asked.asked_without
+    fields: JsonObject = {"endpoints": answers.use}
+    if answers.stopped_by:
+        fields["stopped_by"] = answers.stop_in_words(task_count)
+    if answers.asked_without:
+        fields["asked_without"] = answers.asked_without
     return fields
 
 
-def _cost_sentences(asked: Asked, task_count: int) -> list[str]:
+def _cost_sentences(answers: EndpointAnswers, task_count: int) -> list[str]:
     """Write sentences about the run's calls and money, the cap that ended it, if one did, and the
     parameters that a server refused."""
-    total = asked.use["total"]
+    total = answers.use["total"]
     money = f", {total['cost']:.4g} in money" if total["cost"] else ""
     sentences = [f"{counted(total['calls'], 'call')}{money}"]
-    if asked.stopped_by:
-        sentences.append(asked.stop_in_words(task_count))
-    for ref, names in asked.asked_without.items():
+    if answers.stopped_by:
+        sentences.append(answers.stop_in_words(task_count))
+    for ref, names in answers.asked_without.items():
         sentences.append(f"{ref} takes no {', '.join(names)}, and was asked without")
     return sentences
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from engine.core.files import Appender, JsonObject
 from engine.core.format import counted
-from engine.endpoints.answered import Answered
-from engine.endpoints.play import Player, Table
+from engine.endpoints.answered import AnswerLedger
+from engine.endpoints.play import Player, PlaySetup
 from engine.home.run_dir import RunDir
 from engine.home.user_config import key_of
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
@@ -23,7 +23,7 @@ SLICE = 64  # tasks that every model is asked before the next ones
 
 
 @dataclass(frozen=True)
-class Asked:
+class EndpointAnswers:
     """What models behind a URL answered.
 
     Attributes:
@@ -46,22 +46,23 @@ class Asked:
         """
         if not self.stopped_by:
             return ""
-        fewest = min(len({row.task for row in rows}) for rows in self.rows.values())
+        task_counts = [len({row.task for row in rows}) for rows in self.rows.values()]
+        fewest = min(task_counts)
         return f"stopped by {self.stopped_by}: {fewest} of {counted(task_count, 'task')} answered"
 
 
 def ask_endpoints(
     run: RunDir,
     config: EvaluateConfig,
-    table: Table,
+    setup: PlaySetup,
     tasks: Sequence[TaskRow],
     stop: threading.Event,
-    on_slice: Callable[[int], None] = lambda answered: None,
-) -> Asked:
+    on_slice: Callable[[int], None] = lambda answer_count: None,
+) -> EndpointAnswers:
     """Let every model of the config that is behind a URL answer the tasks, and write their rows.
 
     Args:
-        table: the environment that the models play, with its settings.
+        setup: the environment that the models play, with its settings.
         stop: once set, no further request is sent.
         on_slice: called after each slice of `SLICE` tasks with the number of answers so far.
 
@@ -70,11 +71,11 @@ def ask_endpoints(
     """
     settings = config.settings
     with ExitStack() as opened:
-        answered = Answered(run.endpoint_calls, settings.max_calls, settings.max_cost)
-        opened.callback(answered.close)
+        ledger = AnswerLedger(run.endpoint_calls, settings.max_calls, settings.max_cost)
+        opened.callback(ledger.close)
         run.evals_dir.mkdir(parents=True, exist_ok=True)
         asked_models = [
-            _AskedModel(run, config, index, table, answered, stop)
+            _AskedModel(run, config, index, setup, ledger, stop)
             for index, model in enumerate(config.models)
             if model.endpoint is not None
         ]
@@ -84,13 +85,13 @@ def ask_endpoints(
             for asked_model in asked_models:
                 asked_model.play(tasks[start : start + SLICE])
             on_slice(sum(len(asked_model.rows) for asked_model in asked_models))
-            if answered.stopped_by:
+            if ledger.stopped_by:
                 break
-        use = {ref: use.to_json() for ref, use in answered.use.items()}
-        return Asked(
+        use = {ref: use.to_json() for ref, use in ledger.use.items()}
+        return EndpointAnswers(
             rows={asked_model.index: asked_model.rows for asked_model in asked_models},
-            use={"models": use, "total": answered.total.to_json()},
-            stopped_by=answered.stopped_by,
+            use={"models": use, "total": ledger.total.to_json()},
+            stopped_by=ledger.stopped_by,
             asked_without={
                 asked_model.player.ref: asked_model.player.client.left_out
                 for asked_model in asked_models
@@ -112,8 +113,8 @@ class _AskedModel:
         run: RunDir,
         config: EvaluateConfig,
         index: int,
-        table: Table,
-        answered: Answered,
+        setup: PlaySetup,
+        ledger: AnswerLedger,
         stop: threading.Event,
     ) -> None:
         """Open the file of the model at `index`, and read what it answered before."""
@@ -126,7 +127,7 @@ class _AskedModel:
         self._attempts = config.attempts
         self._file = Appender(path)
         key = key_of(run.home.root, model.endpoint.key_env)
-        self.player = Player(model.ref, model.endpoint, key, table, answered, stop)
+        self.player = Player(model.ref, model.endpoint, key, setup, ledger, stop)
 
     def play(self, tasks: Sequence[TaskRow]) -> None:
         """Let the model answer these tasks, `attempts` times each; skip attempts that its file has

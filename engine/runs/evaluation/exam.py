@@ -55,7 +55,9 @@ def halves(tasks: Sequence[TaskRow]) -> dict[str, str]:
     far, so the halves stay about equally large.
     """
     if any(is_dev(task) for task in tasks):
-        return {task["id"]: VALIDATION if is_dev(task) else TEST for task in tasks}
+        half_of_task = dict.fromkeys([task["id"] for task in tasks], TEST)
+        half_of_task |= {task["id"]: VALIDATION for task in tasks if is_dev(task)}
+        return half_of_task
     keys = _dividing_keys(tasks)
     half_of_key: dict[str, str] = {}
     sizes = {VALIDATION: 0, TEST: 0}

@@ -15,7 +15,7 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.files import Appender, JsonObject, keep_lines
 from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
-from engine.endpoints.play import Player, Table
+from engine.endpoints.play import Player, PlaySetup
 from engine.environments.registry import find_env, open_process
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
@@ -75,7 +75,7 @@ class AskedSearch:
             process.judge_budget = JudgeBudget(
                 settings.max_judge_calls, settings.max_judge_cost, borrowers=settings.score_workers
             )
-            table = Table(
+            setup = PlaySetup(
                 process=process,
                 multi_turn=self.record.kind == "multi",
                 tools=self.record.tools,
@@ -84,7 +84,7 @@ class AskedSearch:
                 half_of_task={},
             )
             key = key_of(self.run.home.root, endpoint.key_env)
-            self._player = Player(model, endpoint, key, table, reflection.answered, self.stop)
+            self._player = Player(model, endpoint, key, setup, reflection.answered, self.stop)
             try:
                 return PromptJob(self.run, config, self.record, self).carry_out(reflection)
             finally:

@@ -61,7 +61,8 @@ def reflecting_endpoint(home: Home, name: object) -> Endpoint:
 
 
 def as_reference(name: str) -> str:
-    """The name of an endpoint as a reference, such as "openai:big" for "big"."""
+    """Return the reference of an endpoint, such as "openai:big" for the name "big"; a reference is
+    returned as it is."""
     return name.strip() if is_endpoint(name) else f"{PREFIX}{name.strip()}"
 
 

@@ -33,10 +33,10 @@ def _transcript(messages: Sequence[ChatMessage]) -> str:
 
 
 def _text_of(message: ChatMessage) -> str:
-    """The text of a message, with the tools that it calls."""
+    """Return the text of a message, followed by the tools that it calls, one per line."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or []]
-    called = [f"calls {call.get('name')}({call.get('arguments')})" for call in calls]
-    return "\n".join([str(message.get("content") or ""), *called]).strip()
+    call_texts = [f"calls {call.get('name')}({call.get('arguments')})" for call in calls]
+    return "\n".join([str(message.get("content") or ""), *call_texts]).strip()
 
 
 def _feedback(task: TaskRow, row: EvaluationRow) -> str:

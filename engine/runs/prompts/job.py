@@ -149,7 +149,7 @@ class PromptJob:
         ]
 
     def _task_with_texts(self, task: TaskRow, texts: Texts) -> TaskRow:
-        """The task as it is asked with `texts`; it is scored as it was."""
+        """Return a copy of the task that is asked with `texts`. Its answer is scored as before."""
         tools = tools_with(tools_of(task, self.env.tools), texts)
         return asked_otherwise(task, prompt_with(task["prompt"], texts), tools)
 

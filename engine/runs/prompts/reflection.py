@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from engine.core.files import JsonObject
-from engine.endpoints.answered import Answered, OutOfBudget, Use
+from engine.endpoints.answered import AnswerLedger, OutOfBudget, Use
 from engine.endpoints.chat_client import Cancelled, ChatClient, EndpointDown, Refused
 from engine.endpoints.metered import Request, ask_once
 from engine.home.run_dir import RunDir
@@ -48,7 +48,7 @@ class Reflection:
         """
         self.stopped_by = ""
         self.failure: Refused | EndpointDown | None = None
-        self.answered = Answered(run.endpoint_calls, None, config.settings.max_cost)
+        self.answered = AnswerLedger(run.endpoint_calls, None, config.settings.max_cost)
         key = key_of(run.home.root, config.reflection.key_env)
         self.client = ChatClient(config.reflection, key, stop)
         self._config, self._beat = config, beat
@@ -123,6 +123,7 @@ class Reflection:
 
     @property
     def _options(self) -> JsonObject:
-        """Parameters of a request: the endpoint's own temperature, since gepa wants variety."""
+        """Return the parameters of a request. The temperature is left out, so that of the endpoint
+        holds: gepa needs prompts that differ."""
         settings = self._config.settings
         return {"max_tokens": settings.reflection_tokens, "seed": settings.seed}

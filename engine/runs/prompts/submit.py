@@ -91,15 +91,15 @@ class ResolvedSearch:
         """Say how many answers and requests the search takes at most, and the expected money and
         time."""
         hours = self.hours
-        asked = f"up to {self.answers} answers of {self.model.ref}"
+        text = f"up to {self.answers} answers of {self.model.ref}"
         calls = min(self.settings.max_calls, self.rounds)
-        asked += f", up to {counted(calls, 'request')} to {self.settings.reflection}"
+        text += f", up to {counted(calls, 'request')} to {self.settings.reflection}"
         if self.money is not None and self.money.high:
-            asked += f" ({self.money.likely:.4g} in money, at most {self.money.high:.4g})"
+            text += f" ({self.money.likely:.4g} in money, at most {self.money.high:.4g})"
         if self.model.endpoint is not None:
-            return asked
+            return text
         between = f"{words(hours.low)} to {words(hours.high)}"
-        return f"{asked}, about {words(hours.likely)} ({between})"
+        return f"{text}, about {words(hours.likely)} ({between})"
 
     def to_json(self) -> Reply:
         """Return the estimate of the search as fields of a reply."""
@@ -246,7 +246,7 @@ def _add_money(first: Range, second: Range, cap: float | None) -> Range:
 
 
 def price_warnings(plan: ResolvedSearch) -> list[str]:
-    """A warning that the endpoint has no price; [] where it has one."""
+    """Return a warning if the endpoint that writes prompts has no price; else []."""
     if plan.money is not None:
         return []
     return [f"{plan.settings.reflection} has no price in config.toml: no cost is known"]

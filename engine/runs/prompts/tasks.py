@@ -62,5 +62,5 @@ def without_sealed(home: Home, tasks: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def _exam_rows(folder: Path) -> list[TaskRow]:
-    """The held-out and dev rows of the version in `folder`."""
+    """Return the held-out and dev rows of the environment version in `folder`."""
     return [row for row in read_rows(folder / "tasks.jsonl") if row["split"] != "train"]

@@ -63,16 +63,16 @@ def with_prompt(toml: str, texts: Texts, of: str) -> str:
 
 def _without_tables(toml: str) -> list[str]:
     """Return the lines of a TOML file without its tables [prompt] and [prompt.tools]."""
-    kept: list[str] = []
+    kept_lines: list[str] = []
     is_in_prompt_table = False
     for line in toml.rstrip("\n").split("\n"):
         if _HEADER.match(line):
             is_in_prompt_table = _TABLE.match(line) is not None
         if not is_in_prompt_table:
-            kept.append(line)
-    while kept and not kept[-1].strip():
-        kept.pop()
-    return kept
+            kept_lines.append(line)
+    while kept_lines and not kept_lines[-1].strip():
+        kept_lines.pop()
+    return kept_lines
 
 
 def _quoted(text: str) -> str:

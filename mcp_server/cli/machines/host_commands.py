@@ -79,6 +79,7 @@ def setup(
     """Make a machine ready: our environment, with the versions of this one, below one folder."""
 
     def print_progress(line: str) -> None:
+        """Print a line about the set-up on stderr."""
         typer.echo(line, err=True)
 
     build = partial(host_verbs.set_up_host, say=print_progress)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.endpoints.answered import Answered, OutOfBudget, most_tokens_in
+from engine.endpoints.answered import AnswerLedger, OutOfBudget, most_tokens_in
 from engine.endpoints.references import cost_of
 from engine.records.lines.endpoint_call import EndpointCall
 from engine.records.run_config import EndpointEntry
@@ -29,11 +29,11 @@ def call(turn: int, cost: float = 0.25) -> EndpointCall:
 
 def test_an_answer_is_known_to_the_next_attempt_and_so_is_its_cost(tmp_path: Path):
     path = tmp_path / "calls.jsonl"
-    first = Answered(path, None, 1.0)
+    first = AnswerLedger(path, None, 1.0)
     first.admit(0.5)
     first.keep(call(0), 0.5)
     first.close()
-    again = Answered(path, None, 1.0)
+    again = AnswerLedger(path, None, 1.0)
     known = again.find(("m", "t", 0, 0), "r0")
     assert known is not None and known.message["content"] == "hi"
     assert again.find(("m", "t", 0, 0), "another request") is None
@@ -45,7 +45,7 @@ def test_an_answer_is_known_to_the_next_attempt_and_so_is_its_cost(tmp_path: Pat
 
 
 def test_what_is_under_way_counts_at_its_most_until_it_is_known(tmp_path: Path):
-    answered = Answered(tmp_path / "calls.jsonl", None, 1.0)
+    answered = AnswerLedger(tmp_path / "calls.jsonl", None, 1.0)
     answered.admit(0.6)
     admitted = threading.Event()
 
@@ -65,7 +65,7 @@ def test_what_is_under_way_counts_at_its_most_until_it_is_known(tmp_path: Path):
 
 
 def test_calls_are_capped_to_the_number(tmp_path: Path):
-    answered = Answered(tmp_path / "calls.jsonl", 2, None)
+    answered = AnswerLedger(tmp_path / "calls.jsonl", 2, None)
     for turn in range(2):
         answered.admit(9.0)
         answered.keep(call(turn), 9.0)

@@ -100,7 +100,9 @@ def test_what_holds_for_all_devices_of_a_name_is_tried_on_one(
     monkeypatch.setenv("HONESMITH_TEST_PATH", "")
     known = PathResult(name=NAMES[0], state="off", reason="it differed")
     told: list[str] = []
-    results = examine_device(home, CPU, report=lambda one: told.append(one.name), known=[known])
+    results = examine_device(
+        home, CPU, report=lambda one: told.append(one.name), known_results=[known]
+    )
     assert told == NAMES[1:] and results.off == {NAMES[0]: "it differed"}
 
 
