@@ -75,6 +75,7 @@ FAILURE_KINDS: dict[str, str] = {
     "killed": "the trainer was killed from outside",
     "interrupted": "the run was interrupted too many times",
     "cancelled": "the run was cancelled",
+    "target_reached": "a step before it in its plan had reached the target: it was skipped",
     "awaited": "a run whose model it waited for did not end well",
     "internal": "a fault of ours",
 }

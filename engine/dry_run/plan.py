@@ -265,6 +265,10 @@ def _entry_of_run(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
     if figures is not None:
         entry |= _cost_fields(figures.hours, figures.gpu_hours, figures.gpu_hour_price)
         entry["memory"] = figures.peak_memory.total
+    if run.planned.may_be_skipped:
+        entry["skipped_if"] = (
+            f"the step before reaches {run.planned.request.expect}; always=true in it: never"
+        )
     return entry | {"settings": dict(settings)}
 
 

@@ -28,6 +28,10 @@ HOLDS_DEVICE = ("preparing", "running", "stopping")  # the run has a device
 OPEN = ("queued", "interrupted", *HOLDS_DEVICE)  # the run has not ended
 TERMINAL = ("done", "failed", "cancelled")  # the run has ended
 
+PREDICTIONS = ("better", "no_difference")  # verdicts that `expect` may name; else it is a target
+# The `reason_kind` of a step that a plan skipped; its state is "cancelled".
+SKIPPED = "target_reached"
+
 LOCAL = "local"  # a run's `compute` on this machine
 DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
 
@@ -142,6 +146,16 @@ class RunRow:
         return self.waits_for.split(",") if self.waits_for else []
 
     @property
+    def is_skipped(self) -> bool:
+        """Whether its plan skipped it, because a step before it had reached the target."""
+        return self.state == "cancelled" and self.reason_kind == SKIPPED
+
+    @property
+    def has_target(self) -> bool:
+        """Whether a level to reach was given at submit, such as "90 %"."""
+        return self.expect not in ("", *PREDICTIONS)
+
+    @property
     def wait_calls(self) -> list[Call]:
         """A list with the call that waits for the run, or for its plan; [] if the run has ended."""
         if self.state not in OPEN:
@@ -153,9 +167,10 @@ def plan_state(rows: Sequence[RunRow]) -> str:
     """Return the state of a plan, from the states of its runs.
 
     While a run is open, the plan is "queued" if all of its runs are, otherwise "running". When all
-    runs have ended, it is "failed" or "cancelled" if any run is, otherwise "done".
+    runs have ended, it is "failed" or "cancelled" if any run is, otherwise "done". Skipped runs
+    count as done.
     """
-    states = [row.state for row in rows]
+    states = ["done" if row.is_skipped else row.state for row in rows]
     if any(state in OPEN for state in states):
         return "queued" if set(states) == {"queued"} else "running"
     for bad_end in ("failed", "cancelled"):

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
-from engine.core.files import JsonObject, read_json, sync_folder, write_json
+from engine.core.files import JsonObject, read_json, read_object, sync_folder, write_json
 from engine.core.hints import Call, Hint
-from engine.home.rows import OPEN, RunRow
+from engine.home.rows import OPEN, SKIPPED, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.progress import write_status
@@ -31,6 +31,7 @@ def release_waiting(home: Home, store: Store) -> None:
 
     - If all the others are done, the run gets their checkpoints into its own folder and stops
       waiting.
+    - If the run is a step of a plan whose target the step before it reached, it is skipped.
     - If one of them failed, was cancelled, is gone or lacks the checkpoint, the run fails, and so
       do the runs that wait for it.
 
@@ -91,6 +92,10 @@ def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
         if some_are_open:
             return False  # the open runs may still get done
         awaited = _leave_out_missing(home, row, awaited)
+    reached = _reached_before(home, store, row, awaited)
+    if reached:
+        _skip(home, store, row, reached)
+        return True
     fault = _why_model_cannot_come(awaited, row)
     if fault is None and some_are_open:
         return False  # it keeps waiting
@@ -199,6 +204,56 @@ def _why_model_cannot_come(
             reason = f": {making_run.reason.rstrip('.')}" if making_run.reason else ""
             return f"{run_id}, whose model it waited for, {_end_in_words(making_run)}{reason}", hint
     return None
+
+
+def _reached_before(home: Home, store: Store, row: RunRow, awaited: Sequence[RunRow | None]) -> str:
+    """Return why the training step of a plan is not needed; "" if it is.
+
+    It is not needed if the step before it reached the target on the same environment, or was
+    skipped itself; unless the step says `always`, the plan was resumed, or the plan's evaluation
+    asks for its model and not for that of the step before.
+    """
+    config = home.run(row.run_id).find_config()
+    maker = awaited[0] if len(awaited) == 1 else None
+    if maker is None or not (row.plan and maker.plan == row.plan and row.kind == "train"):
+        return ""
+    if row.attempt > 1 or config is None or config.plan is None or config.plan.always:
+        return ""
+    if any(
+        row.run_id in other.awaited_ids and maker.run_id not in other.awaited_ids
+        for other in store.plan_runs(row.plan)
+        if other.kind == "evaluate"
+    ):
+        return ""
+    if maker.is_skipped:
+        return maker.reason
+    if maker.state != "done" or not row.has_target or maker.env_id != row.env_id:
+        return ""
+    evidence = read_object(home.run(maker.run_id).result).get("evidence")
+    if not isinstance(evidence, dict) or evidence.get("as_expected") is not True:
+        return ""
+    return (
+        f"not needed: {maker.run_id} reached the target {row.expect} on its held-out tasks. "
+        f'Resuming {row.plan} trains it all the same, as "always": true in its step would have'
+    )
+
+
+def _skip(home: Home, store: Store, row: RunRow, reason: str) -> None:
+    """Record that a queued step of a plan was skipped for `reason`, if it is still queued."""
+    was_set = store.set_state(
+        row.run_id,
+        "cancelled",
+        only_from={"queued"},
+        ended=time.time(),
+        reason_kind=SKIPPED,
+        reason=reason,
+        hint=Hint("To train it all the same:", Call("submit_train", {"resume": row.plan})),
+        verdict="unknown",
+    )
+    if was_set:
+        run = home.run(row.run_id)
+        outcome.note_event(run, "skipped", reason, attempt=row.attempt)
+        write_status(run, store.get_run(row.run_id))
 
 
 def _end_in_words(row: RunRow) -> str:

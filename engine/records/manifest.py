@@ -89,6 +89,8 @@ class ReplayUsed(Record):
         rows: how many different rows there are.
         questions: how many questions the start model was asked; None if the rows are reference
             answers of an environment.
+        opposed: how many rows were left out because they answer a prompt of the run's own rows
+            otherwise.
         beside: the rows of `keep_env`, if these are replayed in addition to those of a battery;
             otherwise None.
     """
@@ -97,11 +99,14 @@ class ReplayUsed(Record):
     source: str
     rows: int
     questions: int | None = None
+    opposed: int = 0
     beside: "ReplayUsed | None" = None
 
     @property
     def nothing(self) -> str:
         """A text that says why there are no rows to replay."""
+        if self.opposed:
+            return f"no row of {self.source} is left{self._without_opposed}"
         if self.questions is None:
             return f"{self.source} has no train row with an answer that no exam asks"
         return (
@@ -121,8 +126,22 @@ class ReplayUsed(Record):
     @property
     def sentence(self) -> str:
         """A sentence that says what was replayed, such as "keep = 0.2 replayed 186 rows: ..."."""
-        others = f"; and {self.beside.rows}: {self.beside.meaning}" if self.beside else ""
-        return f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}{others}."
+        others = ""
+        if self.beside:
+            others = (
+                f"; and {self.beside.rows}: {self.beside.meaning}{self.beside._without_opposed}"
+            )
+        return (
+            f"keep = {self.share:g} replayed {self.rows} rows: {self.meaning}"
+            f"{self._without_opposed}{others}."
+        )
+
+    @property
+    def _without_opposed(self) -> str:
+        """A clause that says how many rows were left out because they contradict; "" for none."""
+        if not self.opposed:
+            return ""
+        return f" ({self.opposed} left out that contradict the task's own rows)"
 
 
 class Manifest(Record):

@@ -135,11 +135,13 @@ class PlanPlace(Record):
         plan_id: the id of the plan.
         step: the run's step in the plan, from 1.
         label: the run's values of the varied settings, such as "seed=2"; "" if nothing varies.
+        always: whether the step is trained even if the step before it reached the target.
     """
 
     plan_id: str
     step: int
     label: str = ""
+    always: bool = False
 
 
 class RunConfigBase(Record):

@@ -274,6 +274,8 @@ def _step(home: Home, row: RunRow) -> Reply:
         return entry | _progress_fields(read_progress(run, row))
     if row.state == "queued" and row.awaited_ids:
         return entry | {"waits_for": row.awaited_ids}
+    if row.is_skipped:
+        entry["state"] = "skipped"
     if row.state in ("failed", "cancelled"):
         return entry | {"reason": row.reason[:300]}
     if isinstance(config, EvaluateConfig) and config.missing_models:
@@ -431,7 +433,11 @@ def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecas
     text = (
         f"{plan_id} is {snapshot.state}: {done_count} of {counted(len(snapshot.rows), 'run')} done"
     )
-    failed_rows = [row for row in snapshot.rows if row.state in ("failed", "cancelled")]
+    skipped_rows = [row for row in snapshot.rows if row.is_skipped]
+    if skipped_rows:
+        names = ", ".join(row.run_id for row in skipped_rows)
+        text += f"; {names} skipped: {skipped_rows[0].reason.rstrip('.')}"
+    failed_rows = _failed(snapshot.rows)
     if failed_rows:
         first = failed_rows[0]
         text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
@@ -462,7 +468,7 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     if not snapshot.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
         return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": snapshot.cursor})]
-    failed_rows = [row for row in snapshot.rows if row.state in ("failed", "cancelled")]
+    failed_rows = _failed(snapshot.rows)
     if failed_rows:
         return [
             Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
@@ -471,8 +477,14 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     evaluations = [row for row in snapshot.rows if row.kind == "evaluate"]
     if evaluations:
         return [Call("compare_runs", {"ids": [evaluations[-1].run_id]})]
-    last_training = [row for row in snapshot.rows if row.kind == "train"][-1]
+    training_rows = [row for row in snapshot.rows if row.kind == "train"]
+    last_training = [row for row in training_rows if not row.is_skipped][-1]
     return [Call("read_rollouts", {"run_id": last_training.run_id, "pick": "changed"})]
+
+
+def _failed(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the runs that failed or were cancelled; a step that its plan skipped is neither."""
+    return [row for row in rows if row.state in ("failed", "cancelled") and not row.is_skipped]
 
 
 def _whole_number(text: str) -> int:

@@ -4,7 +4,8 @@ What it shall do is in `fake_trainer` of the run's config, else in its settings:
 `save_every`, `behave` (see below) and `hold_at`, a step before which it waits (file `holds`) until
 the file `go` is in the run folder. With `beats` it gives signs of life: "always", or "until_hold",
 after which it hangs in `hang_here` whatever it is told.
-A file `hold` in the home holds every trainer before its first step.
+A file `hold` in the home holds every trainer before its first step; `evidence.json` there holds by
+run id what their verdicts rest on.
 """
 
 import faulthandler
@@ -89,7 +90,11 @@ def _train(run: RunDir, settings: dict, stop: threading.Event, write_result: boo
     if run.latest_checkpoint() is not None and not run.best.is_symlink():
         run.best.symlink_to(run.latest_checkpoint().name)
     if write_result:
-        write_json(run.result, {"verdict": "better", "summary": "it got better"})
+        result = {"verdict": "better", "summary": "it got better"}
+        evidence = run.home.root / "evidence.json"
+        if evidence.exists():
+            result["evidence"] = read_json(evidence).get(run.id, {})
+        write_json(run.result, result)
     return 0
 
 

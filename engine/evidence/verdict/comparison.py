@@ -13,6 +13,7 @@ from engine.evidence.stats.inference import (
     MARGIN,
     PairedVerdict,
     holm,
+    mcnemar_midp,
     paired_verdict,
     wilson,
 )
@@ -469,3 +470,19 @@ def calls_for_errors(run_id: str) -> list[Call]:
 def _as_words(verdict: str) -> str:
     """A verdict as a phrase: no_difference becomes "no difference"."""
     return verdict.replace("_", " ")
+
+
+def p_of_loss(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> float:
+    """The p value of the test that a kind of task was solved as often after as before; 1 if it was
+    not solved less often, or if nothing says which answers are right."""
+    right_after = {row.task: row.success is True for row in after}
+    pairs = [(row.success, right_after[row.task]) for row in before if row.task in right_after]
+    lost = sum(1 for was_right, is_right in pairs if was_right and not is_right)
+    gained = sum(1 for was_right, is_right in pairs if was_right is False and is_right)
+    return mcnemar_midp(gained, lost) if lost > gained else 1.0
+
+
+def mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
+    """The mean reward of the rows whose scoring did not fail. Returns None if there are none."""
+    rewards = [row.reward for row in rows if not row.error and row.reward is not None]
+    return rounded(sum(rewards) / len(rewards)) if rewards else None

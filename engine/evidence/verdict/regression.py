@@ -2,9 +2,10 @@
 
 The trainer asks the same few dozen tasks at step 0 and with the checkpoint it chose. Here the two
 are compared battery by battery (a battery is a set of tasks). "forgotten" means significantly
-worse, task by task; "inconclusive" means that the difference may be a loss or chance. If there is
-no loss, the sentence names the smallest loss that would have shown. If a run of SFT or GRPO forgot,
-the remedy is the next larger value of `keep`, the share of replayed rows.
+worse, task by task; "inconclusive" means that the difference may be a loss or chance. A single
+skill that was lost while others gained is named by itself. If there is no loss, the sentence names
+the smallest loss that would have shown. If a run of SFT or GRPO forgot, the remedy is the next
+larger value of `keep`, the share of replayed rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from engine.core.format import percent, significant
 from engine.core.hints import Call
 from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.evidence.stats.results import Measure, rounded, rounded_ends, show_change, side
-from engine.evidence.verdict.comparison import LostOfRight
+from engine.evidence.verdict.comparison import LostOfRight, mean_reward, p_of_loss
 from engine.evidence.verdict.lineage import ancestry, started_from
 from engine.home.run_dir import Home, RunDir
 from engine.records.env_version import EnvVersion
@@ -46,12 +47,14 @@ class Skill:
         before, after: mean reward; None if nothing was scored.
         lost_of_right: how many tasks that were right before are wrong now; None if no task was
             right before, or if nothing says which answers are right.
+        is_lost: whether it is significantly worse by itself, corrected for the number of skills.
     """
 
     skill: str
     before: float | None
     after: float | None
     lost_of_right: LostOfRight | None = None
+    is_lost: bool = False
 
     @property
     def lost(self) -> bool:
@@ -94,6 +97,13 @@ class Battery:
     skills: Sequence[Skill]
     lost_of_right: LostOfRight | None = None
     of_tasks: int | None = None
+
+    @property
+    def lost_skill(self) -> Skill | None:
+        """The skill that lost most among those that are significantly worse by themselves; None if
+        there is none."""
+        lost = [skill for skill in self.skills if skill.is_lost and skill.lost_of_right]
+        return lost[0] if lost else None  # the largest loss comes first
 
     def to_json(self) -> dict[str, object]:
         """The results of the battery (set of tasks) as a JSON object; "of_tasks" is left out if it
@@ -284,16 +294,22 @@ def skill_sentences(skills: KeptSkills | None) -> list[str]:
 
 
 def loss_sentences(skills: KeptSkills | None) -> list[str]:
-    """A sentence for each comparison in which skills were forgotten: the comparison with the run's
-    own start, and that with the base model. Returns [] if none were."""
+    """A sentence for each comparison in which skills, or a single skill, were forgotten: the
+    comparison with the run's own start, and that with the base model. Returns [] if none were."""
     if skills is None:
         return []
     comparisons = (skills, skills.against_base)
     return [
         comparison.summary
         for comparison in comparisons
-        if comparison is not None and comparison.verdict == "forgotten"
+        if comparison is not None and _lost_something(comparison)
     ]
+
+
+def _lost_something(comparison: "KeptSkills | SinceBase") -> bool:
+    """Whether a battery was forgotten, or one skill of a battery that as a whole was not."""
+    one_skill = any(battery.lost_skill for battery in comparison.batteries)
+    return comparison.verdict == "forgotten" or one_skill
 
 
 def _compared_with_base(run_dir: RunDir, after: Sequence[EvaluationRow]) -> SinceBase | None:
@@ -429,13 +445,18 @@ def _skills(before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> 
     names = list(dict.fromkeys(row.family or "" for row in before))
     if names == [""]:  # all tasks are of one kind without a name
         return []
-    skills = [_skill(name, _of_family(before, name), _of_family(after, name)) for name in names]
+    sides = [(name, _of_family(before, name), _of_family(after, name)) for name in names]
+    p_values = holm([p_of_loss(rows_before, rows_after) for _, rows_before, rows_after in sides])
+    skills = [
+        replace(_skill(*side_rows), is_lost=p < ALPHA)
+        for side_rows, p in zip(sides, p_values, strict=True)
+    ]
     return sorted(skills, key=_largest_loss_first)
 
 
 def _skill(name: str, before: Sequence[EvaluationRow], after: Sequence[EvaluationRow]) -> Skill:
     """The skill of one kind of task, from the rows of this kind."""
-    return Skill(name, _mean_reward(before), _mean_reward(after), _lost_of_right(before, after))
+    return Skill(name, mean_reward(before), mean_reward(after), _lost_of_right(before, after))
 
 
 def _of_family(rows: Sequence[EvaluationRow], name: str) -> list[EvaluationRow]:
@@ -447,12 +468,6 @@ def _largest_loss_first(skill: Skill) -> tuple[float, str]:
     """The sort key of a skill: the change of its mean reward, then its name. A missing mean counts
     as 0."""
     return (skill.after or 0.0) - (skill.before or 0.0), skill.skill
-
-
-def _mean_reward(rows: Sequence[EvaluationRow]) -> float | None:
-    """The mean reward of the rows whose scoring did not fail. Returns None if there are none."""
-    rewards = [row.reward for row in rows if not row.error and row.reward is not None]
-    return rounded(sum(rewards) / len(rewards)) if rewards else None
 
 
 def sentence_of(battery: Battery, since: str = "") -> str:
@@ -473,6 +488,11 @@ def _kept_text(battery: Battery) -> str:
     if battery.verdict == "unknown":
         return f"unknown, {battery.reason}"
     levels = _levels_text(battery)
+    lost_skill = battery.lost_skill
+    if lost_skill is not None and lost_skill.lost_of_right is not None:
+        name, lost = lost_skill.skill or "the rest", lost_skill.lost_of_right.text
+        whole = {"improved": "better", "kept": "no loss found"}.get(battery.verdict, "inconclusive")
+        return f"{name} was lost: {lost}; all skills together: {whole}, {levels}"
     if battery.verdict == "improved":
         return f"better, {levels}{_lost_text(battery)}"
     if battery.before == 0.0 and not battery.gained:

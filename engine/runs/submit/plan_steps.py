@@ -2,8 +2,9 @@
 
 A plan is a request with `then` or `vary`. Its first step is the request itself. Each entry of
 `then` is a further step, which starts from the best checkpoint of the step before, on the same
-environment unless it names another. The last entry may be an evaluation of the start model and of
-the model of every step.
+environment unless it names another; where the step before reached the target (`expect`), it is
+skipped unless its entry says `"always": true`. The last entry may be an evaluation of the start
+model and of the model of every step.
 """
 
 import itertools
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.evidence.stats.basics.target import target_in
 from engine.runs.submit.evaluation import MAX_MODELS
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from engine.settings.defaults import EVAL_ROWS
@@ -20,7 +22,7 @@ from engine.settings.defaults import EVAL_ROWS
 MAX_RUNS = 16  # the most runs of a plan
 EVALUATE = "evaluate"
 # The keys of an entry of `then`, besides `algorithm`.
-_TRAIN_KEYS = frozenset({"env_id", "settings", "note"})
+_TRAIN_KEYS = frozenset({"env_id", "settings", "note", "always"})
 _EVALUATE_KEYS = frozenset({"env_id", "settings", "rows", "attempts", "perturb"})
 _KEY_TYPES = {
     "env_id": str,
@@ -29,6 +31,7 @@ _KEY_TYPES = {
     "rows": int,
     "attempts": int,
     "perturb": list,
+    "always": bool,
 }
 _EXAMPLE = '{"algorithm": "grpo", "settings": {"steps": 60}} or {"algorithm": "evaluate"}'
 
@@ -43,12 +46,20 @@ class PlannedTraining:
         request: what the run is to train; its `model` counts only if `previous_index` is None.
         previous_index: the index, in the list of the plan's runs, of the run from whose best
             checkpoint this one starts; None for the first run of a chain.
+        always: whether it is trained even if the run before it reached the target of the plan.
     """
 
     step: int
     label: str
     request: TrainRequest
     previous_index: int | None = None
+    always: bool = False
+
+    @property
+    def may_be_skipped(self) -> bool:
+        """Whether it is left out if the run before it reaches the target of the plan."""
+        has_target = target_in(self.request.expect) is not None
+        return self.previous_index is not None and has_target and not self.always
 
 
 @dataclass(frozen=True)
@@ -145,7 +156,9 @@ def _make_chain(
             parent="",
         )
         index_of_previous = first_index + len(chain) - 1
-        chain.append(PlannedTraining(len(chain) + 1, label, next_request, index_of_previous))
+        always = entry.get("always", False)
+        step = len(chain) + 1
+        chain.append(PlannedTraining(step, label, next_request, index_of_previous, always))
     return chain
 
 
@@ -249,7 +262,8 @@ def _check_entry(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
             raise _bad_then(
                 f"then[{index}] has no key {name!r}", f"Besides algorithm it takes {allowed_names}."
             )
-        if not isinstance(value, _KEY_TYPES[name]) or isinstance(value, bool):
+        is_of_type = isinstance(value, _KEY_TYPES[name])
+        if not is_of_type or (isinstance(value, bool) and _KEY_TYPES[name] is not bool):
             raise _bad_then(
                 f"then[{index}].{name} = {str(value)[:80]} cannot be used", f"Write {_EXAMPLE}."
             )

@@ -3,7 +3,8 @@ questions or to the train tasks of an environment, or the answers in the environ
 
 Own answers are sampled greedily before the first step and trained with exactly the sampled tokens,
 so nothing is taught that the model could not do. No row asks a question that an exam (evaluation)
-of the run asks.
+of the run asks, and none answers a question of the run's own rows otherwise than these do: it would
+teach the opposite.
 """
 
 import random
@@ -30,7 +31,7 @@ from engine.worker.network.policy import Policy
 from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext, collect, fits
 from engine.worker.rollouts.renderer import Renderer
-from envs.json_types import TaskRow
+from envs.json_types import ChatMessage, TaskRow
 from envs.tool_schemas import tools_of
 
 MOST_ROWS = 2_000  # the most rows that are collected; enough for a share of any run
@@ -46,12 +47,46 @@ class Start:
         sampler: samples with any adapter on the run's base.
         renderer: renders conversations in the same way as the run's own rows.
         heldout: the held-out and the dev tasks of the run's environment.
+        trained: its train tasks; () if they are read row by row.
     """
 
     policy: Policy
     sampler: Sampler
     renderer: Renderer
     heldout: Sequence[TaskRow]
+    trained: Sequence[TaskRow] = ()
+
+
+class OwnAnswers:
+    """The answers that a run's own rows teach, and how many rows would have taught others.
+
+    `opposed` counts the rows that `agreeing` left out.
+    """
+
+    def __init__(self, trained: Sequence[TaskRow]) -> None:
+        """Take the train tasks of the run; those without a reference answer teach none."""
+        self._by_prompt: dict[str, set[str]] = {}
+        self.opposed = 0
+        for task in trained:
+            gold = task.get("gold")
+            if gold:
+                texts = self._by_prompt.setdefault(prompt_key(task["prompt"]), set())
+                texts.add(_answer_in(gold))
+
+    def agreeing(self, rows: Sequence[ReplayedRow]) -> list[ReplayedRow]:
+        """Return the rows without those that answer a prompt of the run's rows otherwise."""
+        kept = []
+        for row in rows:
+            answers = self._by_prompt.get(prompt_key(row.messages[:-1]))
+            if answers is None or _answer_in(row.messages) in answers:
+                kept.append(row)
+        self.opposed += len(rows) - len(kept)
+        return kept
+
+
+def _answer_in(messages: Sequence[ChatMessage]) -> str:
+    """Return the text of a conversation's last message, without white space around it."""
+    return str(messages[-1].get("content") or "").strip()
 
 
 class ReplaySource:
@@ -68,6 +103,7 @@ class ReplaySource:
         self.settings = job.config.settings
         self.start = start
         self.needed = min(needed, MOST_ROWS)
+        self.own_answers = OwnAnswers(start.trained)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
@@ -112,9 +148,9 @@ class ReplaySource:
         while remaining_tasks and len(rows) < self.needed:
             count = max(FEWEST_ASKED, self.needed - len(rows))
             batch, remaining_tasks = remaining_tasks[:count], remaining_tasks[count:]
-            for answer in self._answered(batch, params):
-                if practice.is_right(answer.task, answer.text):
-                    rows.append(answer.row(practice.name))
+            answers = self._answered(batch, params)
+            right = [each for each in answers if practice.is_right(each.task, each.text)]
+            rows += self.own_answers.agreeing([each.row(practice.name) for each in right])
         self.start.sampler.release_memory()
         question_count = len(practice.tasks) - len(remaining_tasks)
         return rows, self._used(practice.name, rows, question_count)
@@ -139,7 +175,8 @@ class ReplaySource:
                 batch_size = max(FEWEST_ASKED, self.needed - len(rows))
                 batch = tasks[question_count : question_count + batch_size]
                 question_count += len(batch)
-                rows += self._played(record, batch, context) if context else self._unscored(batch)
+                answers = self._played(record, batch, context) if context else self._unscored(batch)
+                rows += self.own_answers.agreeing(answers)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
         return rows, self._used(record.env_id, rows, question_count)
@@ -197,7 +234,7 @@ class ReplaySource:
             if len(rows) >= MOST_ROWS:
                 break
             if task["gold"]:
-                rows += self._rendered(record, task)
+                rows += self.own_answers.agreeing(list(self._rendered(record, task)))
         return rows, self._used(record.env_id, rows)
 
     def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
@@ -245,10 +282,17 @@ class ReplaySource:
     ) -> ReplayUsed:
         """Describe the rows from a source for the manifest.
 
-        `questions` is how many questions the model was asked; None if it was asked none.
+        `questions` is how many questions the model was asked; None if it was asked none. The count
+        of opposed rows begins anew for the next source.
         """
-        share = self.settings.keep
-        return ReplayUsed(share=share, source=source, rows=len(rows), questions=questions)
+        opposed, self.own_answers.opposed = self.own_answers.opposed, 0
+        return ReplayUsed(
+            share=self.settings.keep,
+            source=source,
+            rows=len(rows),
+            questions=questions,
+            opposed=opposed,
+        )
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,16 @@ def test_the_evaluation_of_a_plan_asks_as_many_tasks_as_an_exam_and_says_which(
     assert (part in check["detail"]) == (heldout > tasks)
 
 
+def test_a_plan_with_a_target_says_which_steps_it_skips(home: Home, add: Callable[..., str]):
+    add()
+    first, second, _ = dry_run(home, expect="90 %")["steps"]
+    assert "skipped_if" not in first
+    assert second["skipped_if"] == "the step before reaches 90 %; always=true in it: never"
+    always = [GRPO | {"always": True}]
+    assert "skipped_if" not in dry_run(home, expect="90 %", then=always)["steps"][1]
+    assert "skipped_if" not in dry_run(home, expect="better")["steps"][1]
+
+
 def test_runs_that_vary_show_what_differs_alone(home: Home, add: Callable[..., str]):
     add()
     report = dry_run(home, then=[], vary={"learning_rate": [1e-3, 1e-4], "seed": [1, 2]})

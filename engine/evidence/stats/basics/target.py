@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.core.format import percent, significant
+from engine.home.rows import PREDICTIONS
 
-PREDICTIONS = ("better", "no_difference")  # verdicts that `expect` may name; else it is a target
 _TARGET = re.compile(r"\s*(?:>=?)?\s*(\d{1,3}(?:\.\d{1,6})?)\s*(%?)\s*")
 _ROUNDING = 1e-9  # a level this little below the target reaches it
 

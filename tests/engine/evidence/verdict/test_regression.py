@@ -62,7 +62,8 @@ def test_a_run_that_lost_old_skills_is_said_to_have_forgotten_them(home, asked):
     # Wilson's interval of 10 of 12 by hand: 0.552 to 0.953.
     lost = {"right": 12, "lost": 10, "share": 0.8333, "interval": (0.552, 0.953)}
     reverse = {"skill": "reverse", "before": 1.0, "after": 0.1667, "lost_of_right": lost}
-    assert battery["skills"][0] == reverse
+    assert battery["skills"][0] == {**reverse, "is_lost": True}
+    assert [skill["is_lost"] for skill in battery["skills"][1:]] == [False] * 3
     assert battery["lost_of_right"]["right"] == 48 and battery["lost_of_right"]["lost"] == 10
     all_and_worst = "10 of 48 right ones lost (12 to 34 %), most in reverse: 10 of 12 right ones"
     assert f"{all_and_worst} lost (55 to 95 %)" in found["summary"]
@@ -86,6 +87,22 @@ def test_a_run_that_lost_nothing_says_what_would_have_shown(asked):
     verdict = run_verdict(run.run)
     assert not any("Forgotten" in text for text in verdict["warnings"])
     assert found["summary"] not in verdict["summary"], "good news stays where one looks for it"
+
+
+def test_one_lost_skill_is_named_although_others_gained_as_much(asked):
+    """Ten of twelve are lost in one skill and ten gained in another: the mean hides it."""
+    run = asked(
+        lambda skill, i: skill != SKILLS[1] or i < 2,
+        lambda skill, i: skill != SKILLS[0] or i < 2,
+    )
+    found = kept_skills(run.run)
+    assert found["verdict"] == "kept", "the word is about all skills together"
+    assert found["summary"] == (
+        f"Kept skills (pebble skills): {SKILLS[0]} was lost: 10 of 12 right ones lost (55 to "
+        "95 %); all skills together: no loss found, 79 % to 79 % on 48 tasks."
+    )
+    verdict = run_verdict(run.run)
+    assert found["summary"] in verdict["summary"] and found["summary"] in verdict["warnings"]
 
 
 def test_a_sample_of_an_environment_says_of_how_many_tasks_it_is(home, make_run, rows):

@@ -116,7 +116,7 @@ def test_a_metric_that_is_no_number_has_no_value():
     assert [line.value(name) for name in ("loss", "model", "lr", "x")] == [None, None, 1.0, None]
 
 
-REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800}
+REPLAYED = {"share": 0.2, "source": "pebble skills", "rows": 767, "questions": 800, "opposed": 0}
 REPLAYED |= {"beside": REPLAYED | {"source": "keep@1a", "questions": None, "beside": None}}
 MANIFEST_WITH_REPLAY = {
     **MANIFEST,

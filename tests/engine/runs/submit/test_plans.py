@@ -143,6 +143,37 @@ def test_a_plan_says_whether_its_best_model_reaches_the_target(bench, env):
     assert "deploy" not in [call["tool"] for call in said["next"]]
 
 
+def reached(bench, *names: str) -> None:
+    """These runs will have reached the target of their plan when they are done."""
+    after = {"value": 0.97, "interval": [0.93, 0.99]}
+    evidence = {"metric": "success", "after": after, "as_expected": True, "next": [DEPLOY]}
+    write_json(bench.home.root / "evidence.json", dict.fromkeys(names, evidence))
+
+
+def test_a_plan_skips_what_comes_after_a_step_that_reached_the_target(bench, env):
+    reached(bench, "sums-sft-1")
+    plan(bench, env, then=[GRPO, GRPO, EVALUATION], expect="90 %")
+    status = waited(bench)
+    assert status["state"] == "done" and "2 of 4 runs done" in status["summary"]
+    assert "sums-grpo-1, sums-grpo-2 skipped: not needed: sums-sft-1 reached" in status["summary"]
+    assert [step["state"] for step in status["steps"]] == ["done", "skipped", "skipped", "done"]
+    assert bench.home.run("sums-eval-1").read_config().model_refs == ["pebble", "sums-sft-1@best"]
+    assert "read_logs" not in [call["tool"] for call in status["next"]], "nothing went wrong"
+    # Whoever wants the step all the same resumes the plan.
+    lifecycle.submit(bench.home, TrainRequest(resume="sums-plan-1"))
+    states = [step["state"] for step in waited(bench)["steps"]]
+    assert states == ["done", "done", "done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("expect", "entry"), [("90 %", GRPO | {"always": True}), ("better", GRPO), ("", GRPO)]
+)
+def test_a_step_goes_on_where_it_is_asked_to_or_no_target_was_set(bench, env, expect, entry):
+    reached(bench, "sums-sft-1")
+    plan(bench, env, then=[entry], expect=expect)
+    assert [step["state"] for step in waited(bench)["steps"]] == ["done", "done"]
+
+
 def test_a_plan_warns_of_grpo_whose_start_solves_too_little(bench, env):
     plan(bench, env, then=[GRPO])
     waited(bench)

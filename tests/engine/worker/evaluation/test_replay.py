@@ -32,8 +32,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def push_ends(home: Home, folder: Path, count: int = 200, heldout: int = 40) -> str:
-    """An environment of a skill that pebble never saw."""
+def push_ends(
+    home: Home,
+    folder: Path,
+    count: int = 200,
+    heldout: int = 40,
+    also: dict[str, str] | None = None,
+) -> str:
+    """An environment of a skill that pebble never saw; `also` are further prompts to train on, with
+    their answers."""
     rng = random.Random(1)
     rows: dict[str, dict[str, Any]] = {}
     while len(rows) < count:
@@ -41,6 +48,8 @@ def push_ends(home: Home, folder: Path, count: int = 200, heldout: int = 40) -> 
         prompt = sample.messages[0]["content"]
         split = "heldout" if len(rows) < heldout else "train"
         rows.setdefault(prompt, {"prompt": prompt, "answer": sample.answer, "split": split})
+    for prompt, answer in (also or {}).items():
+        rows[prompt] = {"prompt": prompt, "answer": answer, "split": "train"}
     listed = [{"id": f"row-{at}", **row} for at, row in enumerate(rows.values())]
     folder.mkdir()
     (folder / "rows.json").write_text(json.dumps(listed))
@@ -110,10 +119,12 @@ def load_environment():
 
 @pytest.mark.worker
 @pytest.mark.timeout(60)
-def test_rows_of_a_named_environment_are_replayed_but_none_that_is_asked(
+def test_rows_of_a_named_environment_are_replayed_but_none_that_is_asked_or_contradicts(
     home: Home, tmp_path: Path
 ) -> None:
-    env_id = push_ends(home, tmp_path / "ends")
+    # The task teaches another answer to one of its questions, and the same to another.
+    taught = {"What is 9 + 9?": "nine", "What is 8 + 8?": "16"}
+    env_id = push_ends(home, tmp_path / "ends", also=taught)
     # Its held-out tasks are asked, and pebble's own battery asks one of its train rows.
     keep = push(home, tmp_path / "keep", OTHER, "keep")
     assert "What is 7 + 7?" in {task["prompt"][0]["content"] for task in pebble_tasks()}
@@ -121,13 +132,14 @@ def test_rows_of_a_named_environment_are_replayed_but_none_that_is_asked(
     kept = trained_with(home, env_id, "kept", keep=0.2, keep_env=keep, **few)
     rows = read_replayed(kept["run"].replayed)
     named = [row for row in rows if row.source == keep]
-    assert {row.task for row in named} == {"row-5", "row-6", "row-8", "row-9"}
+    assert {row.task for row in named} == {"row-5", "row-6", "row-8"}
     # Beside them practice questions, as without it.
     assert {row.source for row in rows} == {keep, "pebble skills"}
-    of_named = {"share": 0.2, "source": keep, "rows": 4, "questions": None, "beside": None}
-    assert kept["replayed"]["beside"] == of_named
+    of_named = {"share": 0.2, "source": keep, "rows": 3, "questions": None, "beside": None}
+    assert kept["replayed"]["beside"] == {**of_named, "opposed": 1}
+    assert "(1 left out that contradict the task's own rows)" in kept["summary"]
     assert kept["replayed"]["source"] == "pebble skills"
-    assert kept["replayed"]["rows"] == len(rows) - 4
+    assert kept["replayed"]["rows"] == len(rows) - 3
 
 
 @pytest.mark.worker
