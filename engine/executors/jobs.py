@@ -10,7 +10,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engine.core import hardware
@@ -18,9 +17,9 @@ from engine.core.files import JsonObject, read_object, write_json, write_text
 from engine.home.rows import OPEN, TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher, lease
+from engine.processes import launcher, limits
+from engine.processes.local_executor import package_versions
 
-_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "honesmith")
 # What the last look of this connection showed of each run: only what changed since is sent.
 _seen: dict[str, dict[str, list[int]]] = {}
 
@@ -32,13 +31,7 @@ def home_at(root: str, home_id: str) -> Home:
 
 def describe(root: str) -> JsonObject:
     """The hardware, and the versions of what trains here."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {"hardware": asdict(hardware.detect(Path(root))), "packages": versions}
+    return {"hardware": asdict(hardware.detect(Path(root))), "packages": dict(package_versions())}
 
 
 def prepare(root: str, home_id: str, config_toml: str, envs: list[JsonObject]) -> JsonObject:
@@ -71,7 +64,7 @@ def start(
     run = home.run(run_id)
     os.environ.update(secrets)  # whoever starts the supervisor passes them on, as in any home
     os.environ["HONESMITH_HOME"] = str(home.root)
-    lease.renew(run, lease_s)
+    limits.renew_lease(run, lease_s)
     _seen.pop(run_id, None)  # whoever starts it has seen none of its files yet
     if launch_of(run) < launch:
         with Store(home) as store:
@@ -95,7 +88,7 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
     run = home.run(run_id)
     if launch_of(run) != launch:
         return {"life": "gone", "launch": launch_of(run)}
-    lease.renew(run, lease_s)
+    limits.renew_lease(run, lease_s)
     launcher.reap(home)
     with Store(home) as store:
         rows = [each for each in store.list_runs(limit=100_000) if each.run_id == run_id]

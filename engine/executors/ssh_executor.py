@@ -9,7 +9,6 @@ from engine.core.files import JsonObject
 from engine.core.hints import Hint
 from engine.executors import bundle as bundles
 from engine.executors import hosts
-from engine.executors.seam import Caps, End, Handle, Life, Owned, Probe
 from engine.executors.ssh import FarError, HostLost, Link
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
@@ -17,6 +16,7 @@ from engine.home.store import Store
 from engine.home.user_config import Host
 from engine.processes import outcome
 from engine.processes.launcher import spent_hours
+from engine.processes.seam import Caps, End, Handle, Life, Owned, Probe
 from engine.records.run_config import TrainConfig
 
 _LIVES: Mapping[str, Life] = {
