@@ -70,10 +70,14 @@ class SshExecutor:
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
 
-        Raises FarError where it does not.
+        Raises FarError where it does not, or where a newer launch is there.
         """
         deadline = time.monotonic() + _END_S
         older: JsonObject = {"home_id": self.home_id, "run_id": run.id}
+        newest = int(self.link.job("launch", **older).get("launch", 0))
+        if newest > handle.launch:
+            message = f"launch {newest} of {run.id} is there, and this is launch {handle.launch}"
+            raise FarError("RUN_STATE", message)
         while not self.link.job("reap", **older, launch=handle.launch - 1).get("removed"):
             launch = int(self.link.job("launch", **older).get("launch", 0))
             self.link.job("stop", **older, launch=launch, reason="another launch takes its place")
