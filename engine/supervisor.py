@@ -27,8 +27,13 @@ from engine.pace.progress import write_status
 from engine.pace.staleness import LEAST_GRACE_S
 from engine.processes import launcher, outcome
 from engine.processes.deployments import make_room
-from engine.processes.lease import LeaseWatch
-from engine.processes.limits import Limit, limit_of_home, limit_of_run, nearest_cap
+from engine.processes.limits import (
+    LeaseWatch,
+    Limit,
+    limit_of_home,
+    limit_of_run,
+    nearest_cap,
+)
 from engine.processes.trainer_variables import trainer_variables
 from engine.processes.vigil import Vigil
 from envs.isolation import kernel

@@ -62,6 +62,7 @@ LOADS_LATE = Path("mcp_server/api/verbs.py")  # a verb loads what it needs when 
 # be too long. These test no single module.
 OF_NO_SINGLE_MODULE = {
     "benchmarks/test_harness.py": "what several benchmarks read off runs and processes",
+    "engine/executors/test_contract.py": "what every place to run holds to",
     "engine/worker/test_architectures.py": "whole runs: every family of models",
     "engine/worker/test_families.py": "whole runs: official chat templates, turns, tools, thought",
     "engine/worker/test_every_setting.py": "whole runs: each setting changes what a run does",

@@ -22,7 +22,6 @@ from engine.core.format import words
 from engine.core.hints import Hint
 from engine.executors import hosts
 from engine.executors.mirror import HostileFiles, Mirror
-from engine.executors.seam import End, Handle, Probe
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
 from engine.executors.ssh_executor import SshExecutor
 from engine.home.rows import TERMINAL
@@ -31,7 +30,8 @@ from engine.home.store import Store
 from engine.home.user_config import Host
 from engine.models import hub
 from engine.processes import outcome
-from engine.processes.lifeline import end_with_supervisor
+from engine.processes.seam import End, Handle, Probe
+from engine.processes.trainer_variables import end_with_supervisor
 from engine.records.run_config import TrainConfig
 
 _FIRST_LOOK_S, _LOOK_S = 0.3, 3.0  # between two looks, at first and later

@@ -5,12 +5,13 @@ folder, its supervisor and its queue are those of any run. Beside them stand `la
 says what it was started as, and the lease, without whose renewal its supervisor ends it.
 """
 
+import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from engine.core import hardware
@@ -18,9 +19,9 @@ from engine.core.files import JsonObject, read_object, write_json, write_text
 from engine.home.rows import OPEN, TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher, lease
+from engine.processes import launcher, limits
+from engine.processes.local_executor import package_versions
 
-_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "honesmith")
 # What the last look of this connection showed of each run: only what changed since is sent.
 _seen: dict[str, dict[str, list[int]]] = {}
 
@@ -32,13 +33,7 @@ def home_at(root: str, home_id: str) -> Home:
 
 def describe(root: str) -> JsonObject:
     """The hardware, and the versions of what trains here."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {"hardware": asdict(hardware.detect(Path(root))), "packages": versions}
+    return {"hardware": asdict(hardware.detect(Path(root))), "packages": dict(package_versions())}
 
 
 def prepare(root: str, home_id: str, config_toml: str, envs: list[JsonObject]) -> JsonObject:
@@ -69,17 +64,35 @@ def start(
     """
     home = home_at(root, home_id)
     run = home.run(run_id)
+    with _alone(home), Store(home) as store:
+        known = launch_of(run)
+        if known > launch:
+            return {}
+        limits.renew_lease(run, lease_s)
+        # The launch is noted before its row exists: a row that another process starts meanwhile is
+        # never taken for one of an earlier launch.
+        if known < launch:
+            store.forget_run(run_id)  # of an earlier launch; its folder was replaced
+            write_json(run.far("launch"), {"launch": launch})
+        if store.find_run(run_id) is None:
+            store.place_run(NewRun(**row), run_id)
     os.environ.update(secrets)  # whoever starts the supervisor passes them on, as in any home
     os.environ["HONESMITH_HOME"] = str(home.root)
-    lease.renew(run, lease_s)
     _seen.pop(run_id, None)  # whoever starts it has seen none of its files yet
-    if launch_of(run) < launch:
-        with Store(home) as store:
-            store.forget_run(run_id)  # of an earlier launch; its folder was replaced
-            store.place_run(NewRun(**row), run_id)
-        write_json(run.far("launch"), {"launch": launch})
     launcher.reap(home)
     return {}
+
+
+@contextmanager
+def _alone(home: Home) -> Iterator[None]:
+    """Context manager: no other connection starts or removes a run of this home meanwhile."""
+    home.root.mkdir(parents=True, exist_ok=True)
+    folder = os.open(home.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def launch_of(run: RunDir) -> int:
@@ -95,19 +108,18 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
     run = home.run(run_id)
     if launch_of(run) != launch:
         return {"life": "gone", "launch": launch_of(run)}
-    lease.renew(run, lease_s)
+    limits.renew_lease(run, lease_s)
     launcher.reap(home)
     with Store(home) as store:
-        rows = [each for each in store.list_runs(limit=100_000) if each.run_id == run_id]
-    if not rows:
+        row = store.find_run(run_id)
+    if row is None:
         return {"life": "gone", "launch": launch}
-    life = _life(run, rows[0])  # before the files are listed: of an ended run all of them are
+    life = _life(run, row)  # before the files are listed: of an ended run all of them are
     files, best = _files(run)
     before = _seen.setdefault(run_id, {})
     changed = {path: facts for path, facts in files.items() if before.get(path) != facts}
     removed = [path for path in before if path not in files]
     _seen[run_id] = files
-    row = rows[0]
     return {
         "life": life,
         "launch": launch,
@@ -178,11 +190,11 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
     nothing of them is left."""
     home = home_at(root, home_id)
     run = home.run(run_id)
-    if launch_of(run) > launch or launcher.is_alive(run):
-        return {"removed": launch_of(run) > launch}
-    with Store(home) as store:
+    with _alone(home), Store(home) as store:
+        if launch_of(run) > launch or launcher.is_alive(run):
+            return {"removed": launch_of(run) > launch}
         store.forget_run(run_id)
-    shutil.rmtree(run.path, ignore_errors=True)
+        shutil.rmtree(run.path, ignore_errors=True)
     _seen.pop(run_id, None)
     return {"removed": True}
 

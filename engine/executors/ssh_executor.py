@@ -9,7 +9,6 @@ from engine.core.files import JsonObject
 from engine.core.hints import Hint
 from engine.executors import bundle as bundles
 from engine.executors import hosts
-from engine.executors.seam import Caps, End, Handle, Life, Owned, Probe
 from engine.executors.ssh import FarError, HostLost, Link
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
@@ -17,6 +16,7 @@ from engine.home.store import Store
 from engine.home.user_config import Host
 from engine.processes import outcome
 from engine.processes.launcher import spent_hours
+from engine.processes.seam import Caps, End, Handle, Life, Owned, Probe
 from engine.records.run_config import TrainConfig
 
 _LIVES: Mapping[str, Life] = {
@@ -70,10 +70,14 @@ class SshExecutor:
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
 
-        Raises FarError where it does not.
+        Raises FarError where it does not, or where a newer launch is there.
         """
         deadline = time.monotonic() + _END_S
         older: JsonObject = {"home_id": self.home_id, "run_id": run.id}
+        newest = int(self.link.job("launch", **older).get("launch", 0))
+        if newest > handle.launch:
+            message = f"launch {newest} of {run.id} is there, and this is launch {handle.launch}"
+            raise FarError("RUN_STATE", message)
         while not self.link.job("reap", **older, launch=handle.launch - 1).get("removed"):
             launch = int(self.link.job("launch", **older).get("launch", 0))
             self.link.job("stop", **older, launch=launch, reason="another launch takes its place")

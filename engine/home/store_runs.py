@@ -147,6 +147,11 @@ class RunTable(Connection):
             return matches[0]
         raise self._not_found_error(run_id, [row.run_id for row in matches])
 
+    def find_run(self, run_id: str) -> RunRow | None:
+        """Return the run with exactly this id; None if there is none."""
+        rows = self._rows("WHERE run_id = ?", (run_id,))
+        return rows[0] if rows else None
+
     def list_runs(
         self,
         limit: int = 20,

@@ -9,46 +9,52 @@ supervisor inherits that lock, so it is never free between the decision and the 
 The supervisor imports this module, so it imports nothing heavy.
 """
 
-import errno
 import importlib.util
-import json
 import os
-import subprocess
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.core.errors import UserError
-from engine.core.files import is_locked, take_lock
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.home.user_config import PREFIX, key_of
 from engine.pace.progress import write_status
 from engine.processes import deployments, device_shares, outcome, programs, waiting
+from engine.processes.local_executor import (
+    LOCK_FD,
+    UNSETTLED,
+    LocalExecutor,
+    cannot_write,
+    is_alive,
+    seconds_in_lock_file,
+    spawn_detached,
+    spent_hours,
+)
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 
 if TYPE_CHECKING:
     from engine.core.hardware import Device, Hardware
 
-# The environment variable with the descriptor of the run's lock, which the supervisor inherits.
-LOCK_FD = "HONESMITH_LOCK_FD"
-_CLAIM_S = 0.05  # seconds to wait for a lock; a process that only tests it holds it for less
-# The states of a run whose processes should live, or that is to be queued again.
-_UNSETTLED = ("preparing", "running", "stopping", "interrupted")
-
-
-def is_alive(run: RunDir) -> bool:
-    """Whether a supervisor or trainer of this run lives.
-
-    The run's lock tells this; a process id could belong to another process by now.
-    """
-    return is_locked(run.lock)
+__all__ = [
+    "LOCK_FD",
+    "awaited_memory",
+    "devices_for",
+    "is_alive",
+    "missing_secrets",
+    "reap",
+    "require_quantizer",
+    "seconds_in_lock_file",
+    "spawn_detached",
+    "spent_hours",
+    "start_queued",
+    "trainer_command",
+    "worker_python",
+]
 
 
 def trainer_command(
@@ -114,76 +120,36 @@ def require_quantizer(home: Home, quantization: str) -> None:
         )
 
 
-def spawn_detached(
-    argv: Sequence[str],
-    cwd: Path,
-    log: Path,
-    env: Mapping[str, str] | None = None,
-    pass_fds: Sequence[int] = (),
-) -> int:
-    """Start a process that outlives this one; return its process id.
-
-    The process has a session of its own and no terminal.
-
-    Args:
-        argv: the command.
-        cwd: the folder it runs in.
-        log: the file that its output is appended to.
-        env: its environment variables; None for those of this process.
-        pass_fds: file descriptors that it inherits.
-
-    Raises OSError if it cannot be started.
-    """
-    with open(log, "ab") as output:
-        process = subprocess.Popen(
-            list(argv),
-            cwd=cwd,
-            env=dict(env) if env is not None else None,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            pass_fds=tuple(pass_fds),
-        )
-    # The thread waits for the process, which would otherwise stay a zombie until this one ends.
-    threading.Thread(target=process.wait, name=f"wait-{process.pid}", daemon=True).start()
-    return process.pid
-
-
-def start_queued(home: Home) -> list[str]:
+def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
     """Start queued runs while devices are free; return the ids of the runs that were started.
 
-    Runs that still wait for the model of another run are left in the queue.
+    Runs that still wait for the model of another run are left in the queue. `place` is where they
+    are started, over the same home; None for this machine.
     """
     started_ids: list[str] = []
     with Store(home) as store:
         waiting.release_waiting(home, store)
         if all(row.waits_for for row in store.queue()):
             return started_ids
-        # Imported late: asking the driver takes a while, and usually nothing is queued.
-        from engine.core import hardware  # noqa: PLC0415
-
-        machine = hardware.detect(home.root)
+        place = place or LocalExecutor(home, store)
+        machine = place.machine()
         while True:
-            locks: dict[str, int] = {}  # run id -> descriptor of its lock
             try:
-                row = _lease_next(home, store, machine, locks)
+                row = _lease_next(place, store, machine)
                 if row is None:
                     return started_ids
-                if _start(home, store, row, locks[row.run_id]):
+                if _start(place, store, row):
                     started_ids.append(row.run_id)
             finally:
-                for lock in locks.values():  # a supervisor that was started has its own copy
-                    os.close(lock)
+                place.release()
 
 
-def _lease_next(
-    home: Home, store: Store, machine: "Hardware", locks: dict[str, int]
-) -> RunRow | None:
-    """Give the oldest queued run free devices of the machine, take its lock, and return its row.
+def _lease_next(place: LocalExecutor, store: Store, machine: "Hardware") -> RunRow | None:
+    """Give the oldest queued run free devices of the machine, claim it, and return its row.
 
-    The lock is added to `locks` (run id -> descriptor). Returns None if no run can start now.
+    Returns None if no run can start now.
     """
+    home = place.home
 
     def choose(row: RunRow, free_ids: Sequence[str]) -> str:
         """Return the ids of the devices that a run gets; "" if none has room for it."""
@@ -192,12 +158,34 @@ def _lease_next(
 
     return store.lease_next(
         [device.id for device in machine.devices],
-        claim=lambda row: _claim(home, row, locks),
+        claim=lambda row: _claim(place, row),
         choose=choose,
         can_start=lambda row: not missing_secrets(home.run(row.run_id)),
         runs_per_device=device_shares.runs_per_device(home, machine),
         elsewhere={host.compute: host.runs for host in home.user_config().hosts.values()},
     )
+
+
+def _claim(place: LocalExecutor, row: RunRow) -> bool:
+    """Claim a queued run. Returns False if it cannot start here now, because secrets are missing or
+    its last attempt is still ending."""
+    run = place.home.run(row.run_id)
+    return not missing_secrets(run) and place.claim(run)  # else it waits for who has the secrets
+
+
+def _start(place: LocalExecutor, store: Store, row: RunRow) -> bool:
+    """Start a run that has its device.
+
+    Returns False if the machine cannot start a process; the run is then recorded as failed.
+    """
+    run = place.home.run(row.run_id)
+    try:
+        place.start(run, place.handle(row))
+    except OSError as error:
+        outcome.apply(store, run, row, _start_failed_outcome(run, row, error))
+        write_status(run, store.get_run(row.run_id))
+        return False
+    return True
 
 
 def devices_for(
@@ -345,127 +333,28 @@ def _keys_of_endpoints(home: Home, source: Path) -> set[str]:
     return {endpoints[name].key_env for name in names if name in endpoints}
 
 
-def reap(home: Home) -> list[str]:
+def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
     """Settle every run whose supervisor and trainer died, then start queued runs.
 
     Such a run is queued again, or fails if that has happened MAX_CONTINUATIONS times already. A run
     that was stopping, or whose end was recorded, gets that end. In a home that cannot be written,
-    nothing is changed. Returns the ids of the runs that were settled.
+    nothing is changed. Returns the ids of the runs that were settled. `place` is as in
+    `start_queued`.
     """
     settled_ids = []
     with Store(home) as store:
-        for row in store.list_runs(limit=10_000, states=_UNSETTLED):
-            if _settle_if_dead(store, home.run(row.run_id)):
+        executor = place or LocalExecutor(home, store)
+        for row in store.list_runs(limit=10_000, states=UNSETTLED):
+            if executor.settle(home.run(row.run_id)):
                 settled_ids.append(row.run_id)
         has_queued_runs = bool(store.queue())
     if has_queued_runs:
         try:
-            start_queued(home)
+            start_queued(home, place)
         except (OSError, UserError) as error:
-            if not _cannot_write(error):
+            if not cannot_write(error):
                 raise
     return settled_ids
-
-
-def _settle_if_dead(store: Store, run: RunDir) -> bool:
-    """Settle a run if its supervisor and trainer died. Return whether it was settled."""
-    lock = _lock_of_dead(run)
-    if lock is None:
-        return False
-    was_settled = False
-    try:
-        row = store.get_run(run.id)  # another process may have settled it before we had the lock
-        if row.state in _UNSETTLED:
-            _settle(store, run, row)
-            was_settled = True
-            write_status(run, store.get_run(run.id))
-    except (OSError, UserError) as error:
-        # The caller only wants to read; a later call can settle the run.
-        if not _cannot_write(error):
-            raise
-    finally:
-        os.close(lock)
-    return was_settled
-
-
-def _cannot_write(error: OSError | UserError) -> bool:
-    """Whether an error means that the home cannot be written, because it is full or read-only."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
-    read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
-    return error.code == "DISK_FULL" or read_only
-
-
-def _lock_of_dead(run: RunDir) -> int | None:
-    """Take the lock of a run and return its descriptor.
-
-    Returns None if a living process holds the lock, or if the home cannot be written, because then
-    no lock can be taken. Raises OSError for other errors.
-    """
-    try:
-        return take_lock(run.lock)
-    except FileNotFoundError:  # the run's folder was deleted by hand
-        run.create()
-        return take_lock(run.lock)
-    except OSError as error:
-        if _cannot_write(error):  # nothing can be settled now
-            return None
-        raise
-
-
-def _claim(home: Home, row: RunRow, locks: dict[str, int]) -> bool:
-    """Take the lock of a queued run and add it to `locks` (run id -> descriptor of the lock).
-
-    Returns False if the run cannot start here now, because secrets are missing or its last attempt
-    is still ending.
-    """
-    run = home.run(row.run_id)
-    if missing_secrets(run):  # it waits for a process that has them
-        return False
-    run.create()  # the lock needs the run's folder, which may have been deleted by hand
-    lock = take_lock(run.lock, wait_s=_CLAIM_S)
-    if lock is None:  # an earlier attempt is still ending
-        return False
-    # The lock file holds the seconds of an earlier attempt; this attempt starts at none.
-    os.truncate(lock, 0)
-    locks[row.run_id] = lock
-    return True
-
-
-def _start(home: Home, store: Store, row: RunRow, lock: int) -> bool:
-    """Start the supervisor of a run that has its device; the supervisor inherits `lock`.
-
-    Returns False if the machine cannot start a process; the run is then recorded as failed.
-    """
-    run = home.run(row.run_id)
-    env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(home.root)}
-    env |= _endpoint_keys(run)
-    argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]
-    try:
-        spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
-    except OSError as error:
-        outcome.apply(store, run, row, _start_failed_outcome(run, row, error))
-        write_status(run, store.get_run(row.run_id))
-        return False
-    return True
-
-
-def _endpoint_keys(run: RunDir) -> dict[str, str]:
-    """Return name -> value of the keys for the endpoints that a run asks.
-
-    They are read here and passed on as environment variables, because a file `.env` that this
-    process finds may not be found from the run's folder.
-    """
-    from engine.records.run_config import (  # noqa: PLC0415 - it loads pydantic
-        EvaluateConfig,
-        PromptConfig,
-    )
-
-    config = run.find_config()
-    if not isinstance(config, EvaluateConfig | PromptConfig):
-        return {}
-    names = {endpoint.key_env for endpoint in config.endpoints.values()} - {""}
-    return {name: key_of(run.home.root, name) for name in names}
 
 
 def _start_failed_outcome(run: RunDir, row: RunRow, error: OSError) -> outcome.Outcome:
@@ -477,87 +366,3 @@ def _start_failed_outcome(run: RunDir, row: RunRow, error: OSError) -> outcome.O
         reason=f"the supervisor could not be started: {error}",
         hint=outcome.resume_hint(run).after("Free memory, processes or disk."),
     )
-
-
-def _settle(store: Store, run: RunDir, row: RunRow) -> None:
-    """Bring a run whose processes are gone to its next state; the caller holds its lock.
-
-    1. If the end of this attempt was recorded, the run gets that end.
-    2. If the run was told to stop, it gets the end that follows from the stop.
-    3. Otherwise it was interrupted: it is queued again, or fails after MAX_CONTINUATIONS times.
-    """
-    if row.state == "interrupted":
-        # An earlier call began step 3 and did not finish it. Finish it now, whatever the files say.
-        _continue_interrupted(store, run, row)
-        return
-    recorded_end = outcome.recorded(run, row.attempt)
-    if recorded_end is not None:
-        outcome.apply(store, run, row, recorded_end)
-        return
-    elapsed_s = seconds_in_lock_file(run)
-    if row.state == "stopping":  # it was asked to end, and it has
-        # Nobody waited for the exit status; -9 stands for killed by SIGKILL.
-        stopped_end = outcome.decide(run, row, status=-9, elapsed_s=elapsed_s)
-        outcome.apply(store, run, row, stopped_end)
-        return
-    _interrupt(store, run, row, elapsed_s)
-    _continue_interrupted(store, run, row)
-
-
-def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None:
-    """Record that the run's attempt was interrupted after `elapsed_s` seconds, and free its device.
-
-    Does nothing if the run's state has changed since `row` was read.
-    """
-    store.set_state(
-        row.run_id,
-        "interrupted",
-        only_from={row.state},
-        spent_hours=row.spent_hours + row.device_hours(elapsed_s),
-        device="",
-    )
-    outcome.note_event(run, "interrupted", "supervisor and trainer are gone", attempt=row.attempt)
-
-
-def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
-    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS
-    times."""
-    if row.continuations >= outcome.MAX_CONTINUATIONS:
-        store.set_state(
-            row.run_id,
-            "failed",
-            only_from={"interrupted"},
-            ended=time.time(),
-            reason_kind="interrupted",
-            # + 1: the present interruption, after which the run is not continued.
-            reason=f"interrupted {row.continuations + 1} times and not continued any more",
-            hint=outcome.resume_hint(run).after("Find out what ends processes on this machine."),
-            verdict="unknown",
-        )
-        return
-    store.set_state(
-        row.run_id,
-        "queued",
-        only_from={"interrupted"},
-        attempt=row.attempt + 1,
-        continuations=row.continuations + 1,
-    )
-
-
-def spent_hours(home: Home, row: RunRow) -> float:
-    """Return the device hours that a run has taken so far, including those of its current
-    attempt."""
-    if row.state not in HOLDS_DEVICE:
-        return row.spent_hours
-    return row.spent_hours + row.device_hours(seconds_in_lock_file(home.run(row.run_id)))
-
-
-def seconds_in_lock_file(run: RunDir) -> float:
-    """Return the seconds that the run's last attempt has taken; 0 if the lock file holds none.
-
-    The supervisor writes them into the run's lock file at every poll.
-    """
-    try:
-        return max(0.0, float(json.loads(run.lock.read_text())["elapsed_s"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0

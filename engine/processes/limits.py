@@ -1,8 +1,18 @@
-"""The limits on the hours of a run, and when its current attempt reaches them."""
+"""The limits on the hours of a run, and when its current attempt reaches them.
+
+One of them is the lease of a run that another machine started here: without a word from it the run
+ends. Whoever looks after the run from afar renews the file `lease.json` of its folder. The run's
+supervisor measures the silence on its own clock, and at its end lets the trainer save and stop. A
+run without that file, as every run that was started on this machine, has no lease.
+"""
 
 import math
+import time
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from engine.core.files import read_object, write_json
+from engine.core.format import words
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -84,3 +94,31 @@ def _hours_elsewhere(store: Store, run: RunDir) -> float:
     """
     rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)  # more than any machine has GPUs
     return sum(_hours_under_way(run.home, row) for row in rows if row.run_id != run.id)
+
+
+def renew_lease(run: RunDir, seconds: float) -> None:
+    """Say that somebody still wants the run, for `seconds` from now on."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_json(run.far("lease"), {"seconds": seconds, "time": time.time()})
+
+
+@dataclass
+class LeaseWatch:
+    """Measures how long nobody has renewed the lease of a run. Times are monotonic."""
+
+    run: RunDir
+    renewed_at: float = field(default_factory=time.monotonic)
+    content: object = None
+
+    def limit(self, elapsed_s: float) -> Limit | None:
+        """The limit at which the lease ends, `elapsed_s` seconds after the start of the attempt;
+        None for a run without a lease."""
+        content = read_object(self.run.far("lease"))
+        seconds = content.get("seconds")
+        if not isinstance(seconds, int | float):
+            return None
+        now = time.monotonic()
+        if content != self.content:
+            self.content, self.renewed_at = content, now
+        reason = f"the machine that started it gave no word for {words(seconds / 3600)}"
+        return Limit(elapsed_s - (now - self.renewed_at) + seconds, "lease", reason)

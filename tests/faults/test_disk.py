@@ -179,7 +179,7 @@ class Faulty:
 def test_f15_a_submit_whose_nth_call_fails_is_made_once_when_it_is_asked_again(
     home, steady, monkeypatch, number
 ):
-    monkeypatch.setattr(launcher, "start_queued", lambda home: [])
+    monkeypatch.setattr(launcher, "start_queued", lambda *_: [])
     asked = {"env_id": steady, "algorithm": "grpo", "settings": STEADY}
     lifecycle.submit(home, TrainRequest(request_id="warm", **asked))  # what is cached is cached
     witness, faulty = Witness(home), Faulty(monkeypatch)

@@ -26,6 +26,7 @@ from engine.home.rows import TERMINAL, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher, outcome
+from engine.processes.local_executor import LocalExecutor
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from engine.supervisor import Watch
@@ -288,12 +289,9 @@ def test_f20_a_device_that_is_gone_fails_the_run_in_words_and_gives_the_lease_ba
     with Store(bench.home) as store:
         row = store.lease_next(["cuda:7"], lambda row: True)
         assert row is not None
-        lock = os.open(run.lock, os.O_RDWR | os.O_CREAT)
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert launcher._start(bench.home, store, row, lock)
-        os.close(lock)
+        place = LocalExecutor(bench.home, store)
+        assert place.claim(run)
+        assert launcher._start(place, store, row)
     found = bench.until_state(run, "failed")
     assert found.reason_kind == "infra" and "cuda:7 is gone" in found.reason
     assert f'resume="{run.id}"' in str(found.hint)

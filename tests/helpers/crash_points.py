@@ -7,6 +7,7 @@ no longer there ends the process at once, so a point cannot go lost silently.
 """
 
 import functools
+import importlib
 import importlib.machinery
 import os
 import signal
@@ -150,6 +151,12 @@ def install(at: str) -> None:
         patch(sys.modules[point.module])
     else:
         sys.meta_path.insert(0, _WhenLoaded(point.module, patch))
+
+
+def kill_at(point: Point) -> None:
+    """Have this process killed at a point that needs no name, at its first passage."""
+    patch = functools.partial(_wrap, point, lambda: _die(f"{point.when} {point.function}"))
+    patch(importlib.import_module(point.module))
 
 
 def _die(label: str) -> None:

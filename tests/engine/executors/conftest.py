@@ -16,12 +16,12 @@ from run_configs import train_config
 
 from engine.core.files import write_json
 from engine.executors import host_setup, hosts
-from engine.executors.seam import Handle
 from engine.home.rows import TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models import catalog
 from engine.processes import launcher
+from engine.processes.seam import Handle
 
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"
 

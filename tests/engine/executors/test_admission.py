@@ -56,7 +56,7 @@ def test_a_run_is_planned_for_the_machine_that_it_goes_to(box: Home, env: str):
 
 
 def test_a_run_is_queued_for_it_and_is_no_run_of_a_device_here(box: Home, env: str, monkeypatch):
-    monkeypatch.setattr("engine.processes.launcher.start_queued", lambda home: [])
+    monkeypatch.setattr("engine.processes.launcher.start_queued", lambda *_: [])
     reply = submit(box, TrainRequest(env_id=env, algorithm="sft", settings=SETTINGS))
     with Store(box) as store:
         row = store.get_run(str(reply["run_id"]))

@@ -185,7 +185,7 @@ def test_a_run_resumed_while_it_is_about_to_be_deleted_keeps_its_checkpoints(
 def test_a_run_regraded_while_it_is_about_to_be_deleted_keeps_its_answers(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(launcher, "start_queued", lambda home: None)
+    monkeypatch.setattr(launcher, "start_queued", lambda *_: None)
     run = evaluation(home, env_id, {"pebble": GOOD})
     monkeypatch.setattr(
         deletion,
