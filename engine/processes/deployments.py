@@ -18,7 +18,7 @@ from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.recovery import configured_adapters
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow
+from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
 
@@ -137,8 +137,11 @@ def list_deployments(home: Home) -> list[Reply]:
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
-    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9)."""
+    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), and
+    whose it is if it is not the viewer's own."""
+    own = home.viewer.owner if home.viewer else ""
     return {
+        **({} if row.owner == own else {"owner": row.owner or LOCAL}),
         "deployment_id": row.deployment_id,
         "state": row.state,
         "base_url": row.url,
@@ -281,7 +284,7 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
 def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
     """Return the bytes of a GPU that runs and deployments of this home were granted, except those
     of the run `besides`, as (by those that have loaded, by those that are still loading)."""
-    with Store(home) as store:
+    with Store(home.whole) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     held = loading = 0
     for run in runs:
@@ -292,7 +295,7 @@ def _claims(home: Home, device: "Device", besides: str) -> tuple[int, int]:
             loading += config.peak_memory or 0
         else:
             held += config.peak_memory or 0
-    for row in living(home):
+    for row in living(home.whole):
         if config_of(home.deployment(row.deployment_id)).get("device") != device.id:
             continue
         if row.state == "starting":

@@ -156,6 +156,7 @@ def start_queued(home: Home) -> list[str]:
     Runs that still wait for the model of another run are left in the queue.
     """
     started_ids: list[str] = []
+    home = home.whole  # the queue is that of all
     with Store(home) as store:
         waiting.release_waiting(home, store)
         if all(row.waits_for for row in store.queue()):
@@ -348,6 +349,7 @@ def reap(home: Home) -> list[str]:
     that was stopping, or whose end was recorded, gets that end. In a home that cannot be written,
     nothing is changed. Returns the ids of the runs that were settled.
     """
+    home = home.whole
     settled_ids = []
     with Store(home) as store:
         for row in store.list_runs(limit=10_000, states=_UNSETTLED):

@@ -130,7 +130,7 @@ def _options(
     most = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
     if hardware.device.kind == "cpu" or most < 2:
         return []
-    with Store(home) as store:
+    with Store(home.whole) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     compute = resolved.settings.compute
     busy = {device for row in rows if row.compute == compute for device in row.devices}
