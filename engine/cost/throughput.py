@@ -296,7 +296,7 @@ def _start_probe(home: Home, device: Device) -> bool:
     """
     if programs.trains_without_torch():  # only in tests that replace trainers by scripts
         return False
-    with Store(home) as store:
+    with Store(home.whole) as store:
         if store.list_runs(limit=1, states=HOLDS_DEVICE):  # a busy device would be measured
             return False
     try:

@@ -56,8 +56,10 @@ def _obstacle(run: DryRun, limit_s: float) -> str:
     maker = required(run.facts.model).waits_for  # the run that has yet to make the model
     if maker:
         return f"{maker} is still to make the model"
-    with Store(run.home) as store:
+    with Store(run.home.whole) as store:
         running = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    if running and run.home.viewer and not run.home.viewer.sees_all:
+        return "a run holds the device: make the same dry run later"
     if running:
         return f"{running[0].run_id} holds the device: make the same dry run when it is done"
     if limit_s < _LEAST_S:

@@ -20,7 +20,7 @@ from engine.environments.datasets import (
 from engine.environments.env_facts import SAMPLE, RowLengths, row_lengths
 from engine.environments.indexed import build
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, stored_row
-from engine.environments.snapshot import resolve_inside
+from engine.environments.snapshot import is_hidden, resolve_inside
 from engine.home.run_dir import Home
 from engine.hub import data as hub_data
 from engine.models import catalog, tokens
@@ -60,7 +60,7 @@ def inspect(
     file = Path(path).expanduser().absolute()
     if roots is not None:
         file = file.resolve()  # if it is a link, its target must lie inside `roots`
-        resolve_inside(file.parent, list(roots))
+        resolve_inside(file.parent, [] if is_hidden(home, file) else list(roots))
     return _file_report(home, file, model, deadline)
 
 

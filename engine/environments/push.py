@@ -182,8 +182,10 @@ def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> P
     """Return the folder `path` as an absolute path. It must lie inside one of `roots` (None:
     anywhere), or hold the files of a stored version. Raises UserError if there is no such folder,
     if it lies outside `roots`, or if its version is sealed."""
-    version_root = _root_of_stored_version(home, path)
-    allowed_roots = None if roots is None else [*roots, *version_root]
+    stored_version = _root_of_stored_version(home, path)
+    allowed_roots = None if roots is None else [*roots, *stored_version]
+    if not stored_version and snapshot.is_hidden(home, path):
+        allowed_roots = []  # a root may hold the home: what is in it belongs to somebody
     return snapshot.resolve_inside(path, allowed_roots)
 
 
@@ -204,11 +206,15 @@ def _store_version(
     `check_settings` are those of `push_env`.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
-    if database_row(version_folder) is not None:
+    is_stored = database_row(version_folder) is not None
+    with Store(draft.home) as store:
+        is_seen = store.sees_env(f"{draft.name}@{draft.hash}")
+    # What others have stored, and the caller does not see, is checked as if it were new.
+    if check_settings is not None and not (is_stored and is_seen):
+        check_settings(draft.settings)
+    if is_stored:
         _push_again(draft, version_folder, install, check_settings)
         return
-    if check_settings is not None:
-        check_settings(draft.settings)
     if indexed_data:
         push_large.build_version(draft, indexed_data)
     else:
@@ -243,6 +249,9 @@ def _root_of_stored_version(home: Home, path: str | Path) -> list[Path]:
     # The files of a version lie at home.envs / name / hash / source. `parents` is sliced because a
     # short path has fewer than three folders above it.
     is_stored_version = folder.name == SOURCE and folder.parents[2:3] == (home.envs,)
+    if is_stored_version and home.viewer is not None:
+        with Store(home) as store:  # a version that the caller may not use is none to it
+            is_stored_version = store.sees_env("@".join(folder.parts[-3:-1]))
     if is_stored_version:
         refuse_if_sealed(
             folder.parent, folder.parent.parent.name, "its files cannot be pushed again"

@@ -20,7 +20,7 @@ from engine.core.reply import ReplyBase
 from engine.endpoints import judges, references
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
 from engine.home.owner_marks import refuse_if_sealed
-from engine.home.rows import EnvRow, abbreviation_warning
+from engine.home.rows import LOCAL, EnvRow, abbreviation_warning
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
@@ -130,9 +130,10 @@ def _find_version(home: Home, ref: str) -> EnvRecord:
         if not matches:
             raise _not_found(ref, store.list_envs())
     newest = matches[0]
-    is_exact = ref in (newest.env_id, newest.name)
+    name = ref.rpartition("/")[2]  # what stands before a slash is the owner
+    is_exact = name in (newest.env_id, newest.name)
     if not is_exact:
-        _require_single_meaning(ref, matches)
+        _require_single_meaning(name, matches)
     return read_version(home, newest.name, newest.hash)
 
 
@@ -160,9 +161,10 @@ def prefix_warning(ref: str, record: EnvRecord) -> list[str]:
     """Return a list with one warning if `ref` was only a prefix of the version's name or id; else
     []. The whole name gives no warning, even if it is spelt with _ in place of -.
     """
-    if record.name in (ref, ref.lower().replace("_", "-")):
+    name = ref.rpartition("/")[2]  # what stands before a slash is the owner
+    if record.name in (name, name.lower().replace("_", "-")):
         return []
-    return abbreviation_warning("env_id", ref, record.env_id)
+    return abbreviation_warning("env_id", name, record.env_id)
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class ListedVersion(ReplyBase):
         rows: number of rows per split.
         audit: verdict of its reward audit; "" if there was none.
         pushed: when it was last pushed, seconds since the epoch.
+        owner: the key whose it is, if it is not the caller's own; the local user is "local".
     """
 
     env_id: str
@@ -180,14 +183,17 @@ class ListedVersion(ReplyBase):
     rows: dict[str, int]
     audit: str
     pushed: float
+    owner: str | None = None
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
     """List at most `limit` versions after the first `offset`, the last pushed first."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
+    own = home.viewer.owner if home.viewer else ""
     return [
         ListedVersion(
+            owner=None if row.owner == own else row.owner or LOCAL,
             env_id=row.env_id,
             kind=row.kind,
             rows=row.info.get("rows", {}),

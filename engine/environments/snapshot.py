@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.core.errors import UserError
+from engine.home.run_dir import Home
 
 MAX_FILES = 5_000
 MAX_DEPTH = 32
@@ -76,6 +77,18 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
     if not folder.is_dir():
         raise _no_folder(text[:_SHOWN_CHARS], folder)
     return folder
+
+
+def is_hidden(home: Home, path: str | Path) -> bool:
+    """Whether `path` lies in the home and the home has a viewer, who may not look into it. The
+    answer does not depend on whether anything is there."""
+    if home.viewer is None:
+        return False
+    try:
+        resolved = Path(os.path.expanduser(str(path))).resolve()
+    except (OSError, RuntimeError, ValueError):  # no path at all; whoever opens it says so
+        return False
+    return resolved.is_relative_to(home.root.resolve())
 
 
 def _no_path(text: str) -> UserError:

@@ -20,17 +20,11 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, share_lock, sync_folder, take_lock
 from engine.home import recovery
 from engine.home.run_dir import Home
+from engine.home.team.tables import OWNER_COLUMNS, OWNER_TABLES
 
 _BUSY_S = 30.0  # how long to wait for another process that holds a lock on the database
 # Errors of a disk that takes no writing: read-only, not permitted, full, or a limit is reached.
-_NO_WRITING = (
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)
+_NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MIN_FREE_BYTES = 65_536  # the free bytes that SQLite needs to open a database
 _MIN_FREE_INODES = 4  # the free inodes for the files that SQLite makes beside the database
 _MEND_S = 5.0  # how long to wait until no other process has a damaged database open
@@ -152,12 +146,21 @@ def m005_elsewhere(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN compute TEXT NOT NULL DEFAULT 'local'")
 
 
+def m006_owners(db: sqlite3.Connection) -> None:
+    """Runs, environments and deployments belong to keys, which may share them."""
+    for table, column, default in OWNER_COLUMNS:
+        db.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'")
+    for statement in OWNER_TABLES:
+        db.execute(statement)
+
+
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m001_first_tables,
     m002_waiting_runs,
     m003_plans,
     m004_several_gpus,
     m005_elsewhere,
+    m006_owners,
 ]
 
 
@@ -413,8 +416,10 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
     These hold the environment versions, the deployments, and the runs with their last states.
     """
     for row in recovery.env_rows(home):
-        values = row | {"info": json.dumps(row["info"])}
-        _insert(db, "envs", values)
+        pushed = {name: row[name] for name in ("env_id", "pushed")}
+        for owner in row.pop("owners"):
+            _insert(db, "env_owners", pushed | {"owner": owner})
+        _insert(db, "envs", row | {"info": json.dumps(row["info"])})
     for row in recovery.deployment_rows(home):
         _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in recovery.run_rows(home):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("honesmith")
 _ID = re.compile(r"(.+)-(\d+)")  # name and number of a run: "sums-grpo-3"
+OWNERS = "owners.json"  # of an environment version: the ids of the keys that pushed it
 _LOG = re.compile(r"attempt_(\d+)\.log")
 _STATUS_BYTES = 100_000  # more than any STATUS.md has
 # Columns about the end of a run that STATUS.md holds too.
@@ -108,8 +109,16 @@ def env_rows(home: Home) -> list[Columns]:
             continue
         pushed = path.stat().st_mtime
         identity = {"env_id": f"{name}@{hash12}", "name": name, "hash": hash12}
-        rows.append(identity | row | {"created": pushed, "pushed": pushed})
+        times = {"created": pushed, "pushed": pushed}
+        rows.append(identity | row | times | {"owners": env_owners(folder)})
     return sorted(rows, key=lambda row: row["pushed"])
+
+
+def env_owners(folder: Path) -> list[str]:
+    """Return the owners of the environment version in `folder`; a version without the file that
+    names them belongs to the local user, whose id is ""."""
+    owners = read_object(folder / OWNERS).get("owners")
+    return [str(owner) for owner in owners] if isinstance(owners, list) and owners else [""]
 
 
 def env_row(folder: Path) -> Columns | None:
@@ -173,6 +182,7 @@ def _deployment_row(folder: DeployDir) -> Columns | None:
         "serve_base": not adapters,  # without adapters it was started to serve the base model
         "memory_bytes": _whole_number(config.get("memory_bytes")),
         "created": created,
+        "owner": str(config.get("owner") or ""),
     }
     return row if is_alive else row | _ended_deployment_columns(folder)
 
@@ -268,6 +278,9 @@ def _config_columns(run: RunDir, config: "RunConfig") -> Columns:
     train_config = config if config.kind == "train" else None
     return {
         "kind": config.kind,
+        "owner": config.owner,
+        "project": config.project,
+        "priority": config.priority,
         "algorithm": config.algorithm,
         "env_id": config.env_id,
         "model": ", ".join(config.model_refs),

@@ -33,6 +33,7 @@ PREDICTIONS = ("better", "no_difference")  # verdicts that `expect` may name; el
 SKIPPED = "target_reached"
 
 LOCAL = "local"  # a run's `compute` on this machine
+PRIORITIES = ("low", "normal", "high")  # the order in which queued runs start follows them
 DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
 
 
@@ -49,6 +50,32 @@ def abbreviation_warning(field: str, given: str, full_id: str) -> list[str]:
     if given in ("", full_id):
         return []
     return [f"{field} {given!r} was taken as {full_id}"]
+
+
+# What may be done with something: read about it, use it in a call, change or stop it.
+May = Literal["read", "use", "change"]
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A key for whom a home is opened: it sees what is its own or shared with it.
+
+    A home without a viewer is that of the local user, who sees everything.
+
+    Attributes:
+        owner: the id of the key. What is made through the home belongs to it.
+        may: what the present call does with what it names. Only the owner may change something;
+            what is shared to be used may also be read.
+        sees_all: whether the key sees everything, as the local user does.
+        project: the project that the runs of the key belong to; "" for none.
+        priority: the priority of its runs, one of `PRIORITIES`.
+    """
+
+    owner: str
+    may: May = "read"
+    sees_all: bool = False
+    project: str = ""
+    priority: str = "normal"
 
 
 @dataclass(frozen=True)
@@ -86,6 +113,9 @@ class RunRow:
         device: ids, separated by commas, of the devices that the run got last.
         compute: where the run runs: "local", or "ssh:" and the name of a host, which is then its
             device.
+        owner: the id of the key whose run it is; "" for the local user.
+        project: the project of that key when the run was submitted; "" for none.
+        priority: one of `PRIORITIES`.
     """
 
     rowid: int
@@ -119,6 +149,9 @@ class RunRow:
     plan: str = ""
     gpus: int = 1
     compute: str = LOCAL
+    owner: str = ""
+    project: str = ""
+    priority: str = "normal"
 
     @property
     def is_elsewhere(self) -> bool:
@@ -181,7 +214,12 @@ def plan_state(rows: Sequence[RunRow]) -> str:
 
 @dataclass(frozen=True)
 class EnvRow:
-    """One version of a pushed environment; `pushed` is the time of its last push."""
+    """One version of a pushed environment, of one of its owners.
+
+    Attributes:
+        pushed: when the owner pushed it last.
+        owner: the id of the key that pushed it; "" for the local user.
+    """
 
     env_id: str
     name: str
@@ -190,6 +228,7 @@ class EnvRow:
     created: float
     pushed: float
     info: dict[str, Any]
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,3 +246,25 @@ class DeploymentRow:
     created: float
     ended: float | None
     message: str
+    owner: str = ""  # the id of the key that started it; "" for the local user
+
+
+@dataclass(frozen=True)
+class Share:
+    """Something that its owner lets others see.
+
+    Attributes:
+        kind: "run" (a run, or a plan), "env" or "deployment".
+        name: the id of a run or deployment; of an environment its name (all versions) or an id.
+        grantee: the id of the key that sees it; `EVERYONE` for all keys.
+        may: "read" or "use".
+    """
+
+    kind: str
+    name: str
+    owner: str
+    grantee: str
+    may: str
+
+
+EVERYONE = "*"

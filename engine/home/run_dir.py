@@ -1,10 +1,8 @@
-"""Every path inside the home folder, and the few ways anything in it is written or read.
+"""Every path inside the home folder; engine/core/files.py writes and reads the files.
 
 The home holds one database and the folders that grow: `runs/<id>/`, `envs/<name>/<hash>/`,
-`deployments/<id>/`, `cache/`. Nobody else spells a path inside it. How its files are written and
-read is in engine/core/files.py.
-
-This module is imported by the supervisor, which must start at once: standard library only.
+`deployments/<id>/`, `cache/`. Nobody else spells a path inside it. The supervisor, which must start
+at once, imports this module: standard library only.
 """
 
 import os
@@ -17,6 +15,7 @@ from engine.core.errors import UserError
 from engine.home.user_config import UserConfig, read_config
 
 if TYPE_CHECKING:
+    from engine.home.rows import Viewer
     from engine.records.run_config import RunConfig
 
 _STEP_NAME = re.compile(r"step_?(\d+)")  # "step20" of a caller, "step_000020" of a folder
@@ -26,9 +25,15 @@ CHECKPOINT_MANIFEST = "MANIFEST.json"  # written last: a folder without it is no
 
 @dataclass(frozen=True)
 class Home:
-    """The folder that holds everything Honesmith keeps."""
+    """The folder that holds everything Honesmith keeps, as `viewer` sees it (None: all of it)."""
 
     root: Path
+    viewer: "Viewer | None" = None
+
+    @property
+    def whole(self) -> "Home":
+        """The home with everything in it, for what is done on nobody's behalf."""
+        return Home(self.root)
 
     @staticmethod
     def locate(path: str | Path | None = None) -> "Home":
@@ -68,8 +73,8 @@ class Home:
 
     def damaged_databases(self) -> list[Path]:
         """Damaged databases that were moved aside, oldest first, without the logs beside them."""
-        paths = self.root.glob(f"{self.db.name}.damaged-*")
-        return sorted(path for path in paths if not path.name.endswith(("-wal", "-shm")))
+        paths = sorted(self.root.glob(f"{self.db.name}.damaged-*"))
+        return [path for path in paths if not path.name.endswith(("-wal", "-shm"))]
 
     @property
     def config_file(self) -> Path:
@@ -546,10 +551,8 @@ class RunDir:
 
         `name`: "" is the latest, "best" the best one, "step20" and "step_000020" that of step 20.
         """
-        if not name:
-            return self.latest_checkpoint()
-        if name == "best":
-            return self._best_checkpoint()
+        if name in ("", "best"):
+            return self._best_checkpoint() if name else self.latest_checkpoint()
         match = _STEP_NAME.fullmatch(name)
         if match is None:
             return None
@@ -565,10 +568,7 @@ class RunDir:
         return _jsonl_steps(self.evals_dir)
 
     def _best_checkpoint(self) -> Path | None:
-        """Return the folder of the best checkpoint; None if none was chosen or it is incomplete.
-
-        `best` is a symlink to it, or a file that holds its name.
-        """
+        """Return the folder of the best checkpoint; None if there is no complete one."""
         try:
             is_link = self.best.is_symlink()
             text = os.readlink(self.best) if is_link else self.best.read_text("utf-8").strip()

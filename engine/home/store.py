@@ -9,16 +9,25 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields
 from typing import Any
 
 from engine.core.errors import UserError
+from engine.core.files import write_json
 from engine.core.hints import Call, Hint
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow, EnvRow, NewRun, RunRow
-from engine.home.store_connection import Connection, assignments, placeholders
+from engine.home.recovery import OWNERS
+from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow, EnvRow, NewRun, RunRow, Share
+from engine.home.store_connection import (
+    Connection,
+    assignments,
+    placeholders,
+    shared_too_little,
+)
 from engine.home.store_runs import RunTable
+from engine.home.team.tables import ENVS, seen_envs
 
 MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
+_NEWEST_FIRST = "ORDER BY pushed DESC, version DESC"
 _DEPLOYMENT_SETTABLE = frozenset(
     {"state", "url", "adapters", "serve_base", "memory_bytes", "ended", "message"}
 )
@@ -174,41 +183,99 @@ class EnvTable(Connection):
                 "pushed = excluded.pushed, info = excluded.info",
                 (env_id, name, hash12, kind, now, now, json.dumps(dict(info))),
             )
-        return self._envs("WHERE env_id = ?", (env_id,))[0]
+            self._db.execute(
+                "INSERT INTO env_owners (env_id, owner, pushed) VALUES (?, ?, ?) "
+                "ON CONFLICT (env_id, owner) DO UPDATE SET pushed = excluded.pushed",
+                (env_id, self._owner, now),
+            )
+            owners = [row.owner for row in self._envs(ENVS, (), "WHERE env_id = ?", (env_id,))]
+        folder = self.home.env(name, hash12)
+        if owners != [""] and folder.is_dir():  # for a lost database
+            write_json(folder / OWNERS, {"owners": owners})
+        seen = self._envs(*self._seen_envs, "WHERE env_id = ?", (env_id,))
+        return next(row for row in seen if row.owner == self._owner)
 
     def find_env(self, ref: str) -> list[EnvRow]:
         """Return the versions that `ref` may mean, the newest push first; [] if nothing matches.
 
         `ref` is looked for first as the id of a version, then as the name of versions, then as the
-        beginning of ids. The first of these that matches counts. "" matches nothing.
+        beginning of ids. The first of these that matches counts. "" matches nothing. Of each, what
+        the viewer owns comes before what others share; `OWNER/` before it means that of an owner,
+        `local/` that of the local user.
+
+        Raises UserError ENV_AMBIGUOUS if several others share what `ref` may mean, and FORBIDDEN if
+        the viewer may only read what it means.
         """
-        newest_first = "ORDER BY pushed DESC, rowid DESC"
-        for column in ("env_id", "name"):
-            versions = self._envs(f"WHERE {column} = ? {newest_first}", (ref,))
-            if versions:
-                return versions
-        if not ref:  # otherwise "" would match all, because every id begins with it
+        versions = self._matching_envs(ref, *self._seen_envs)
+        if not versions and self._matching_envs(ref, *self._readable(seen_envs)):
+            raise shared_too_little(ref, "env_id")
+        return versions
+
+    def sees_env(self, env_id: str) -> bool:
+        """Return whether there is a version with exactly this id that the viewer sees."""
+        return bool(self._envs(*self._seen_envs, "WHERE env_id = ?", (env_id,)))
+
+    def _matching_envs(self, ref: str, source: str, values: Sequence[Any]) -> list[EnvRow]:
+        """Return the versions in `source` that `ref` means, as `find_env` does. `values` replace
+        the question marks of `source`."""
+        owner, slash, name = ref.rpartition("/")
+        owner = "" if owner == LOCAL else owner
+        if not name:  # otherwise "" would match all, because every id begins with it
             return []
-        return self._envs(f"WHERE substr(env_id, 1, ?) = ? {newest_first}", (len(ref), ref))
+        conditions = (("env_id = ?", (name,)), ("name = ?", (name,)))
+        for condition, given in (*conditions, ("substr(env_id, 1, ?) = ?", (len(name), name))):
+            versions = self._envs(source, values, f"WHERE {condition} {_NEWEST_FIRST}", given)
+            if slash:
+                versions = [row for row in versions if row.owner == owner]
+            if versions:
+                return self._of_one_owner(name, versions)
+        return []
+
+    def _of_one_owner(self, name: str, versions: list[EnvRow]) -> list[EnvRow]:
+        """Return those of the versions that belong to the viewer, else all of the one owner that
+        has some. Raises UserError ENV_AMBIGUOUS if several others have some."""
+        own = [row for row in versions if row.owner == self._owner]
+        owners = sorted({row.owner for row in versions})
+        is_one_version = len({row.env_id for row in versions}) == 1
+        if own or len(owners) == 1 or is_one_version:
+            return own or (versions[:1] if is_one_version else versions)
+        raise UserError(
+            "ENV_AMBIGUOUS",
+            f"{name} is the name of environments of {len(owners)} keys",
+            hint="Name one: " + ", ".join(f"{owner or LOCAL}/{name}" for owner in owners[:5]) + ".",
+            field="env_id",
+        )
 
     def list_envs(self, limit: int = 1000, offset: int = 0) -> list[EnvRow]:
-        """Return at most `limit` versions, the newest push first; skip the first `offset`."""
-        return self._envs("ORDER BY pushed DESC, rowid DESC LIMIT ? OFFSET ?", (limit, offset))
+        """Return at most `limit` versions, the newest push first; skip the first `offset`.
+
+        A version of several owners is listed once, as that of the viewer if it is one of them.
+        """
+        versions: dict[str, EnvRow] = {}
+        for row in self._envs(*self._seen_envs, _NEWEST_FIRST, ()):
+            if row.env_id not in versions or row.owner == self._owner:
+                versions[row.env_id] = row
+        return list(versions.values())[offset : offset + limit]
 
     def delete_env(self, env_id: str) -> bool:
         """Delete the row of a version, and return whether the row existed."""
         with self._write():
+            self._db.execute("DELETE FROM env_owners WHERE env_id = ?", (env_id,))
+            self._db.execute("DELETE FROM shares WHERE kind = 'env' AND name = ?", (env_id,))
             cursor = self._db.execute("DELETE FROM envs WHERE env_id = ?", (env_id,))
             return cursor.rowcount == 1
 
-    def _envs(self, clauses: str, values: Sequence[Any]) -> list[EnvRow]:
-        """Return the versions that a SELECT with these SQL `clauses` finds; `values` replace its
-        question marks."""
+    def _envs(
+        self, source: str, source_values: Sequence[Any], clauses: str, values: Sequence[Any]
+    ) -> list[EnvRow]:
+        """Return the versions, one for each owner, that a SELECT of `source` (what stands after
+        FROM) with these SQL `clauses` finds. The values replace the question marks of each."""
         rows = self._read(
-            f"SELECT env_id, name, hash, kind, created, pushed, info FROM envs {clauses}",
-            tuple(values),
+            "SELECT env_id, name, hash, kind, created, pushed, info, owner "
+            f"FROM {source} {clauses}",
+            (*source_values, *values),
         )
-        return [EnvRow(*row[:-1], info=json.loads(row[-1])) for row in rows]
+        return [EnvRow(*row[:6], info=json.loads(row[6]), owner=row[7]) for row in rows]
 
 
 class DeploymentTable(Connection):
@@ -238,7 +305,7 @@ class DeploymentTable(Connection):
             deployment_id = self._next_deployment_id(base_name)
             self._db.execute(
                 "INSERT INTO deployments (deployment_id, base_name, base_path, adapters, "
-                "serve_base, memory_bytes, created) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "serve_base, memory_bytes, created, owner) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     deployment_id,
                     base_name,
@@ -247,6 +314,7 @@ class DeploymentTable(Connection):
                     int(serve_base),
                     memory_bytes,
                     time.time(),
+                    self._owner,
                 ),
             )
         return self.get_deployment(deployment_id)
@@ -256,8 +324,10 @@ class DeploymentTable(Connection):
         last_part = base_name.rstrip("/").rsplit("/", 1)[-1]
         # Characters that do not suit the name of a folder become "-".
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
-        # The deployments of all base models are counted together.
-        number = self._db.execute("SELECT count(*) FROM deployments").fetchone()[0] + 1
+        # The deployments of all base models of one owner are counted together.
+        count = "SELECT count(*) FROM deployments WHERE owner = ?"
+        number = self._db.execute(count, (self._owner,)).fetchone()[0] + 1
+        name = f"{self._owner}.{name}" if self._owner else name
         # A folder may exist without a row, if the row was lost with a damaged database.
         while self.home.deployment(f"{name}-{number}").path.exists():
             number += 1
@@ -302,11 +372,12 @@ class DeploymentTable(Connection):
             )
 
     def _deployments(self, clauses: str, values: Sequence[Any]) -> list[DeploymentRow]:
-        """Return the deployments that a SELECT with these SQL `clauses` finds; `values` replace its
-        question marks."""
+        """Return the deployments which the viewer sees that a SELECT with these SQL `clauses`
+        finds; `values` replace its question marks."""
         columns = [item.name for item in fields(DeploymentRow)]
+        source, source_values = self._seen_deployments
         value_rows = self._read(
-            f"SELECT {', '.join(columns)} FROM deployments {clauses}", tuple(values)
+            f"SELECT {', '.join(columns)} FROM {source} {clauses}", (*source_values, *values)
         )
         rows = []
         for row_values in value_rows:
@@ -315,6 +386,42 @@ class DeploymentTable(Connection):
             row["serve_base"] = bool(row["serve_base"])
             rows.append(DeploymentRow(**row))
         return rows
+
+
+class ShareTable(Connection):
+    """What owners let others see."""
+
+    def add_share(self, share: Share) -> None:
+        """Share something; what was shared with the same grantee before is replaced."""
+        with self._write():
+            self._db.execute(
+                "INSERT INTO shares (kind, name, owner, grantee, may) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (kind, name, owner, grantee) DO UPDATE SET may = excluded.may",
+                astuple(share),
+            )
+
+    def remove_shares(self, kind: str, name: str, owner: str, grantee: str = "") -> int:
+        """Share something no more, with `grantee` or ("") with anybody. Returns how many shares
+        there were."""
+        condition = "AND grantee = ?" if grantee else ""
+        with self._write():
+            cursor = self._db.execute(
+                f"DELETE FROM shares WHERE kind = ? AND name = ? AND owner = ? {condition}",
+                (kind, name, owner, *([grantee] if grantee else [])),
+            )
+            return cursor.rowcount
+
+    def list_shares(self) -> list[Share]:
+        """Return what the viewer shares, or what anybody does if it sees everything."""
+        viewer = self.home.viewer
+        sees_all = viewer is None or viewer.sees_all
+        condition = "1 OR owner = ?" if sees_all else "owner = ?"
+        rows = self._read(
+            "SELECT kind, name, owner, grantee, may FROM shares "
+            f"WHERE {condition} ORDER BY kind, name, owner, grantee",
+            (self._owner,),
+        )
+        return [Share(*row) for row in rows]
 
 
 class EstimateTable(Connection):
@@ -356,5 +463,5 @@ class EstimateTable(Connection):
         ]
 
 
-class Store(LeaseTable, EnvTable, DeploymentTable, EstimateTable):
+class Store(LeaseTable, EnvTable, DeploymentTable, ShareTable, EstimateTable):
     """All tables of a home over one connection."""

@@ -9,9 +9,11 @@ database.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
+from engine.core.errors import UserError
 from engine.core.files import take_lock
 from engine.home.database import (
     damage_in,
@@ -20,7 +22,9 @@ from engine.home.database import (
     open_database,
     unusable_error,
 )
+from engine.home.rows import Viewer
 from engine.home.run_dir import Home
+from engine.home.team.tables import seen_deployments, seen_envs, seen_runs
 
 _WAL_LIMIT = 4_000_000  # bytes of the write-ahead log above which a writer tries to checkpoint
 
@@ -28,13 +32,19 @@ _WAL_LIMIT = 4_000_000  # bytes of the write-ahead log above which a writer trie
 class Connection:
     """An open database, as a context manager that closes it. Not for use by several threads.
 
-    The subclasses have the methods of the tables.
+    The subclasses have the methods of the tables. Where the home has a viewer, these return only
+    what the viewer sees (`engine/home/team/tables.py`).
     """
 
     def __init__(self, home: Home) -> None:
         """Open the database of `home`. Raises UserError HOME_UNUSABLE or DISK_FULL if it cannot be
         opened."""
         self.home = home
+        viewer = home.viewer
+        self._owner = viewer.owner if viewer else ""  # of what is made over this connection
+        self._seen_runs = seen_runs(viewer)
+        self._seen_envs = seen_envs(viewer)
+        self._seen_deployments = seen_deployments(viewer)
         self._db, self._lock = open_database(home)
 
     def close(self) -> None:
@@ -114,6 +124,14 @@ class Connection:
         except sqlite3.DatabaseError as error:  # any other error means that the database is damaged
             raise damaged_error(self.home, str(error)) from error
 
+    def _readable(
+        self, seen: Callable[[Viewer | None], tuple[str, tuple[str, ...]]]
+    ) -> tuple[str, tuple[str, ...]]:
+        """Return what `seen`, a function of engine/home/team/tables.py, selects for a viewer who
+        wants only to read."""
+        viewer = self.home.viewer
+        return seen(None if viewer is None else replace(viewer, may="read"))
+
     def _checkpoint_if_long(self) -> None:
         """Checkpoint if the write-ahead log has grown beyond `_WAL_LIMIT`.
 
@@ -122,6 +140,16 @@ class Connection:
         with contextlib.suppress(OSError, sqlite3.Error):
             if os.stat(f"{self.home.db}-wal").st_size > _WAL_LIMIT:
                 self.checkpoint()
+
+
+def shared_too_little(name: str, field: str) -> UserError:
+    """Make the error for something that is shared with the viewer, but not for this."""
+    return UserError(
+        "FORBIDDEN",
+        f"{name} belongs to another key, which shares it for less than that",
+        hint="Ask its owner to share it to be used; only the owner can change or stop it.",
+        field=field,
+    )
 
 
 def placeholders(values: Collection[Any]) -> str:

@@ -13,7 +13,14 @@ from typing import Any
 from engine.core.errors import UserError
 from engine.core.hints import Hint
 from engine.home.rows import OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
-from engine.home.store_connection import Connection, assignments, placeholders
+from engine.home.store_connection import (
+    Connection,
+    assignments,
+    placeholders,
+    shared_too_little,
+)
+from engine.home.team.fair_queue import LOOK_BACK_S, faded, fair_order
+from engine.home.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
@@ -67,7 +74,7 @@ class RunTable(Connection):
             earlier_run = self._run_of_request(new.request_id, new.body)
             if earlier_run is not None:
                 return earlier_run
-            run_id, number = self._next_free_id(new.name)
+            run_id, number = self._next_free_id(self._name_of_owner(new.name))
             folders.append(run_id)
             if prepare is not None:
                 prepare(run_id)
@@ -92,11 +99,11 @@ class RunTable(Connection):
             earlier_run = self._run_of_request(request_id, body)
             if earlier_run is not None:
                 return self.plan_runs(earlier_run.plan)
-            plan_id = self._next_plan_id(name)
+            plan_id = self._next_plan_id(self._name_of_owner(name))
             run_ids: list[str] = []  # the runs that are queued so far
             for make in makers:
                 new_run, write_folder = make(plan_id, run_ids)
-                run_id, number = self._next_free_id(new_run.name)
+                run_id, number = self._next_free_id(self._name_of_owner(new_run.name))
                 folders.append(run_id)
                 write_folder(run_id)
                 self._insert_queued(new_run, run_id, number)
@@ -136,8 +143,8 @@ class RunTable(Connection):
     def get_run(self, run_id: str) -> RunRow:
         """Return the run whose id is `run_id`, or else the only run whose id begins with `run_id`.
 
-        Raises UserError RUN_NOT_FOUND if no run, or more than one, matches. The hint names similar
-        ids.
+        Raises UserError RUN_NOT_FOUND if no run that the viewer sees, or more than one, matches;
+        the hint names similar ids. Raises FORBIDDEN if the viewer may only read about the run.
         """
         matches = self._rows("WHERE run_id = ?", (run_id,))
         if not matches and run_id:
@@ -145,12 +152,25 @@ class RunTable(Connection):
             matches = self._rows("WHERE substr(run_id, 1, ?) = ?", (len(run_id), run_id))
         if len(matches) == 1:
             return matches[0]
+        source, values = self._readable(seen_runs)
+        if self._rows_of(source, values, "WHERE run_id = ?", (run_id,)):
+            raise shared_too_little(run_id, "run_id")
         raise self._not_found_error(run_id, [row.run_id for row in matches])
 
     def find_run(self, run_id: str) -> RunRow | None:
         """Return the run with exactly this id; None if there is none."""
         rows = self._rows("WHERE run_id = ?", (run_id,))
         return rows[0] if rows else None
+
+    def sees_run(self, run_id: str) -> bool:
+        """Return whether there is a run with exactly this id that the viewer sees. Raises UserError
+        FORBIDDEN if there is one about which the viewer may only read."""
+        try:
+            return self.get_run(run_id).run_id == run_id
+        except UserError as error:
+            if error.code == "FORBIDDEN":
+                raise
+            return False
 
     def list_runs(
         self,
@@ -183,9 +203,11 @@ class RunTable(Connection):
     def run_marks(self, kind: str) -> list[tuple[str, str, int, float | None]]:
         """Return (run_id, state, attempt, ended) of every run of a kind, the newest first. From two
         such lists a caller can see which runs have changed; thousands are read quickly."""
+        source, values = self._seen_runs
         return self._read(
-            "SELECT run_id, state, attempt, ended FROM runs WHERE kind = ? ORDER BY rowid DESC",
-            (kind,),
+            f"SELECT run_id, state, attempt, ended FROM {source} WHERE kind = ? "
+            "ORDER BY rowid DESC",
+            (*values, kind),
         )
 
     def env_marks(self) -> dict[str, tuple[Any, ...]]:
@@ -203,13 +225,40 @@ class RunTable(Connection):
         return {env_id: tuple(marks) for env_id, *marks in rows}
 
     def queue(self) -> list[RunRow]:
-        """Return the queued runs, in the order in which they will start."""
-        return self._rows("WHERE state = 'queued' ORDER BY queued, rowid", ())
+        """Return the queued runs that the viewer sees, in the order in which they will start."""
+        order = self._queue_of_all()
+        if self._seen_runs[0] == "runs":  # the viewer sees all of them
+            return order
+        seen = {row.run_id for row in self._rows("WHERE state = 'queued'", ())}
+        return [row for row in order if row.run_id in seen]
+
+    def _queue_of_all(self) -> list[RunRow]:
+        """Return all queued runs, whoever owns them, in the order in which they will start."""
+        clauses = "WHERE state = 'queued' ORDER BY queued, rowid"
+        queued = self._rows_of("runs", (), clauses, ())
+        is_of_one = len({(row.owner, row.priority) for row in queued}) < 2
+        return queued if is_of_one else fair_order(queued, self._hours_used_lately())
+
+    def _hours_used_lately(self) -> dict[str, float]:
+        """Return owner -> device hours of its runs of the last days; the longer ago they ended, the
+        less they count."""
+        now = time.time()
+        used: dict[str, float] = {}
+        rows = self._read(
+            "SELECT owner, spent_hours, started, ended, gpus FROM runs "
+            "WHERE started IS NOT NULL AND (ended IS NULL OR ended > ?)",
+            (now - LOOK_BACK_S,),
+        )
+        for owner, spent_hours, started, ended, gpus in rows:
+            under_way = 0.0 if ended else max(0.0, now - started) / 3600 * gpus
+            hours = faded(max(spent_hours, under_way), now - (ended or now))
+            used[owner] = used.get(owner, 0.0) + hours
+        return used
 
     def queue_position(self, run_id: str) -> int:
         """Return the place of a run in the queue: 1 for the run that starts next, 0 for a run that
         is not queued."""
-        ids = [row.run_id for row in self.queue()]
+        ids = [row.run_id for row in self._queue_of_all()]
         return ids.index(run_id) + 1 if run_id in ids else 0
 
     def set_state(self, run_id: str, to: str, *, only_from: set[str], **values: Any) -> bool:
@@ -352,10 +401,15 @@ class RunTable(Connection):
         (total,) = rows[0]
         return float(total)
 
+    def owned_runs(self, owner: str = "", project: str = "") -> list[RunRow]:
+        """Return all runs of an owner, or else of a project, the oldest first."""
+        column, value = ("project", project) if project else ("owner", owner)
+        return self._rows_of("runs", (), f"WHERE {column} = ? ORDER BY rowid", (value,))
+
     def committed_hours(self) -> float:
         """Return the device hours that all runs have spent and open runs are still expected to
         spend: their estimates minus the hours since their last submit or resume."""
-        rows = self._rows(f"WHERE state IN ({placeholders(OPEN)})", OPEN)
+        rows = self._rows_of("runs", (), f"WHERE state IN ({placeholders(OPEN)})", OPEN)
         total = self.spent_hours()
         expected = 0.0
         for row in rows:
@@ -364,33 +418,50 @@ class RunTable(Connection):
         return total + expected
 
     def _rows(self, clauses: str, values: Sequence[Any]) -> list[RunRow]:
-        """Return the runs that a SELECT with these SQL `clauses` finds; `values` replace its
-        question marks."""
+        """Return the runs which the viewer sees that a SELECT with these SQL `clauses` finds;
+        `values` replace its question marks."""
+        return self._rows_of(*self._seen_runs, clauses, values)
+
+    def _rows_of(
+        self, source: str, source_values: Sequence[Any], clauses: str, values: Sequence[Any]
+    ) -> list[RunRow]:
+        """Return the runs that a SELECT of `source` (what stands after FROM) with these SQL
+        `clauses` finds. `source_values` and `values` replace the question marks of each."""
         columns = ", ".join(_RUN_COLUMNS)
-        rows = self._read(f"SELECT {columns} FROM runs {clauses}", tuple(values))
+        rows = self._read(f"SELECT {columns} FROM {source} {clauses}", (*source_values, *values))
         return [_run_row(row) for row in rows]
 
     def _run(self, run_id: str) -> RunRow:
-        """Return the run with exactly this id, which must exist."""
-        return self._rows("WHERE run_id = ?", (run_id,))[0]
+        """Return the run with exactly this id, which must exist, whoever owns it."""
+        return self._rows_of("runs", (), "WHERE run_id = ?", (run_id,))[0]
 
     def _insert_queued(self, new: NewRun, run_id: str, number: int) -> None:
         """Insert the row of a run that is queued now. `number` is the number in its id."""
         now = time.time()
+        viewer = self.home.viewer
         values = {
             "run_id": run_id,
-            "name": new.name,
+            "name": run_id.rpartition("-")[0],
             "number": number,
             "state": "queued",
             "created": now,
             "queued": self._queue_time(now),
             "attempt": 1,
             **{name: getattr(new, name) for name in _COPIED},
+            "owner": self._owner,
+            "project": viewer.project if viewer else "",
+            "priority": viewer.priority if viewer else "normal",
         }
         self._db.execute(
             f"INSERT INTO runs ({', '.join(values)}) VALUES ({placeholders(values)})",
             tuple(values.values()),
         )
+
+    def _name_of_owner(self, name: str) -> str:
+        """Return the name of a run or plan, such as "sums-grpo", with the owner's id before it:
+        "ana.sums-grpo". So the runs of an owner are counted by themselves, and a number says
+        nothing about the runs of others. An id of an owner has no dot."""
+        return f"{self._owner}.{name}" if self._owner else name
 
     def _next_free_id(self, name: str) -> tuple[str, int]:
         """Return the next free id of a run called `name`, and the number in it: ("sums-grpo-4", 4)

@@ -23,6 +23,7 @@ from engine.home.user_config import Endpoint, refuse_to_load
 from engine.hub.repository import HUB_ID
 from engine.models import adapters, hub, library, model_files
 from engine.models.known_models import KNOWN
+from engine.models.library import GGUF
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records import model_origin
 from engine.records.record import DamagedRecord
@@ -37,8 +38,6 @@ BUILTIN: dict[str, Path] = {"pebble": Path(__file__).resolve().parents[1] / "peb
 _ended_without_checkpoint: set[tuple[object, ...]] = set()
 _RUN_REFERENCE = re.compile(r"(?P<run>[A-Za-z0-9][\w.-]*)(?:@(?P<checkpoint>best|step\d+))?")
 _NAMED_STEPS = 6  # how many of the newest checkpoints an error message names
-GGUF = ".gguf"
-_PATH_BYTES, _NAME_BYTES = 4096, 250  # the longest path and file name, as file systems allow
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def resolve_model(home: Home, ref: str) -> ModelRef:
     """
     ref = ref.strip()
     refuse_to_load(ref)
-    if not _can_be_a_path(ref):
+    if not library.can_be_a_path(ref):
         raise _not_found(
             f"{ref[:60]!r}... cannot name a model: it is too long or has a NUL in it",
             "Give `pebble`, a folder (/path/to/model), a hub id (ORG/NAME) or a run id.",
@@ -127,6 +126,7 @@ def _named_folder(home: Home, ref: str) -> _NamedFolder:
         return _NamedFolder("path", str(file), library.from_file(home, file))
     folder = _local_folder(ref)
     if folder is not None:
+        _refuse_inside(home, folder, ref)
         return _NamedFolder("path", str(folder), folder)
     if HUB_ID.fullmatch(ref):
         return _NamedFolder("hub", ref, hub.look_up(home, ref))
@@ -181,7 +181,7 @@ def check_in_sight(home: Home, ref: str) -> None:
     """
     ref = ref.strip()
     # A mere name is no path, and `resolve_model` refuses whatever no file system accepts.
-    if not _is_written_as_path(ref) or not _can_be_a_path(ref):
+    if not library.is_written_as_path(ref) or not library.can_be_a_path(ref):
         return
     may_be_hub_id = not ref.endswith(GGUF) and HUB_ID.fullmatch(ref) is not None
     try:
@@ -198,12 +198,6 @@ def check_in_sight(home: Home, ref: str) -> None:
         raise _no_model_at(ref)
 
 
-def _is_written_as_path(ref: str) -> bool:
-    """Tell whether `ref` looks like a path or hub id rather than like the name of a run or
-    model."""
-    return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
-
-
 def _usable_local_folder(home: Home, ref: str) -> Path | None:
     """Return the folder of the model at the path `ref`; for a GGUF file, the folder it is imported
     into. Returns None if no folder has that path and `ref` may be a hub id.
@@ -216,12 +210,21 @@ def _usable_local_folder(home: Home, ref: str) -> Path | None:
         folder = _local_folder(ref)
     if folder is None:
         return None
+    if not ref.endswith(GGUF):
+        _refuse_inside(home, folder, ref)
     # Called only for the errors they raise if the model cannot be used.
     if adapters.is_adapter(folder):
         resolve_model(home, str(folder))
     else:
         model_files.read_facts(folder)
     return folder
+
+
+def _refuse_inside(home: Home, folder: Path, ref: str) -> None:
+    """Raise UserError MODEL_NOT_FOUND if `folder` lies in the home and the home has a viewer: what
+    is there belongs to somebody, and is named by the id of its run."""
+    if home.viewer is not None and folder.is_relative_to(home.root.resolve()):
+        raise _no_model_at(ref)
 
 
 def _no_model_at(ref: str) -> UserError:
@@ -302,6 +305,10 @@ def _referenced_run(home: Home, ref: str) -> tuple[RunDir, str] | None:
     if match is None:
         return None
     run = home.run(match["run"])
+    if home.viewer is not None:  # before the folder is looked for, so that nothing tells of it
+        with Store(home) as store:
+            if not store.sees_run(run.id):
+                return None
     if not run.config.is_file():
         return None
     return run, match["checkpoint"] or ""
@@ -446,14 +453,6 @@ def _no_checkpoint(run: RunDir, checkpoint_name: str) -> UserError:
     return _not_found(f"{run.id} has no checkpoint {checkpoint_name}", f"It has {references}.")
 
 
-def _can_be_a_path(ref: str) -> bool:
-    """Tell whether file systems accept `ref` as a path: it is short enough and has no NUL byte."""
-    # The limits count bytes. surrogatepass: a lone surrogate must not raise here.
-    encoded = ref.encode("utf-8", "surrogatepass")
-    longest_name = max(len(name) for name in encoded.split(b"/"))
-    return b"\0" not in encoded and len(encoded) < _PATH_BYTES and longest_name < _NAME_BYTES
-
-
 def _local_folder(ref: str) -> Path | None:
     """Return the folder that `ref` names, with links resolved, or None if it may be a hub id.
 
@@ -520,8 +519,8 @@ def _runs_with_checkpoints(home: Home) -> list[RunDir]:
     A run that ended without a checkpoint gets none later unless it is resumed. Such runs are
     remembered in `_ended_without_checkpoint`, so that a listing need not read their folders again.
     """
-    names = _run_folders(home)
     marks = _marks_of_runs(home)
+    names = [name for name in _run_folders(home) if home.viewer is None or name in marks]
     runs = []
     for name in names:
         mark = marks.get(name)  # None for a folder without a row in the database

@@ -29,6 +29,9 @@ from engine.models.known_models import KNOWN, PackagedModel
 from engine.processes import launcher, programs
 from engine.records import model_origin
 
+GGUF = ".gguf"
+_PATH_BYTES, _NAME_BYTES = 4096, 250  # the longest path and file name, as file systems allow
+
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 WAIT_S = 40.0  # how long one call waits for an import; clients give up after 60 s
 _IMPORT_S = 3_600.0  # how long `add` waits for an import: a person waits at the command line
@@ -408,3 +411,17 @@ def _reply(name: str, folder: Path, what_happened: str) -> Reply:
         "origin": origin.sentence() if origin else "",
         "folder": str(folder),
     }
+
+
+def is_written_as_path(ref: str) -> bool:
+    """Tell whether `ref` looks like a path or hub id rather than like the name of a run or
+    model."""
+    return ref.endswith(GGUF) or "/" in ref or ref.startswith((".", "~"))
+
+
+def can_be_a_path(ref: str) -> bool:
+    """Tell whether file systems accept `ref` as a path: it is short enough and has no NUL byte."""
+    # The limits count bytes. surrogatepass: a lone surrogate must not raise here.
+    encoded = ref.encode("utf-8", "surrogatepass")
+    longest_name = max(len(name) for name in encoded.split(b"/"))
+    return b"\0" not in encoded and len(encoded) < _PATH_BYTES and longest_name < _NAME_BYTES

@@ -18,7 +18,7 @@ from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.home.recovery import configured_adapters
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow
+from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
 
@@ -137,8 +137,11 @@ def list_deployments(home: Home) -> list[Reply]:
 
 
 def describe(home: Home, row: DeploymentRow) -> Reply:
-    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9)."""
+    """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), and
+    whose it is if it is not the viewer's own."""
+    own = home.viewer.owner if home.viewer else ""
     return {
+        **({} if row.owner == own else {"owner": row.owner or LOCAL}),
         "deployment_id": row.deployment_id,
         "state": row.state,
         "base_url": row.url,
@@ -232,7 +235,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
     if not any(home.deployments.iterdir()):  # the usual case, answered without the database
         return []
     stopped_ids = []
-    for row in living(home):
+    for row in living(home.whole):
         if all(_has_room_on(run, one_device) for one_device in device_id.split(",")):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):
@@ -284,7 +287,7 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
 def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int]:
     """Return the bytes of a GPU that runs and deployments of this home were granted, except those
     of the run `besides`, as (by those that have loaded, by those that are still loading)."""
-    with Store(home) as store:
+    with Store(home.whole) as store:
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     loaded_bytes = loading_bytes = 0
     for run in runs:
@@ -295,7 +298,7 @@ def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int
             loading_bytes += config.peak_memory or 0
         else:
             loaded_bytes += config.peak_memory or 0
-    for row in living(home):
+    for row in living(home.whole):
         if config_of(home.deployment(row.deployment_id)).get("device") != device.id:
             continue
         if row.state == "starting":

@@ -127,6 +127,7 @@ def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
     are started, over the same home; None for this machine.
     """
     started_ids: list[str] = []
+    home = home.whole  # the queue is that of all
     with Store(home) as store:
         waiting.release_waiting(home, store)
         if all(row.waits_for for row in store.queue()):
@@ -341,6 +342,7 @@ def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
     nothing is changed. Returns the ids of the runs that were settled. `place` is as in
     `start_queued`.
     """
+    home = home.whole
     settled_ids = []
     with Store(home) as store:
         executor = place or LocalExecutor(home, store)

@@ -155,6 +155,9 @@ class RunConfigBase(Record):
             training run, which has no such limit.
         waits_for: the adapters that did not exist yet at the submit.
         plan: the run's place in a plan; None if it belongs to no plan.
+        owner: the id of the key whose run it is; "" for the local user.
+        project: the project of that key at the submit; "" for none.
+        priority: its place in the queue: low, normal or high.
     """
 
     run_id: str
@@ -165,6 +168,9 @@ class RunConfigBase(Record):
     wall_limit_hours: float | None = None
     waits_for: list[AwaitedAdapter] = Field(default_factory=list)
     plan: PlanPlace | None = None
+    owner: str = ""
+    project: str = ""
+    priority: str = "normal"
 
     @property
     def awaited_ids(self) -> list[str]:

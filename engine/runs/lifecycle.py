@@ -16,7 +16,7 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.rows import OPEN, TERMINAL, RunRow, abbreviation_warning
+from engine.home.rows import OPEN, PRIORITIES, TERMINAL, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.heartbeat import EXAM_PHASES
@@ -335,6 +335,38 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         row = store.get_run(row.run_id)
         write_status(run, row)
     return _cancel_reply(run, row, warnings=abbreviation_warning("run_id", run_id, row.run_id))
+
+
+def set_priority(home: Home, run_id: str, priority: str) -> Reply:
+    """Set the priority of a queued run, and return the reply about its place in the queue.
+
+    Raises UserError RUN_NOT_FOUND if there is no such run, RUN_STATE if it does not wait, and
+    BAD_ARGUMENT if `priority` is none.
+    """
+    if priority not in PRIORITIES:
+        raise UserError(
+            "BAD_ARGUMENT",
+            f"priority={priority[:40]!r} does not exist",
+            hint=f"Use one of {', '.join(PRIORITIES)}.",
+            field="priority",
+        )
+    with Store(home) as store:
+        row = store.get_run(run_id)
+        if not store.update_run(row.run_id, only_in={"queued"}, priority=priority):
+            raise UserError(
+                "RUN_STATE",
+                f"{row.run_id} is {row.state}; only a run that waits has a place in the queue",
+                hint="Nothing was changed.",
+            )
+        position = store.queue_position(row.run_id)
+    return {
+        "run_id": row.run_id,
+        "priority": priority,
+        "queue_position": position,
+        "summary": f"{row.run_id} has priority {priority}: position {position}.",
+        "next": [],
+        "warnings": abbreviation_warning("run_id", run_id, row.run_id),
+    }
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:

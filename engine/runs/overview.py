@@ -14,7 +14,7 @@ from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.executors import hosts
 from engine.home.halves import ABOUT_USE
-from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
+from engine.home.rows import HOLDS_DEVICE, LOCAL, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models import catalog
@@ -23,6 +23,7 @@ from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
+OF_OTHERS = "a run of another key"
 _ALL_RUNS = 100_000  # more than any home has
 _MOST_OPEN = 10_000  # the most open runs that are read; no queue is nearly as long
 _ABOUT_BEST = (
@@ -186,14 +187,18 @@ def _hardware(home: Home, store: Store) -> Reply:
     """Describe the machine.
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} for each device; `run` is the id of
-      the run that holds the device, "" if there is none;
+      the run that holds the device, `OF_OTHERS` if the viewer does not see it, "" if there is none;
     - `hosts`: machines over SSH, if any are known, with the runs of this home there;
     - `cores`, `ram_gb`, `ram_free_gb`, `disk_free_gb`;
     - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
-    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # more than machines have devices
-    run_on_device = {device_id: row.run_id for row in active_runs for device_id in row.devices}
+    # More than machines have devices. What others run is not named, but the device is not free.
+    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)
+    with Store(home.whole) as whole:
+        all_active = whole.list_runs(limit=100, states=HOLDS_DEVICE)
+    run_on_device = {device_id: OF_OTHERS for row in all_active for device_id in row.devices}
+    run_on_device |= {device_id: row.run_id for row in active_runs for device_id in row.devices}
     devices = [
         {
             "id": device.id,
@@ -259,13 +264,18 @@ def _training_readiness(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """Return the GPU-hours that the home has spent.
+    """Return the GPU-hours that the home, or the key that is its viewer, has spent.
 
     If config.toml sets a total, the total and the hours left of it are added. If it sets a price
     per GPU-hour, the money spent is added.
     """
     config = home.user_config()
-    spent = store.spent_hours()
+    viewer = home.viewer
+    if viewer is None or viewer.sees_all:
+        rows, spent = store.list_runs(_ALL_RUNS), store.spent_hours()
+    else:
+        rows = store.owned_runs(viewer.owner)
+        spent = sum(row.spent_hours for row in rows)
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
         # `committed_hours` are the hours spent and those that open runs are expected to take.
@@ -275,7 +285,6 @@ def _budget(home: Home, store: Store) -> Reply:
             "left_gpu_hours": round(hours_left, 3),
         }
     if config.gpu_hour_price or any(host.gpu_hour_price for host in config.hosts.values()):
-        rows = store.list_runs(_ALL_RUNS)
         money = sum(row.spent_hours * config.price_of(row.compute) for row in rows)
         budget["spent_money"] = round(money, 2)
     return budget
@@ -296,6 +305,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
         "model": row.model,
         "created": round(row.created, 1),
     }
+    entry |= _owner_fields(home, row)
     if row.state in HOLDS_DEVICE:
         entry |= _progress_fields(home, row)
     if row.state == "queued" and row.waits_for:
@@ -316,6 +326,18 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry
+
+
+def _owner_fields(home: Home, row: RunRow) -> Reply:
+    """Return whose run it is, if it is not the viewer's own, its project, and a priority that is
+    not the usual one."""
+    own = home.viewer.owner if home.viewer else ""
+    fields: Reply = {} if row.owner == own else {"owner": row.owner or LOCAL}
+    if row.project:
+        fields["project"] = row.project
+    if row.priority != "normal":
+        fields["priority"] = row.priority
+    return fields
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:

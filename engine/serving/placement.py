@@ -138,10 +138,12 @@ def _advice_to_free(home: Home) -> Hint:
 def _busy_with(home: Home) -> str:
     """Make the end of a message that names the run which holds the device, such as " while arith-7
     runs, about 90 s more"; "" if there is none."""
-    with Store(home) as store:
+    with Store(home.whole) as store:
         rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if not rows:
         return ""
+    if home.viewer and not home.viewer.sees_all and rows[0].owner != home.viewer.owner:
+        return " while a run of another key is under way"
     row = rows[0]
     seconds_left = read_progress(home.run(row.run_id), row).eta_s
     remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""

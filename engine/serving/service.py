@@ -254,6 +254,7 @@ def _server_config(
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
         "asker": asker.name,
+        "owner": home.viewer.owner if home.viewer else "",
     }
 
 

@@ -132,7 +132,7 @@ def _options(
     most_devices = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
     if hardware.device.kind == "cpu" or most_devices < 2:
         return []
-    with Store(home) as store:
+    with Store(home.whole) as store:
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     compute = resolved.settings.compute
     busy_ids = {device_id for row in rows if row.compute == compute for device_id in row.devices}

@@ -7,16 +7,18 @@ The token of the first start is the owner's: it may do everything, as stdio may.
 import contextlib
 import hashlib
 import hmac
+import itertools
 import os
 import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, take_lock, write_json
+from engine.home.rows import PRIORITIES, May, Viewer
 from engine.home.run_dir import Home
 from engine.home.user_config import PREFIX
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
     from envs.config.settings import EnvSettings
 
-Scope = Literal["read", "train", "install", "deploy"]
+Scope = Literal["read", "train", "install", "deploy", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 OWNER = "owner"
 STDIO = "stdio"
@@ -45,7 +47,8 @@ class Key:
 
     Args:
         name: name of the key in the audit log.
-        scopes: any of read, train, install, deploy.
+        scopes: any of read, train, install, deploy; with admin the others hold for what belongs to
+            anybody, without it for what is the key's own or shared with it.
         digest: SHA-256 of its token in hex; "" for the owner and for stdio.
         created: unix seconds.
         expires: unix seconds from which the key is refused; 0: never.
@@ -53,6 +56,11 @@ class Key:
         max_runs: how many of its runs may be open at once; 0: no limit.
         gpu_hours_per_day: device hours its runs may take in 24 hours; 0: no limit.
         max_deployments: processes that serve models for it at once; 0: no limit.
+        id: to whom belongs what the key makes. It stays when the token is changed, and no other key
+            of this home ever gets it. "" for the owner and for stdio.
+        project: the project whose budget its runs also count for; "" for none.
+        max_gpu_hours: device hours that all its runs together may take; 0: no limit.
+        priority: of its runs in the queue, one of `PRIORITIES`.
     """
 
     name: str
@@ -64,6 +72,29 @@ class Key:
     max_runs: int = 0
     gpu_hours_per_day: float = 0.0
     max_deployments: int = DEPLOYMENTS
+    id: str = ""
+    project: str = ""
+    max_gpu_hours: float = 0.0
+    priority: str = "normal"
+
+    @property
+    def caller_id(self) -> str:
+        """Its id; for the owner and for stdio, which have none, the name."""
+        return self.id or self.name
+
+    @property
+    def quota_group(self) -> str:
+        """The name of the lock under which its quota is checked: the keys of one project share
+        one, since they share a budget. No key is called so (names have no colon)."""
+        return f"project:{self.project}" if self.project else self.name
+
+    def viewer(self, may: May) -> Viewer | None:
+        """Return for whom the home is opened in a call that does `may` with what it names; None for
+        the owner, to whom belongs what is made without a key."""
+        if self.is_owner:
+            return None
+        sees_all = "admin" in self.scopes
+        return Viewer(self.caller_id, may, sees_all, self.project, self.priority)
 
     @property
     def is_owner(self) -> bool:
@@ -72,8 +103,9 @@ class Key:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the key has a limit of open runs or of GPU-hours a day."""
-        return bool(self.max_runs or self.gpu_hours_per_day)
+        """Whether the key has a limit of open runs or of GPU-hours, or a project that may have
+        one."""
+        return bool(self.max_runs or self.gpu_hours_per_day or self.max_gpu_hours or self.project)
 
     def require(self, scope: Scope, action: str) -> None:
         """Raise UserError FORBIDDEN unless this key has `scope`.
@@ -170,10 +202,40 @@ def list_keys(home: Home) -> list[Key]:
     Raises:
         UserError: HOME_UNUSABLE if the file cannot be read or is damaged.
     """
+    return list(_read_file(home).keys)
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """The content of the key file.
+
+    Attributes:
+        keys: oldest first.
+        retired: ids of keys that were removed; what they made still belongs to them.
+        projects: project -> device hours that the runs of its keys may take together; 0: no limit.
+    """
+
+    keys: tuple[Key, ...] = ()
+    retired: tuple[str, ...] = ()
+    projects: Mapping[str, float] = field(default_factory=dict)
+
+
+def _read_file(home: Home) -> KeyFile:
+    """Read the key file; a file that does not exist has no keys.
+
+    Raises:
+        UserError: HOME_UNUSABLE if the file cannot be read or is damaged.
+    """
     try:
-        return [_key_from_row(row) for row in read_json(home.keys)["keys"]]
+        content = read_json(home.keys)
+        projects = {str(name): float(hours) for name, hours in content.get("projects", {}).items()}
+        return KeyFile(
+            keys=tuple(_key_from_row(row) for row in content["keys"]),
+            retired=tuple(str(owner) for owner in content.get("retired", ())),
+            projects=projects,
+        )
     except FileNotFoundError:
-        return []
+        return KeyFile()
     # ValueError: not JSON. The others: a field is missing or of a wrong type.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
@@ -192,19 +254,12 @@ def _key_from_row(row: Mapping[str, Any]) -> Key:
     known_fields = {field.name for field in fields(Key)}
     key = Key(**{name: value for name, value in row.items() if name in known_fields})
     known_scopes = tuple(scope for scope in SCOPES if scope in row["scopes"])
-    return replace(key, scopes=known_scopes)
+    # A key that was made before keys had ids has its name as id.
+    return replace(key, scopes=known_scopes, id=key.id or key.name)
 
 
 def add_key(
-    home: Home,
-    name: str,
-    scopes: Sequence[str],
-    *,
-    days: float = 0.0,
-    calls_per_minute: int = CALLS_PER_MINUTE,
-    max_runs: int = 0,
-    gpu_hours_per_day: float = 0.0,
-    max_deployments: int = DEPLOYMENTS,
+    home: Home, name: str, scopes: Sequence[str], *, days: float = 0.0, **limits: Any
 ) -> tuple[Key, str]:
     """Make a key, store it, and return the key and its token. Only a digest of the token is stored.
 
@@ -213,16 +268,15 @@ def add_key(
         name: up to 40 characters, not in use by another key.
         scopes: any of `SCOPES`.
         days: days until the key expires; 0: never.
-        calls_per_minute: HTTP requests; 0: no limit.
-        max_runs: how many of its runs may be open at once; 0: no limit.
-        gpu_hours_per_day: device hours its runs may take in 24 hours; 0: no limit.
-        max_deployments: processes that serve models for it at once; 0: no limit.
+        limits: further fields of `Key`: calls_per_minute, max_runs, gpu_hours_per_day,
+            max_deployments, project, max_gpu_hours, priority.
 
     Raises:
-        UserError: BAD_ARGUMENT if the name is not allowed or in use, or a scope is unknown.
-            HOME_UNUSABLE if the keys cannot be read or locked.
+        UserError: BAD_ARGUMENT if a name is not allowed or in use, a scope or the priority is
+            unknown. HOME_UNUSABLE if the keys cannot be read or locked.
     """
     _check_name_and_scopes(name, scopes)
+    _check_project_and_priority(limits.get("project", ""), limits.get("priority", "normal"))
     token = secrets.token_urlsafe(32)
     now = time.time()
     key = Key(
@@ -231,13 +285,51 @@ def add_key(
         digest=digest(token),
         created=now,
         expires=now + days * 86_400 if days else 0.0,
-        calls_per_minute=calls_per_minute,
-        max_runs=max_runs,
-        gpu_hours_per_day=gpu_hours_per_day,
-        max_deployments=max_deployments,
+        **limits,
     )
-    _store_new_key(home, key)
+    return _store_new_key(home, key), token
+
+
+def rotate_key(home: Home, name: str) -> tuple[Key, str]:
+    """Give the key of that name a new token, and return the key and the token. The old token is
+    refused from its next request on; what the key owns stays its own.
+
+    Raises:
+        UserError: BAD_ARGUMENT if there is no such key. HOME_UNUSABLE if the keys cannot be read or
+            locked.
+    """
+    token = secrets.token_urlsafe(32)
+    with hold_keys_lock(home):
+        content = _read_file(home)
+        key = replace(_named_key(content, name), digest=digest(token))
+        others = (key if other.name == name else other for other in content.keys)
+        _write_file(home, replace(content, keys=tuple(others)))
     return key, token
+
+
+def set_project(home: Home, project: str, max_gpu_hours: float) -> None:
+    """Set the device hours that the runs of all keys of a project may take together; 0 for no
+    limit. Raises UserError BAD_ARGUMENT if `project` cannot be a name."""
+    if not NAME.fullmatch(project):
+        raise _bad_argument("project", project, "Use up to 40 of a-z, 0-9, dot, - and _.")
+    with hold_keys_lock(home):
+        content = _read_file(home)
+        projects = {**content.projects, project: max_gpu_hours}
+        _write_file(home, replace(content, projects=projects))
+
+
+def projects_of(home: Home) -> Mapping[str, float]:
+    """Return project -> device hours that the runs of its keys may take together (0: no limit).
+    Raises UserError HOME_UNUSABLE if the keys cannot be read."""
+    return _read_file(home).projects
+
+
+def _check_project_and_priority(project: str, priority: str) -> None:
+    """Raise UserError BAD_ARGUMENT for a project that no key may have, or an unknown priority."""
+    if project and not NAME.fullmatch(project):
+        raise _bad_argument("project", project, "Use up to 40 of a-z, 0-9, dot, - and _.")
+    if priority not in PRIORITIES:
+        raise _bad_argument("priority", priority, f"Choose of {', '.join(PRIORITIES)}.")
 
 
 def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
@@ -251,36 +343,59 @@ def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
             raise _bad_argument("scope", scope, f"Choose of {', '.join(SCOPES)}.")
 
 
-def _store_new_key(home: Home, key: Key) -> None:
-    """Add `key` to the key file of the home.
+def _store_new_key(home: Home, key: Key) -> Key:
+    """Add `key` to the key file of the home, with a new id, and return it with that.
 
     Raises:
         UserError: BAD_ARGUMENT if the file has a key of that name already. HOME_UNUSABLE if the
             keys cannot be read or locked.
     """
     with hold_keys_lock(home):
-        keys = list_keys(home)
-        if any(existing.name == key.name for existing in keys):
+        content = _read_file(home)
+        if any(existing.name == key.name for existing in content.keys):
             raise _bad_argument(
-                "name", key.name, f"There is a key of that name: honesmith key remove {key.name}."
+                "name",
+                key.name,
+                f"There is a key of that name: honesmith key remove {key.name}; a new token for "
+                f"it: honesmith key rotate {key.name}.",
             )
-        _write_keys(home, [*keys, key])
+        key = replace(key, id=_new_id(content, key.name))
+        _write_file(home, replace(content, keys=(*content.keys, key)))
+    return key
+
+
+def _new_id(content: KeyFile, name: str) -> str:
+    """Return an id that no key of the home has or had: the name, if it is free, without dots (a dot
+    separates the id from what follows in the id of a run)."""
+    taken = {*content.retired, *(key.id for key in content.keys), *RESERVED_NAMES}
+    stem = name.replace(".", "-")
+    numbered = (f"{stem}-{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([stem], numbered) if each not in taken)
+
+
+def _named_key(content: KeyFile, name: str) -> Key:
+    """Return the key of that name. Raises UserError BAD_ARGUMENT if there is none."""
+    for key in content.keys:
+        if key.name == name:
+            return key
+    known_names = ", ".join(key.name for key in content.keys) or "none"
+    raise _bad_argument("name", name, f"Keys of this home: {known_names}.")
 
 
 def remove_key(home: Home, name: str) -> None:
-    """Delete the key of that name; running servers refuse its next request.
+    """Delete the key of that name; running servers refuse its next request. What it owns stays, and
+    no later key gets it.
 
     Raises:
         UserError: BAD_ARGUMENT if there is no such key. HOME_UNUSABLE if the keys cannot be read or
             locked.
     """
     with hold_keys_lock(home):
-        keys = list_keys(home)
-        remaining_keys = [key for key in keys if key.name != name]
-        if len(remaining_keys) == len(keys):
-            known_names = ", ".join(key.name for key in keys) or "none"
-            raise _bad_argument("name", name, f"Keys of this home: {known_names}.")
-        _write_keys(home, remaining_keys)
+        content = _read_file(home)
+        removed = _named_key(content, name)
+        remaining = tuple(key for key in content.keys if key.name != name)
+        retired = (*content.retired, removed.id)
+        _write_file(home, replace(content, keys=remaining, retired=retired))
 
 
 def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
@@ -340,16 +455,16 @@ def _not_agreed(key: Key, refusals: Sequence[str], config_lines: Sequence[str]) 
 def stored_request_id(key: Key, request_id: str) -> str:
     """Return the id under which a `request_id` of `key` is stored, such as `night:try-1`.
 
-    The stored id begins with the name of the key, so that two keys may use the same `request_id`.
+    The stored id begins with the id of the key, so that two keys may use the same `request_id`.
     If that makes the id longer than `MAX_REQUEST_ID` characters, it holds the digest of
     `request_id` instead. Three kinds of ids are returned unchanged: those of the owner, "" (none
     was given), and those that are too long by themselves, which the engine refuses.
     """
     if key.is_owner or not request_id or len(request_id) > MAX_REQUEST_ID:
         return request_id
-    stored_id = f"{key.name}:{request_id}"
+    stored_id = f"{key.caller_id}:{request_id}"
     if len(stored_id) > MAX_REQUEST_ID:
-        stored_id = f"{key.name}:{digest(request_id)}"
+        stored_id = f"{key.caller_id}:{digest(request_id)}"
     return stored_id
 
 
@@ -395,10 +510,10 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
         with anyio.move_on_after(LOCK_S):  # if the time is up first, `file_lock` is still None
             await process_lock.acquire()
             cleanup.callback(process_lock.release)
-            file_lock = take_lock(home.quota_lock(key.name))
+            file_lock = take_lock(home.quota_lock(key.quota_group))
             while file_lock is None:
                 await anyio.sleep(POLL_S)
-                file_lock = take_lock(home.quota_lock(key.name))
+                file_lock = take_lock(home.quota_lock(key.quota_group))
         if file_lock is None:  # other calls of this key held a lock all that time
             raise UserError(
                 "HOME_UNUSABLE",
@@ -410,9 +525,14 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
         yield
 
 
-def _write_keys(home: Home, keys: Sequence[Key]) -> None:
-    """Replace the keys that are stored in the home."""
-    write_json(home.keys, {"keys": [asdict(key) for key in keys]})
+def _write_file(home: Home, content: KeyFile) -> None:
+    """Replace the key file of the home."""
+    stored: dict[str, object] = {"keys": [asdict(key) for key in content.keys]}
+    if content.retired:
+        stored["retired"] = list(content.retired)
+    if content.projects:
+        stored["projects"] = dict(content.projects)
+    write_json(home.keys, stored)
 
 
 def _bad_argument(field: str, value: str, hint: str) -> UserError:

@@ -1,7 +1,9 @@
-"""Quotas: how many runs a key may have open at once, and how many device hours it may use in a day.
+"""Quotas: how many runs a key may have open at once, and how many device hours it may use: a day,
+in all, and together with the other keys of its project.
 
-The use is counted anew each time, from the audit log (which key started which runs) and the rows of
-the runs (how many hours they took). So there is no counter that could go wrong.
+The use is counted anew each time, from the audit log (which key started which runs in the last day)
+and the rows of the runs (whose they are, and how many hours they took). So there is no counter that
+could go wrong.
 """
 
 import math
@@ -20,7 +22,7 @@ from engine.home.store import Store
 from engine.home.store_runs import RESUMABLE
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, CapFunction
 from mcp_server.access.audit_log import STARTS, Audit
-from mcp_server.access.keys import Key, stored_request_id
+from mcp_server.access.keys import Key, projects_of, stored_request_id
 
 DAY_S = 86_400.0
 ROUNDING = 1e-6  # tolerance in hours, so that 0.4 + 0.4 + 0.2 fits into 1
@@ -34,6 +36,27 @@ def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a call of `tool` with these `arguments` starts a run."""
     # A dry run starts one only if it tries the model on some samples.
     return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Hours that a key may use, and those of them that are used or promised.
+
+    Attributes:
+        hours: how many it may use.
+        used: what ended runs took, and the caps of open ones.
+        period: what the hours are for, such as "a day" or "in all".
+        comes_back: whether used hours may be used again later.
+    """
+
+    hours: float
+    used: float
+    period: str = "a day"
+    comes_back: bool = True
+
+    @property
+    def left(self) -> float:
+        return self.hours - self.used
 
 
 @dataclass(frozen=True)
@@ -79,8 +102,9 @@ def check_quota(
         _check_open_runs(home, store, key)
         # A dry run tries the model on a few tasks. That may be too short to become a run, so its
         # hours are checked later, when the engine has planned it.
-        if key.gpu_hours_per_day and tool != "dry_run":
-            _check_any_hours_left(key, _hours_of_last_day(home, store, key, clock))
+        allowance = _tightest_allowance(home, store, key, clock)
+        if allowance is not None and tool != "dry_run":
+            _check_any_hours_left(key, allowance)
     return None
 
 
@@ -96,7 +120,7 @@ def _check_submit(
 
     Raises UserError QUOTA if too many runs are open, or the hours of the day do not suffice.
     """
-    needs_cap = bool(key.gpu_hours_per_day) and "max_gpu_hours" not in arguments
+    needs_cap = has_hours_limit(home, key) and "max_gpu_hours" not in arguments
     request_id = stored_request_id(key, str(arguments.get("request_id", "")))
     with Store(home) as store:
         new_runs = _run_count(store, arguments)
@@ -107,12 +131,12 @@ def _check_submit(
             # With another cap the submit would refuse the call: same `request_id`, other arguments.
             return _cap_of_first_call(home, store, request_id, resumed_run)
         _check_open_runs(home, store, key, new_runs)
-        if not key.gpu_hours_per_day:
-            return None
-        used_hours = _hours_of_last_day(home, store, key, clock)
+        allowance = _tightest_allowance(home, store, key, clock)
+    if allowance is None:
+        return None
     if needs_cap:
-        return _cap_within(_largest_cap(key, used_hours), resumed_run)
-    _check_requested_hours(key, used_hours, float(arguments["max_gpu_hours"]))
+        return _cap_within(_largest_cap(key, allowance), resumed_run, allowance)
+    _check_requested_hours(key, allowance, float(arguments["max_gpu_hours"]))
     return None
 
 
@@ -121,28 +145,31 @@ def _resumed_run(store: Store, arguments: Mapping[str, Any]) -> RunRow | None:
     return _find_row(store, str(arguments["resume"])) if arguments.get("resume") else None
 
 
-def _check_any_hours_left(key: Key, used_hours: float) -> None:
-    """Raise UserError QUOTA if `key` has used up the hours of the day."""
-    if key.gpu_hours_per_day - used_hours <= ROUNDING:
-        raise _hours_refusal(key, used_hours, requested_hours=0.0, suggestion="")
+def has_hours_limit(home: Home, key: Key) -> bool:
+    """Whether the hours of `key` are limited, by themselves or with those of its project."""
+    limits = (key.gpu_hours_per_day, key.max_gpu_hours)
+    return any(limits) or bool(key.project and projects_of(home).get(key.project))
 
 
-def _largest_cap(key: Key, used_hours: float) -> float:
+def _check_any_hours_left(key: Key, allowance: Allowance) -> None:
+    """Raise UserError QUOTA if `key` has used up its hours."""
+    if allowance.left <= ROUNDING:
+        raise _hours_refusal(key, allowance, requested_hours=0.0, suggestion="")
+
+
+def _largest_cap(key: Key, allowance: Allowance) -> float:
     """Return the largest cap on GPU-hours that a submit may have now, rounded down to thousandths.
-
-    `used_hours` are those of the last 24 hours. Raises UserError QUOTA if no hours are left.
-    """
-    largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
+    Raises UserError QUOTA if no hours are left."""
+    largest_cap = _rounded_down(allowance.left)
     if largest_cap == 0:
-        raise _submit_refusal(key, used_hours, requested_hours=0.0)
+        raise _submit_refusal(key, allowance, requested_hours=0.0)
     return largest_cap
 
 
-def _check_requested_hours(key: Key, used_hours: float, requested_hours: float) -> None:
-    """Raise UserError QUOTA if a submit asks for more hours than are left of the day."""
-    hours_left = key.gpu_hours_per_day - used_hours
-    if hours_left <= ROUNDING or requested_hours > hours_left + ROUNDING:
-        raise _submit_refusal(key, used_hours, requested_hours)
+def _check_requested_hours(key: Key, allowance: Allowance, requested_hours: float) -> None:
+    """Raise UserError QUOTA if a submit asks for more hours than are left."""
+    if allowance.left <= ROUNDING or requested_hours > allowance.left + ROUNDING:
+        raise _submit_refusal(key, allowance, requested_hours)
 
 
 def _run_count(store: Store, arguments: Mapping[str, Any]) -> int:
@@ -201,7 +228,8 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
     `clock` returns the present time in unix seconds. Fields of the result:
     - `name` of the key, and the ids of its `open_runs`.
     - `max_runs`, if the number of open runs is limited.
-    - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if the hours are limited.
+    - `gpu_hours_per_day`, `used_gpu_hours` and `left_gpu_hours`, if those of a day are limited.
+    - `budgets`: {"of", "hours", "used", "left"} of the key and its project, if these are limited.
     """
     with Store(home) as store:
         limits: Reply = {"name": key.name, "open_runs": _open_runs(home, store, key)}
@@ -212,10 +240,19 @@ def limits_and_use(home: Home, key: Key, clock: Callable[[], float] = time.time)
             limits["gpu_hours_per_day"] = key.gpu_hours_per_day
             limits["used_gpu_hours"] = round(used_hours, 3)
             limits["left_gpu_hours"] = _rounded_down(key.gpu_hours_per_day - used_hours)
-    return limits
+        budgets = [
+            {
+                "of": allowance.period,
+                "hours": allowance.hours,
+                "used": round(allowance.used, 3),
+                "left": _rounded_down(allowance.left),
+            }
+            for allowance in _budgets(home, store, key)
+        ]
+    return limits | ({"budgets": budgets} if budgets else {})
 
 
-def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
+def _cap_within(hours_left: float, resumed_run: RunRow | None, allowance: Allowance) -> Cap:
     """Return the cap for a submit that names none, with a warning if it is not the default.
 
     The cap is the one that the resumed run had, or the default if `resumed_run` is None (a new
@@ -226,7 +263,8 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None) -> Cap:
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)  # without a warning
     # Any other cap is what is left of the day, or that of the resumed run.
-    reason = "what is left of this key's day" if hours < preferred_hours else "as the run had"
+    of = "this key's day" if allowance.comes_back else f"the hours {allowance.period}"
+    reason = f"what is left of {of}" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
 
@@ -274,7 +312,7 @@ def cap_function_of(
     after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds what is
     left of the day.
     """
-    if not key.gpu_hours_per_day:
+    if not has_hours_limit(home, key):
         return None
     return partial(_cap_of_estimate, home, key, clock)
 
@@ -291,14 +329,51 @@ def _cap_of_estimate(
         UserError: QUOTA if the estimate is longer than what is left of the day.
     """
     with Store(home) as store:
-        used_hours = _hours_of_last_day(home, store, key, clock)
+        allowance = _tightest_allowance(home, store, key, clock)
     hours = max(LEAST_HOURS, estimated_hours)
-    hours_left = key.gpu_hours_per_day - used_hours
-    if hours > hours_left + ROUNDING:
+    if allowance is None:  # the limit was taken away meanwhile
+        return MARGIN * hours
+    if hours > allowance.left + ROUNDING:
         raise _hours_refusal(
-            key, used_hours, hours, suggestion="ask for fewer rows, attempts or models"
+            key, allowance, hours, suggestion="ask for fewer rows, attempts or models"
         )
-    return min(MARGIN * hours, hours_left)
+    return min(MARGIN * hours, allowance.left)
+
+
+def _tightest_allowance(
+    home: Home, store: Store, key: Key, clock: Callable[[], float]
+) -> Allowance | None:
+    """Return the hours of which `key` has the least left: of its day, of its own in all, or of its
+    project. Returns None if none of these is limited."""
+    allowances = _budgets(home, store, key)
+    if key.gpu_hours_per_day:
+        used_hours = _hours_of_last_day(home, store, key, clock)
+        allowances.append(Allowance(key.gpu_hours_per_day, used_hours))
+    return min(allowances, key=lambda allowance: allowance.left, default=None)
+
+
+def _budgets(home: Home, store: Store, key: Key) -> list[Allowance]:
+    """Return what `key`, and all keys of its project together, may use in all, where that is
+    limited."""
+    budgets = []
+    if key.max_gpu_hours:
+        used = counted_in_all(store.owned_runs(key.caller_id))
+        budgets.append(Allowance(key.max_gpu_hours, used, "in all", comes_back=False))
+    project_hours = projects_of(home).get(key.project) if key.project else None
+    if project_hours:
+        used = counted_in_all(store.owned_runs(project=key.project))
+        period = f"in all with the project {key.project}"
+        budgets.append(Allowance(project_hours, used, period, comes_back=False))
+    return budgets
+
+
+def counted_in_all(rows: Sequence[RunRow]) -> float:
+    """Return how many hours these runs took; an open one, or the open plan of one, counts with its
+    cap."""
+    of_one_cap: dict[str, list[RunRow]] = {}
+    for row in rows:
+        of_one_cap.setdefault(row.plan or row.run_id, []).append(row)
+    return sum(_counted_hours(group) for group in of_one_cap.values())
 
 
 def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
@@ -327,60 +402,63 @@ def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
     return list(dict.fromkeys(open_ids))  # each once, in order
 
 
-def _submit_refusal(key: Key, used_hours: float, requested_hours: float) -> UserError:
-    """Make the QUOTA error for a submit whose cap exceeds the hours that are left of the day.
+def _submit_refusal(key: Key, allowance: Allowance, requested_hours: float) -> UserError:
+    """Make the QUOTA error for a submit whose cap exceeds the hours that are left.
 
     The hint suggests the largest cap that would still fit, if any hours are left.
     `requested_hours` is 0 if the submit names no cap.
     """
-    largest_cap = _rounded_down(key.gpu_hours_per_day - used_hours)
+    largest_cap = _rounded_down(allowance.left)
     suggestion = ""
     if largest_cap > 0:
         suggestion = f"call again with max_gpu_hours={_hours_text(largest_cap)}"
-    return _hours_refusal(key, used_hours, requested_hours, suggestion, field="max_gpu_hours")
+    return _hours_refusal(key, allowance, requested_hours, suggestion, field="max_gpu_hours")
 
 
 def _hours_refusal(
-    key: Key, used_hours: float, requested_hours: float, suggestion: str, field: str = ""
+    key: Key, allowance: Allowance, requested_hours: float, suggestion: str, field: str = ""
 ) -> UserError:
     """Make the QUOTA error for too many hours.
 
     Args:
         key: the caller.
-        used_hours: hours of the day that ended runs used and open runs may still use.
+        allowance: the hours of which too few are left.
         requested_hours: hours that the call asks for; 0: not known.
         suggestion: what to do now, such as "call again with max_gpu_hours=0.5"; "" for nothing.
         field: the argument that is too large; "": none.
     """
-    hours_per_day = key.gpu_hours_per_day
     # More hours than the key has in a day fit on no later day either.
-    waiting_helps = requested_hours <= hours_per_day + ROUNDING
+    waiting_helps = allowance.comes_back and requested_hours <= allowance.hours + ROUNDING
     request_text = f"; this call asks for {requested_hours:.3g}" if requested_hours else ""
     return UserError(
         "QUOTA",
-        f"the key {key.name} may use {hours_per_day:g} GPU-hours a day and has used or "
-        f"promised {used_hours:.3g}{request_text}",
-        hint=_hours_hint(hours_per_day, waiting_helps, suggestion),
+        f"the key {key.name} may use {allowance.hours:g} GPU-hours {allowance.period} and has used "
+        f"or promised {allowance.used:.3g}{request_text}",
+        hint=_hours_hint(allowance, waiting_helps, suggestion),
         field=field,
         retryable=waiting_helps,
     )
 
 
-def _hours_hint(hours_per_day: float, waiting_helps: bool, suggestion: str) -> str:
-    """Make the hint for a caller who asks for more hours than are left of the day.
+def _hours_hint(allowance: Allowance, waiting_helps: bool, suggestion: str) -> str:
+    """Make the hint for a caller who asks for more hours than are left.
 
     Example: "Call again with max_gpu_hours=0.5, or call later: hours come back a day after ...".
 
     Args:
-        hours_per_day: how many hours the key may spend in a day.
-        waiting_helps: whether the hours that were asked for fit into `hours_per_day`.
+        allowance: the hours of which too few are left.
+        waiting_helps: whether the same call would fit on a later day.
         suggestion: what to do at once; "" for none.
     """
+    if not allowance.comes_back:
+        ask = "ask the person who runs this server for more hours (honesmith key budget)."
+        hint = f"{suggestion}, or {ask}" if suggestion else ask
+        return hint[0].upper() + hint[1:]
     call_later = ""
     if waiting_helps:
         call_later = "call later"
     elif not suggestion:  # the call never fits as it is, so a smaller cap is suggested
-        call_later = f"call later with max_gpu_hours={_hours_text(hours_per_day)}"
+        call_later = f"call later with max_gpu_hours={_hours_text(allowance.hours)}"
     hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
     hint += ": hours come back a day after their run was submitted." if call_later else "."
     return hint[0].upper() + hint[1:]  # capitalize() would also lower the letters of the rest

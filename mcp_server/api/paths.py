@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.core.errors import UserError
+from engine.home.run_dir import Home
 
 
 def names_data(env_id: str) -> bool:
@@ -65,6 +66,23 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
         if any(resolved.is_relative_to(root.resolve()) for root in roots):
             return resolved
     raise _outside(path, roots)
+
+
+def refuse_hidden(home: Home, path: str, roots: Sequence[Path]) -> None:
+    """Raise UserError PATH_OUTSIDE_ROOTS if `path` lies in the home and the home has a viewer: a
+    root may hold the home, and what is in it belongs to somebody."""
+    from engine.environments.snapshot import is_hidden  # noqa: PLC0415  few calls need it
+
+    if is_hidden(home, path):
+        raise _outside(path, roots)
+
+
+def names_shared_env(home: Home, env_id: str) -> bool:
+    """Whether `env_id` is OWNER/NAME of an environment that the viewer of the home sees."""
+    from engine.home.store import Store  # noqa: PLC0415  few calls need it
+
+    with Store(home) as store:
+        return bool(store.find_env(env_id))
 
 
 def _outside(path: str, roots: Sequence[Path]) -> UserError:

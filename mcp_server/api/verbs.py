@@ -120,7 +120,7 @@ def dry_run(
     from engine.dry_run import dry_run as engine_dry_run
     from engine.dry_run import report
 
-    if paths.names_data(request.env_id):
+    if paths.names_data(request.env_id) and not paths.names_shared_env(home, request.env_id):
         return inspect_data(home, request.env_id, request.model, roots, wait_s=_DATA_WAIT_S)
     reply = engine_dry_run.dry_run_request(home, request, _cap_function(home, key))
     if not request.full:
@@ -381,7 +381,8 @@ def deploy(
 
     if action == "export" and path and roots is not None:
         path = str(paths.inside_roots(path, roots))
-    asker = Asker(key.name, key.max_deployments)
+        paths.refuse_hidden(home, path, roots)
+    asker = Asker(key.caller_id, key.max_deployments)
     reply = service.deploy(home, run_id, action, format, path, asker, patience)
     summary = f"{action} {run_id}: done."
     if action != "start":  # only after a start is there a model to chat with
@@ -405,7 +406,7 @@ def chat(
     from engine.processes.deployments import Asker
     from engine.serving import chat as engine_chat
 
-    asker = Asker(key.name, key.max_deployments)
+    asker = Asker(key.caller_id, key.max_deployments)
     reply = engine_chat.chat(home, request, asker, patience, listener)
     return with_head(reply, "Answered.")
 

@@ -5,7 +5,6 @@ client_config.py   the entry in each agent's configuration file
 data_commands.py   commands about data files
 judge_commands.py  commands about language models as judges
 env_commands.py    commands about environments
-key_commands.py    commands about keys
 main.py            `honesmith`: serve, setup, demo, doctor, init, and the verbs
 model_commands.py  commands about trained models
 overview_page.py   all runs, environments and reports on one page

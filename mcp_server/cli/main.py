@@ -25,11 +25,11 @@ from mcp_server.cli import (
     data_commands,
     env_commands,
     judge_commands,
-    key_commands,
     model_commands,
     run_commands,
 )
 from mcp_server.cli.machines import host_commands
+from mcp_server.cli.team import key_commands, share_commands
 from mcp_server.screen.terminal import (
     FAILED,
     OK,
@@ -371,6 +371,7 @@ app.add_typer(key_commands.app, name="key")
 app.add_typer(model_commands.models, name="models")
 app.add_typer(host_commands.app, name="hosts")
 app.add_typer(run_commands.runs, name="runs")
+run_commands.runs.command("priority")(share_commands.priority)
 for _name, _function in {
     "status": run_commands.status,
     "dry-run": run_commands.dry_run,
@@ -391,6 +392,7 @@ for _name, _function in {
     "report": run_commands.report,
     "results": run_commands.results,
     "verify": run_commands.verify,
+    "share": share_commands.share,
     "deploy": model_commands.deploy,
     "undeploy": model_commands.undeploy,
     "chat": model_commands.chat,

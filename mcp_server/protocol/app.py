@@ -4,8 +4,10 @@
 build a second server.
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from mcp_server import __version__
 from mcp_server.access.log import log, log_to
+from mcp_server.access.viewing import seen
 from mcp_server.protocol.guard import GuardedServer
 from mcp_server.protocol.prompts import add_prompts
 from mcp_server.protocol.resources import add_resources
@@ -69,7 +72,7 @@ def build_server(
     if read_only:
         hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)  # answers wait_run for clients that support the tasks of MCP
-    bus = CountingBus()  # carries the updates of resources
+    bus = CountingBus(partial(_listening_as_caller, home))  # carries the updates of resources
     server = GuardedServer(
         home=home,
         needs=NEEDS,
@@ -109,6 +112,27 @@ def default_roots() -> tuple[Path, ...]:
     return (current_folder,)
 
 
+Listener = Callable[[Any], None]
+_METRICS = re.compile(r"run://(.+)/metrics")
+
+
+def _listening_as_caller(home: Home, listener: Listener) -> Listener:
+    """Return a listener that passes an update on to `listener` if its run is one that the caller of
+    this request sees."""
+    seen_home = seen(home)
+    if seen_home.viewer is None or seen_home.viewer.sees_all:
+        return listener
+
+    def listen(event: Any) -> None:
+        """Pass on the event if it is not about a run, or about one that the caller sees."""
+        match = _METRICS.fullmatch(str(getattr(event, "uri", "")))
+        with Store(seen_home) as store:
+            if match is None or store.sees_run(match[1]):
+                listener(event)
+
+    return listen
+
+
 class CountingBus(InMemorySubscriptionBus):
     """An event bus that counts its subscribers. While there are none, no metrics need be read.
 
@@ -116,17 +140,24 @@ class CountingBus(InMemorySubscriptionBus):
         listeners: how many subscribers there are now.
     """
 
-    def __init__(self) -> None:
-        """Start without subscribers."""
+    def __init__(self, only_seen: Callable[[Listener], Listener] | None = None) -> None:
+        """Start without subscribers.
+
+        `only_seen` is called with each listener when it subscribes, and returns one that passes on
+        only what the caller may know of; None passes on everything.
+        """
         super().__init__()
         self.listeners = 0
+        self._filter = only_seen
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
         """Add a subscriber: the bus calls `listener` with each event.
 
         Returns a function that removes the subscriber and may be called repeatedly.
         """
-        unsubscribe = super().subscribe(listener)
+        unsubscribe = super().subscribe(
+            listener if self._filter is None else self._filter(listener)
+        )
         self.listeners += 1
         is_removed = False
 

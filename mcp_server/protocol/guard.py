@@ -35,6 +35,7 @@ from engine.home.user_config import PREFIX
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, hold_quota_lock
 from mcp_server.access.log import log
+from mcp_server.access.viewing import may_of, seen, viewing
 from mcp_server.api.replies import compact, cut_to_size, envelope, error_line
 from mcp_server.protocol.arguments import check_arguments, did_you_mean, without_nulls
 from mcp_server.protocol.stdio import answer_bad_lines, plain_broken_pipe
@@ -95,7 +96,7 @@ class GuardedServer(MCPServer[Any]):
         self._scope_of_tool = needs
         self._offered_tools = {tool.name: tool for tool in tools}
         self._hidden_names = hidden
-        self._quota_locks: dict[str, anyio.Lock] = {}  # by name of the key
+        self._quota_locks: dict[str, anyio.Lock] = {}  # by the quota group of the key
 
     async def run_stdio_async(self) -> None:
         """Serve over stdio until the client leaves; a line that is no message gets an error."""
@@ -118,6 +119,13 @@ class GuardedServer(MCPServer[Any]):
         """
         context = context or Context(mcp_server=self)
         caller = caller_of(context)
+        with viewing(caller, may_of(name, arguments)):
+            return await self._call_as(caller, name, arguments, context)
+
+    async def _call_as(
+        self, caller: Key, name: str, arguments: dict[str, Any], context: Context[Any, Any]
+    ) -> CallToolResult | InputRequiredResult:
+        """Run a tool with the view that `caller` has of the home, as `call_tool` does."""
         try:
             if self._changes_something(name):
                 data = await self._run_recorded(name, arguments, context, caller)
@@ -218,7 +226,8 @@ class GuardedServer(MCPServer[Any]):
                 caller_of(ctx).require("read", ctx.method)
             except UserError as error:
                 raise MCPError(code=INVALID_REQUEST, message=error_line(error)) from None
-        return await call_next(ctx)
+        with viewing(caller_of(ctx)):
+            return await call_next(ctx)
 
     async def _check_and_lock_quota(
         self,
@@ -242,10 +251,10 @@ class GuardedServer(MCPServer[Any]):
 
         if not caller.is_limited or not quotas.starts_a_run(tool, arguments):
             return None
-        process_lock = self._quota_locks.setdefault(caller.name, anyio.Lock())
+        process_lock = self._quota_locks.setdefault(caller.quota_group, anyio.Lock())
         await quota_lock.enter_async_context(hold_quota_lock(self._home, caller, process_lock))
         return await anyio.to_thread.run_sync(
-            partial(quotas.check_quota, self._home, caller, tool, arguments)
+            partial(quotas.check_quota, seen(self._home), caller, tool, arguments)
         )
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
@@ -253,7 +262,7 @@ class GuardedServer(MCPServer[Any]):
         without naming a limit keeps this one."""
         from mcp_server.access import quotas  # noqa: PLC0415  late: it loads the database
 
-        return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, self._home, run_id)
+        return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, seen(self._home), run_id)
 
     async def _check_model_paths(
         self, caller: Key, tool: str, arguments: Mapping[str, Any]
@@ -275,7 +284,7 @@ class GuardedServer(MCPServer[Any]):
             from engine.environments import registry  # noqa: PLC0415  late: few calls need it
 
             for env_id in envs_of(arguments):
-                await anyio.to_thread.run_sync(registry.check_judges, self._home, env_id)
+                await anyio.to_thread.run_sync(registry.check_judges, seen(self._home), env_id)
         if any(name.strip().startswith(PREFIX) for name in names):
             from engine.endpoints import references  # noqa: PLC0415  late: few calls need it
 
@@ -289,7 +298,7 @@ class GuardedServer(MCPServer[Any]):
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
         for name in model_paths:
-            await anyio.to_thread.run_sync(catalog.check_in_sight, self._home, name)
+            await anyio.to_thread.run_sync(catalog.check_in_sight, seen(self._home), name)
 
     def _changes_something(self, name: str) -> bool:
         """Whether the tool of that name changes something; False for an unknown name."""

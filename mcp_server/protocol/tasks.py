@@ -23,6 +23,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
+from mcp_server.access.viewing import seen
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
 from mcp_server.protocol.arguments import without_nulls
@@ -160,7 +161,7 @@ class WaitTasks(Extension):
         UserError if there is no such run or the cursor is not one of `wait_run`.
         """
         # `run_id` may be only a prefix. If the status holds the full id, that one is returned.
-        status = verbs.wait_run(self._home, run_id, until, timeout_s=0, cursor=since)
+        status = verbs.wait_run(seen(self._home), run_id, until, timeout_s=0, cursor=since)
         return {"run_id": run_id} | status
 
     async def _status_of(self, wait: Wait) -> Reply:

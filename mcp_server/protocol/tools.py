@@ -23,6 +23,7 @@ from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainR
 from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
+from mcp_server.access.viewing import seen
 from mcp_server.api import verbs
 from mcp_server.api.after_wait import (
     HELD_WAIT_S,
@@ -112,12 +113,17 @@ class Tools:
     """The tools of one server; the docstring of each method is what agents see of it.
 
     Args:
-        home: the home that the tools work on.
+        whole_home: the home that the tools work on. Each call sees its part of it, `home`.
         roots: the folders that paths from a client must lie in.
     """
 
-    home: Home
+    whole_home: Home
     roots: tuple[Path, ...]
+
+    @property
+    def home(self) -> Home:
+        """The home as the caller sees it."""
+        return seen(self.whole_home)
 
     def get_status(
         self, ctx: Context, scope: Scope = "all", limit: Limit = 20, cursor: Cursor = ""

@@ -108,6 +108,7 @@ def use_by_env(home: Home) -> dict[str, HoldoutUse]:
     Every version that has runs is included. Counting opens a folder for each run, so this process
     keeps the count of a version until one of its runs changes.
     """
+    home = home.whole  # a use counts, whoever made it
     root = str(home.root)
     with Store(home) as store:
         # A mark changes whenever a run of the version does.
@@ -247,7 +248,7 @@ def _runs_on_version(home: Home, env_id: str, last_run: str = "") -> list[RunRow
 
     Returns all runs on the version if `last_run` is not among them.
     """
-    with Store(home) as store:
+    with Store(home.whole) as store:  # a use counts, whoever made it
         newest_first = store.list_runs(_MOST_RUNS)
     name, source = env_id.partition("@")[0], prompt_source(home, env_id)
     versions = {env_id}

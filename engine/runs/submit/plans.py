@@ -358,7 +358,7 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
             maker_id = earlier_ids[planned.previous_index]
             resolved = replace(resolved, model=_with_run_id(resolved.model, maker_id))
         config = training.config_of(planned.request, resolved, step.parent)
-        place = PlanPlace(
+        plan_place = PlanPlace(
             plan_id=plan_id, step=planned.step, label=planned.label, always=planned.always
         )
         config = {**config, "plan": plan_place.to_json()}

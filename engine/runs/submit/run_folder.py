@@ -6,7 +6,7 @@ The folder is written before the run's row in the database, so that no row is wi
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,17 @@ class RunFiles:
             json.dumps(self.config, allow_nan=False)
         except ValueError as error:
             raise bad_argument("settings", "NaN", "Numbers must be finite.") from error
-        return lambda run_id: write_folder(home.run(run_id), self)
+        config = {**self.config, **_owned(home)}
+        return lambda run_id: write_folder(home.run(run_id), replace(self, config=config))
+
+
+def _owned(home: Home) -> dict[str, str]:
+    """Return the keys of config.json about the key for whom a run is queued; {} for the local
+    user."""
+    viewer = home.viewer
+    if viewer is None:
+        return {}
+    return {"owner": viewer.owner, "project": viewer.project, "priority": viewer.priority}
 
 
 def write_folder(run: RunDir, files: RunFiles) -> None:

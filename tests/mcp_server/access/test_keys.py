@@ -116,8 +116,8 @@ def test_a_name_that_is_none_is_refused(home: Home, name: str):
 
 
 def test_a_scope_nobody_knows_and_a_name_twice_are_refused(home: Home):
-    with pytest.raises(UserError, match="scope='admin'"):
-        add_key(home, "a", ["read", "admin"])
+    with pytest.raises(UserError, match="scope='root'"):
+        add_key(home, "a", ["read", "root"])
     add_key(home, "a", ["read"])
     with pytest.raises(UserError, match="name='a'"):
         add_key(home, "a", ["read"])

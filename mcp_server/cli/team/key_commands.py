@@ -1,4 +1,4 @@
-"""Commands about the keys of the HTTP server: `honesmith key ...`."""
+"""Commands about the keys of the HTTP server and their projects: `honesmith key ...`."""
 
 import datetime
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ class KeyLimits:
 
     scope: Annotated[
         list[str] | None,
-        typer.Option(help="read, train, install or deploy; several with commas. Default: read."),
+        typer.Option(
+            help="read, train, install, deploy, admin (not only for its own); several with commas. "
+            "Default: read."
+        ),
     ] = None
     days: Annotated[float, typer.Option(min=0, max=36_500, help="Until it expires; 0: never.")] = 0
     calls_per_minute: Annotated[int, typer.Option(min=0, help="0: no limit.")] = (
@@ -38,6 +41,11 @@ class KeyLimits:
     max_deployments: Annotated[int, typer.Option(min=0, help="At once; 0: no limit.")] = (
         keys.DEPLOYMENTS
     )
+    max_gpu_hours: Annotated[
+        float, typer.Option(min=0, help="Of all its runs together; 0: no limit.")
+    ] = 0
+    project: Annotated[str, typer.Option(help="Its runs count for this project too.")] = ""
+    priority: Annotated[str, typer.Option(help="Of its runs: low, normal or high.")] = "normal"
 
     @property
     def scopes(self) -> list[str]:
@@ -63,6 +71,9 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
         max_runs=limits.max_runs,
         gpu_hours_per_day=limits.gpu_hours_per_day,
         max_deployments=limits.max_deployments,
+        max_gpu_hours=limits.max_gpu_hours,
+        project=limits.project,
+        priority=limits.priority,
     )
     # `key` is for the audit log; a person sees the same as `name`.
     show({field: value for field, value in reply.items() if field != "key"}, as_json)
@@ -72,8 +83,37 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
 @command
 def list_(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
-    shown_keys = [_public_fields(key) for key in keys.list_keys(home_of(home))]
-    show({"summary": f"{counted(len(shown_keys), 'key')}.", "keys": shown_keys}, as_json)
+    from mcp_server.access import ledger  # noqa: PLC0415  it loads the database
+
+    place = home_of(home)
+    spent = ledger.spent_by_key(place)
+    shown_keys = [_public_fields(key) | spent.get(key.name, {}) for key in keys.list_keys(place)]
+    reply: Reply = {"summary": f"{counted(len(shown_keys), 'key')}.", "keys": shown_keys}
+    projects = ledger.spent_by_project(place)
+    show(reply | ({"projects": projects} if projects else {}), as_json)
+
+
+@app.command("rotate")
+@command
+def rotate(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
+    """Give a key a new token; what it owns stays its own."""
+    reply = call_and_record(home_of(home), "rotate_key", _rotate, name=name)
+    show({field: value for field, value in reply.items() if field != "key"}, as_json)
+
+
+@app.command("budget")
+@command
+def budget(
+    project: Annotated[str, typer.Argument(metavar="PROJECT")],
+    gpu_hours: Annotated[float, typer.Argument(metavar="HOURS", min=0, help="0: no limit.")],
+    home: HomeFolder = None,
+    as_json: Json = False,
+) -> None:
+    """Set the GPU-hours that the runs of all keys of a project may take together."""
+    reply = call_and_record(
+        home_of(home), "set_budget", _set_budget, project=project, gpu_hours=gpu_hours
+    )
+    show(reply, as_json)
 
 
 @app.command("remove")
@@ -95,6 +135,24 @@ def _add(home: Home, **arguments: Any) -> Reply:
     }
 
 
+def _rotate(home: Home, name: str) -> Reply:
+    """Give a key a new token, and return the reply with it."""
+    key, token = keys.rotate_key(home, name)
+    return _public_fields(key) | {
+        "key": key.name,
+        "token": token,
+        "summary": f"The key {key.name} has a new token; the old one is refused.",
+        "warnings": ["This token is shown once: Authorization: Bearer TOKEN"],
+    }
+
+
+def _set_budget(home: Home, project: str, gpu_hours: float) -> Reply:
+    """Set the budget of a project, and return the reply."""
+    keys.set_project(home, project, gpu_hours)
+    limit = f"{gpu_hours:g} GPU-hours in all" if gpu_hours else "any number of GPU-hours"
+    return {"project": project, "summary": f"The project {project} may use {limit}."}
+
+
 def _remove(home: Home, name: str) -> Reply:
     """Remove a key, and return its name as the reply that the audit log records."""
     keys.remove_key(home, name)
@@ -107,10 +165,17 @@ def _public_fields(key: keys.Key) -> dict[str, object]:
     The expiry or a limit is left out if the key has none.
     """
     fields: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
+    if key.id not in ("", key.name):
+        fields["owner"] = key.id  # what it owns is listed under this id
+    if key.project:
+        fields["project"] = key.project
+    if key.priority != "normal":
+        fields["priority"] = key.priority
     if key.expires:
         expiry = datetime.datetime.fromtimestamp(key.expires, datetime.UTC)
         fields["expires"] = expiry.isoformat(timespec="minutes")
-    for name in ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_deployments"):
+    limits = ("calls_per_minute", "max_runs", "gpu_hours_per_day", "max_gpu_hours")
+    for name in (*limits, "max_deployments"):
         if getattr(key, name):  # 0: no limit
             fields[name] = getattr(key, name)
     return fields

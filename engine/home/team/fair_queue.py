@@ -1,0 +1,64 @@
+"""The order in which queued runs start: fair between owners, by priority, and without starvation.
+
+Each owner has a line of runs. The next run of all is the first of the line of whoever has used the
+least lately; what it will take is then counted as used, so owners take turns. Two things count like
+hours not used: a priority, and the time that a run has waited. Hours used fade (`HALF_LIFE_H`) and
+are bounded by what the machine can give, waiting is not: so every run comes first at some time.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+from engine.home.rows import RunRow
+
+HALF_LIFE_H = 24.0  # after so many hours, an hour that was used counts as half an hour
+LOOK_BACK_S = 7 * HALF_LIFE_H * 3600  # what ended longer ago counts for less than a hundredth
+WAITED = 0.1  # an hour of waiting counts as so many hours that were not used
+HEAD_START_H = {"high": 4.0, "normal": 0.0, "low": -4.0}
+LEAST_H = 0.05  # what a run counts at least: without it, many short runs would count as nothing
+
+
+def faded(hours: float, ended_ago_s: float) -> float:
+    """Return how much `hours` of a run count that ended so many seconds ago."""
+    return hours * 0.5 ** (max(0.0, ended_ago_s) / 3600 / HALF_LIFE_H)
+
+
+def fair_order(queued: Sequence[RunRow], used_hours: Mapping[str, float]) -> list[RunRow]:
+    """Return the queued runs in the order in which they should start.
+
+    Args:
+        queued: the runs, in the order in which they were queued.
+        used_hours: owner -> device hours used lately, faded; 0 for an owner that it lacks.
+    """
+    lines: dict[str, list[RunRow]] = {}
+    for row in sorted(queued, key=_place_in_line):
+        lines.setdefault(row.owner, []).append(row)
+    used = {owner: used_hours.get(owner, 0.0) for owner in lines}
+    taken = dict.fromkeys(lines, 0)  # how many runs of each line are in the order already
+
+    def entry(owner: str) -> tuple[float, float, str]:
+        """The first run left in the line of `owner`, as it is compared with those of the others;
+        runs that are equal otherwise start in the order in which they were queued."""
+        first = lines[owner][taken[owner]]
+        return used[owner] + _place_in_line(first), first.queued, owner
+
+    heap = [entry(owner) for owner in lines]
+    heapq.heapify(heap)
+    order: list[RunRow] = []
+    while heap:
+        _, _, owner = heapq.heappop(heap)
+        row = lines[owner][taken[owner]]
+        order.append(row)
+        taken[owner] += 1
+        if not row.waits_for:  # a run that waits for another one takes nothing yet
+            used[owner] += max(row.estimated_hours, LEAST_H)
+        if taken[owner] < len(lines[owner]):
+            heapq.heappush(heap, entry(owner))
+    return order
+
+
+def _place_in_line(row: RunRow) -> float:
+    """Return, in hours, when a run would have to be queued to stand where its priority puts it,
+    weighted as waiting is. Of two runs of one owner, the one with the smaller number starts first.
+    """
+    return WAITED * row.queued / 3600 - HEAD_START_H.get(row.priority, 0.0)
