@@ -1,12 +1,12 @@
 """Runs on other machines: put there, followed, brought back.
 
 Start with `seam.py`: what any place to run is asked. A run on another machine keeps its row, its
-supervisor and its folder here; where the trainer would stand, `attendant.py` looks after the run
-over there, which is an ordinary run of a home of ours on that machine. Shared with a run on this
-machine: the lease of a device (`Store.lease_next`), the supervisor with its limits, cancel, resume
-and continuation, and every file of the run. Not shared: the process that trains is started by a
-supervisor over there, and this package carries the files; `processes/launcher.py` has no handle and
-asks the run's lock instead of a probe.
+supervisor and its folder here; where the trainer would stand, `attending/attendant.py` looks after
+the run over there, which is an ordinary run of a home of ours on that machine. Shared with a run on
+this machine: the lease of a device (`Store.lease_next`), the supervisor with its limits, cancel,
+resume and continuation, and every file of the run. Not shared: the process that trains is started
+by a supervisor over there, and this package carries the files; `processes/launcher.py` has no
+handle and asks the run's lock instead of a probe.
 
     seam.py          start, probe, stop, reap, list_owned, capabilities; the handle of a job
     admission.py     whether a run can go there, asked before it is queued
@@ -17,6 +17,4 @@ asks the run's lock instead of a probe.
     bundle.py        what a run needs over there, each file once
     mirror.py        the run's files brought back; names, links and sizes that are refused
     ssh_executor.py  the seam over one connection
-    attendant.py     looks after one run, until it has ended
-    host_setup.py    our environment built over there, and a host checked
 """

@@ -80,12 +80,14 @@ class Probe:
         state: of the run over there; "" where it is not known.
         device: what it holds over there, "" for nothing.
         end: how it ended; None as long as it has not.
+        why: why it still waits, in the words of what it waits for; "" where that is not known.
     """
 
     life: Life
     state: str = ""
     device: str = ""
     end: End | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class SshExecutor:
         for version in bundle.envs:
             bundles.send_env(self.link, self.home_id, version)
         self._clear(run, handle)
-        folder = self.folder(run)
+        folder = self.folder(run, handle)
         sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
         content = json.dumps(bundle.config).encode()
         self.link.call("write", content, path=f"{folder}/{run.config.name}")
@@ -133,7 +133,7 @@ class SshExecutor:
             for each in (owned if isinstance(owned, list) else [])
         ]
 
-    def folder(self, run: RunDir) -> str:
+    def folder(self, run: RunDir, handle: Handle) -> str:
         """The run's folder over there, below the root."""
         return f"homes/{self.home_id}/runs/{run.id}"
 

@@ -38,14 +38,14 @@ def set_up_host(
     home: Home, name: str, python: str = "", again: bool = False, say: Say = ignore_line
 ) -> Reply:
     """Build our environment on a machine and send our source there. Raises UserError HOST_*."""
-    from engine.executors import host_setup
+    from engine.executors.attending import host_setup
 
     return host_setup.set_up(home, name, python=python, again=again, say=say)
 
 
 def check_host(home: Home, name: str) -> Reply:
     """Look at a machine, and remove there what has ended here. Raises UserError HOST_*."""
-    from engine.executors import host_setup
+    from engine.executors.attending import host_setup
 
     return host_setup.check(home, name)
 
@@ -55,7 +55,8 @@ def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
 
     Raises UserError HOST_NOT_FOUND, HOST_UNUSABLE, or RUN_STATE while a run of this home is there.
     """
-    from engine.executors import host_setup, hosts
+    from engine.executors import hosts
+    from engine.executors.attending import host_setup
 
     hosts.refuse_while_used(home, name)
     if wipe:

@@ -15,7 +15,8 @@ from loopback_sshd import WHY_NOT, LoopbackSshd
 from run_configs import train_config
 
 from engine.core.files import write_json
-from engine.executors import host_setup, hosts
+from engine.executors import hosts
+from engine.executors.attending import host_setup
 from engine.executors.seam import Handle
 from engine.home.rows import TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir

@@ -4,6 +4,7 @@ Nothing is installed over there but below one folder of the user's home, and not
 The packages have the versions that this side has, so that a run computes what it computes here.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,10 @@ from engine.core.errors import UserError
 from engine.core.format import counted, size
 from engine.core.reply import Reply
 from engine.executors import hosts
-from engine.executors.attendant import sweep
+from engine.executors.attending.attendant import sweep
+from engine.executors.attending.places import connected
 from engine.executors.far_side import LEAST_PYTHON
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.executors.ssh_executor import SshExecutor
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
 from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
@@ -42,13 +43,10 @@ def set_up(
     Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE.
     """
     host = hosts.host_of(home, name)
-    with _connected(host, host.python or python or "python3") as link:
-        try:
-            _require_machine(host, link)
-            interpreter = host.python or _environment(host, link, again=again, say=say)
-            _prove(host, link, interpreter)
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host), Link(host.ssh, host.folder, host.python or python or "python3") as link:
+        _require_machine(host, link)
+        interpreter = host.python or _environment(host, link, again=again, say=say)
+        _prove(host, link, interpreter)
     say("Sending our own source")
     return _checked(home, host, interpreter)
 
@@ -64,30 +62,26 @@ def wipe(home: Home, name: str) -> None:
     """Delete everything of ours on a host. Raises UserError HOST_UNUSABLE, also where a run of this
     home lives there."""
     host = hosts.host_of(home, name)
-    facts = hosts.find_facts(home, host)
-    with _connected(host, facts.python if facts else host.python or "python3") as link:
-        try:
-            if facts is not None:
-                owned = SshExecutor(home, host, link).list_owned()
-                living = [job.run_id for job in owned if job.life != "exited"]
-                if living:
-                    message = f"{host.name} still has {', '.join(living)}"
-                    raise UserError("HOST_UNUSABLE", message, hint="Cancel or wait for them first.")
-            link.call("remove", folder="")
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host):
+        facts = hosts.find_facts(home, host)
+        if facts is None:
+            with Link(host.ssh, host.folder, host.python or "python3") as link:
+                link.call("remove", folder="")
+            return
+        with connected(home, host, facts.python) as executor:
+            living = [job.run_id for job in executor.list_owned() if job.life != "exited"]
+            if living:
+                message = f"{host.name} still has {', '.join(living)}"
+                raise UserError("HOST_UNUSABLE", message, hint="Cancel or wait for them first.")
+            executor.link.call("remove", folder="")
 
 
 def _checked(home: Home, host: Host, python: str) -> Reply:
     """Connect as a run does, and describe what is there."""
-    with _connected(host, python) as link:
-        try:
-            executor = SshExecutor(home, host, link)
-            capabilities = executor.capabilities()
-            removed = sweep(executor)
-            owned = executor.list_owned()
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host), connected(home, host, python) as executor:
+        capabilities = executor.capabilities()
+        removed = sweep(executor)
+        owned = executor.list_owned()
     machine = capabilities.hardware
     devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
     running = [{"run_id": job.run_id, "life": job.life} for job in owned]
@@ -103,19 +97,22 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
     }
 
 
-def _connected(host: Host, python: str) -> Link:
-    """A connection. Raises UserError HOST_UNUSABLE."""
+@contextlib.contextmanager
+def _errors_of(host: Host) -> Iterator[None]:
+    """Turn what a host does not do into UserError HOST_UNUSABLE."""
     try:
-        return Link(host.ssh, host.folder, python)
+        yield
     except HostRefused as error:
         raise UserError("HOST_UNUSABLE", error.message, hint=error.hint) from error
     except HostLost as error:
         raise UserError(
             "HOST_UNUSABLE",
-            f"{host.name} is not reached: {error}",
+            f"{host.name} is not reached: {error}"[:800],
             hint=f"Make `ssh {host.ssh} true` work, then call again.",
             retryable=True,
         ) from error
+    except FarError as error:
+        raise _unusable(host, str(error)) from error
 
 
 def _unusable(host: Host, why: str) -> UserError:

@@ -1,9 +1,10 @@
-"""Looks after a run on another machine: `python -P -m engine.executors.attendant RUN_FOLDER`.
+"""Looks after a run on another machine.
 
-It stands where a trainer stands: the run's supervisor starts it, tells it to end by SIGTERM, and
-takes the run's end from its exit status. It may be killed at any moment: what runs over there goes
-on, and the next attendant goes on with it. A connection that is lost is made again, for as long as
-the run's lease lasts over there. With `--tidy` it removes what is left of ended runs instead.
+`python -P -m engine.executors.attending.attendant RUN_FOLDER` stands where a trainer stands: the
+run's supervisor starts it, tells it to end by SIGTERM, and takes the run's end from its exit
+status. It may be killed at any moment: what runs over there goes on, and the next attendant goes on
+with it. A connection that is lost is made again, for as long as the run's lease lasts over there.
+With `--tidy` it removes what is left of ended runs instead.
 """
 
 import contextlib
@@ -21,10 +22,10 @@ from engine.core.files import write_json
 from engine.core.format import words
 from engine.core.hints import Hint
 from engine.executors import hosts
+from engine.executors.attending.places import FarExecutor, connected
 from engine.executors.mirror import HostileFiles, Mirror
 from engine.executors.seam import End, Handle, Probe
-from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.executors.ssh_executor import SshExecutor
+from engine.executors.ssh import FarError, HostLost, HostRefused
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
@@ -66,8 +67,7 @@ class Attendant:
             if self.stop.is_set() and not self._is_over_there():
                 return outcome.EXIT_STOPPED
             try:
-                with Link(self.host.ssh, self.host.folder, self._python) as link:
-                    executor = SshExecutor(self.run.home, self.host, link)
+                with connected(self.run.home, self.host) as executor:
                     self._reached()
                     wait_s = _FIRST_WAIT_S
                     return self._look_after(executor)
@@ -96,16 +96,12 @@ class Attendant:
             self._pause(wait_s)
             wait_s = min(_WAIT_S, 2 * wait_s)
 
-    @property
-    def _python(self) -> str:
-        """The interpreter over there."""
-        return hosts.facts_of(self.run.home, self.host).python
-
-    def _look_after(self, executor: SshExecutor) -> int:
+    def _look_after(self, executor: FarExecutor) -> int:
         """Start the run over there or find it running, and follow it to its end."""
         while True:
             handle = self._present(executor)
-            mirror = Mirror(self.run, executor.link, executor.folder(self.run), _print)
+            folder = executor.folder(self.run, handle)
+            mirror = Mirror(self.run, executor.link, folder, _print)
             try:
                 return self._follow(executor, handle, mirror)
             except _Again:
@@ -114,7 +110,7 @@ class Attendant:
                 executor.stop(self.run, handle)
                 raise
 
-    def _present(self, executor: SshExecutor) -> Handle:
+    def _present(self, executor: FarExecutor) -> Handle:
         """The launch to look after; it is started where it is not over there."""
         handle = Handle.read(self.run)
         with Store(self.run.home) as store:
@@ -136,7 +132,7 @@ class Attendant:
         executor.start(self.run, handle)  # changes nothing but brings the secrets over again
         return handle
 
-    def _launch(self, executor: SshExecutor, last: Handle | None, *, again: bool = False) -> Handle:
+    def _launch(self, executor: FarExecutor, last: Handle | None, *, again: bool = False) -> Handle:
         """Send what the run needs and start it; with `again` as the launch that `last` names."""
         number = last.launch + (not again) if last else 1
         # On the disk before anything is there: whoever goes on finds what was started.
@@ -148,7 +144,7 @@ class Attendant:
         self._event("placed", f"started on {self.host.name}, {mega:.1f} MB sent", launch=number)
         return handle.changed(self.run, phase="started")
 
-    def _follow(self, executor: SshExecutor, handle: Handle, mirror: Mirror) -> int:
+    def _follow(self, executor: FarExecutor, handle: Handle, mirror: Mirror) -> int:
         """Bring the run's files back until it has ended; returns the exit status.
 
         Raises _Again where it ended over there for want of a word from here.
@@ -172,7 +168,7 @@ class Attendant:
             self._pause(look_s)
             look_s = min(_LOOK_S, 1.3 * look_s)
 
-    def _take(self, mirror: Mirror, executor: SshExecutor, probe: Probe) -> None:
+    def _take(self, mirror: Mirror, executor: FarExecutor, probe: Probe) -> None:
         """Bring back what changed, and say what the run is doing."""
         refused = mirror.take(executor.look)
         if refused:
@@ -187,7 +183,7 @@ class Attendant:
 
     def _end(
         self,
-        executor: SshExecutor,
+        executor: FarExecutor,
         handle: Handle,
         mirror: Mirror,
         end: End,
@@ -279,12 +275,11 @@ def _print(data: bytes) -> None:
 def tidy(run: RunDir, host: Host) -> None:
     """Remove what is left on a host of runs that have ended here, and tell those to end that should
     have."""
-    python = hosts.facts_of(run.home, host).python
-    with Link(host.ssh, host.folder, python) as link:
-        sweep(SshExecutor(run.home, host, link))
+    with connected(run.home, host) as executor:
+        sweep(executor)
 
 
-def sweep(executor: SshExecutor) -> list[str]:
+def sweep(executor: FarExecutor) -> list[str]:
     """Remove over there what has ended here; returns the ids of the runs that were removed."""
     home, removed = executor.home, []
     with Store(home) as store:
