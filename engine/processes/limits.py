@@ -3,6 +3,7 @@
 import math
 from typing import NamedTuple
 
+from engine.core.files import read_object
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -56,6 +57,18 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
     left_s = _seconds_for(store.get_run(run.id), left_hours)
     reason = f"max_gpu_hours_total={total_hours:g} of this home is spent"
     return Limit(left_s, kind="budget", reason=reason)
+
+
+def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
+    """Return how many seconds a run on another machine has held its devices in an attempt.
+
+    Returns None where that machine does not count them, as one over SSH: then all time counts.
+    """
+    record = read_object(run.far("spent"))
+    if record.get("attempt") != attempt:
+        return None
+    seconds = record.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
 
 
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:

@@ -4,5 +4,6 @@ Start with `attendant.py`. It stands above the executors, which it chooses by th
 
     places.py      a connection to the place that a run goes to, whatever kind of place it is
     attendant.py   looks after one run, until it has ended
+    hours.py       how long a run has held its devices over there, for the supervisor here
     host_setup.py  our environment built over there, and a host checked
 """

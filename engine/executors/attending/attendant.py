@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +22,7 @@ from engine.core.files import write_json
 from engine.core.format import words
 from engine.core.hints import Hint
 from engine.executors import hosts
+from engine.executors.attending import hours
 from engine.executors.attending.places import FarExecutor, connected
 from engine.executors.mirror import HostileFiles, Mirror
 from engine.executors.seam import End, Handle, Probe
@@ -51,6 +52,8 @@ class Attendant:
     Attributes:
         stop: set when the run is to end.
         lost_at: since when the host has not been reached, monotonic; None while it is.
+        wait_s: seconds before a lost connection is tried again.
+        waits_for: why the run waits over there, as it was noted last.
     """
 
     run: RunDir
@@ -58,18 +61,17 @@ class Attendant:
     host: Host
     stop: threading.Event = field(default_factory=threading.Event)
     lost_at: float | None = None
+    wait_s: float = _FIRST_WAIT_S
+    waits_for: str = ""
     is_running: bool = False  # this process has set the run's state
 
     def attend(self) -> int:
         """Until the run has ended; returns the exit status that says how."""
-        wait_s = _FIRST_WAIT_S
         while True:
             if self.stop.is_set() and not self._is_over_there():
                 return outcome.EXIT_STOPPED
             try:
                 with connected(self.run.home, self.host) as executor:
-                    self._reached()
-                    wait_s = _FIRST_WAIT_S
                     return self._look_after(executor)
             except HostRefused as error:
                 if not self._is_over_there():
@@ -93,13 +95,14 @@ class Attendant:
                     f"{self.host.name} was not reached for {hours}",
                     outcome.resume_hint(self.run).after("When it is reached again, go on with it."),
                 )
-            self._pause(wait_s)
-            wait_s = min(_WAIT_S, 2 * wait_s)
+            self._pause(self.wait_s)
+            self.wait_s = min(_WAIT_S, 2 * self.wait_s)
 
     def _look_after(self, executor: FarExecutor) -> int:
         """Start the run over there or find it running, and follow it to its end."""
         while True:
             handle = self._present(executor)
+            self._reached()
             folder = executor.folder(self.run, handle)
             mirror = Mirror(self.run, executor.link, folder, _print)
             try:
@@ -121,7 +124,7 @@ class Attendant:
             return self._launch(executor, handle)
         probe = executor.probe(self.run, handle)
         if probe.life == "unknown":
-            raise HostLost("the connection ended")
+            raise HostLost(probe.why or "the connection ended")
         if probe.life == "gone":
             if handle.phase == "starting":
                 return self._launch(executor, handle, again=True)
@@ -136,7 +139,13 @@ class Attendant:
         """Send what the run needs and start it; with `again` as the launch that `last` names."""
         number = last.launch + (not again) if last else 1
         # On the disk before anything is there: whoever goes on finds what was started.
-        handle = Handle(executor.name, number, "starting").write(self.run)
+        handle = Handle(
+            executor.name,
+            number,
+            "starting",
+            losses=last.losses if last else 0,
+            lost_at_step=last.lost_at_step if last else 0,
+        ).write(self.run)
         hub.ensure_weights(Path(self.config.base.path))
         sent = executor.send(self.run, self.config, handle)
         executor.start(self.run, handle)
@@ -155,9 +164,11 @@ class Attendant:
         while True:
             probe = executor.probe(self.run, handle)
             if probe.life == "unknown":
-                raise HostLost("the connection ended")
+                raise HostLost(probe.why or "the connection ended")
             if probe.life == "gone":
                 raise _Again
+            self._note_wait(probe)
+            self._note_hours(handle, probe)
             self._take(mirror, executor, probe)
             if probe.end is not None:
                 return self._end(executor, handle, mirror, probe.end, is_leftover=is_leftover)
@@ -197,6 +208,8 @@ class Attendant:
             self._event("launched_again", f"it had ended on {self.host.name}: {end.reason}")
             self._launch(executor, handle)
             raise _Again
+        if end.is_lost and not self.stop.is_set():
+            return self._go_on(executor, handle, end)
         self._note_end(handle)
         if end.state == "done":
             # Imported late: it loads all that verdicts need, half of this process's start.
@@ -204,9 +217,40 @@ class Attendant:
 
             seal(self.run)  # of the files here
             return outcome.EXIT_DONE
-        if end.state == "cancelled" and self.stop.is_set():
+        if self.stop.is_set() and (end.state == "cancelled" or end.is_lost):
             return outcome.EXIT_STOPPED
         return self._fail(end.reason_kind, end.reason, end.hint)
+
+    def _go_on(self, executor: FarExecutor, handle: Handle, end: End) -> int:
+        """Start a run again that its place took away, from its last checkpoint, unless that has
+        happened too often without a new one; returns the exit status.
+
+        Raises _Again once it is started.
+        """
+        step = max(self.run.checkpoint_steps(), default=0)
+        is_further = step > handle.lost_at_step
+        losses = 1 if is_further else handle.losses + 1
+        handle = self._note_end(handle)
+        if losses > outcome.MAX_CONTINUATIONS:
+            reason = f"{end.reason}, as {losses - 1} times before without a new checkpoint"
+            return self._fail("infra", reason, outcome.resume_hint(self.run))
+        self._event("launched_again", f"{end.reason}: it goes on from its last checkpoint")
+        self._launch(executor, replace(handle, losses=losses, lost_at_step=step))
+        raise _Again
+
+    def _note_wait(self, probe: Probe) -> None:
+        """Note why the run waits over there, whenever the reason changes."""
+        why = probe.why if probe.life == "pending" else ""
+        reason = why.partition(";")[0]  # what follows is a forecast, which changes all the time
+        if reason and reason != self.waits_for:
+            self._event("host_waits", f"it waits on {self.host.name}: {why}")
+        self.waits_for = reason
+
+    def _note_hours(self, handle: Handle, probe: Probe) -> None:
+        """Note for the supervisor here how long the run has held its devices over there."""
+        if probe.spent_s is not None:
+            attempt = int(os.environ.get("HONESMITH_ATTEMPT", "1"))
+            hours.note(self.run, attempt, handle.launch, probe.spent_s)
 
     def _note_end(self, handle: Handle) -> Handle:
         """Note on the disk that everything of a launch is here."""
@@ -246,7 +290,8 @@ class Attendant:
                 handle.changed(self.run, stop_asked=True)
 
     def _reached(self) -> None:
-        """Note that the host is reached again."""
+        """Note that the host is reached again, and knows of its runs."""
+        self.wait_s = _FIRST_WAIT_S
         if self.lost_at is not None:
             lost_s = time.monotonic() - self.lost_at
             self._event("host_reached", f"{self.host.name} is reached again after {lost_s:.0f} s")

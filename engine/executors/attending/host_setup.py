@@ -18,7 +18,9 @@ from engine.executors import hosts
 from engine.executors.attending.attendant import sweep
 from engine.executors.attending.places import connected
 from engine.executors.far_side import LEAST_PYTHON
+from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
+from engine.home.config_tables.hosts import NO_GRES, SLURM
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
 from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
@@ -26,6 +28,7 @@ from engine.install.venvs import Say, ignore_line
 
 _INSTALL_S = 3600.0
 _PROOF_S = 300.0
+_NODE_S = 3600.0  # that a cluster may take to give a node for a minute
 _SYSTEMS = ("Linux", "Darwin")
 _RENAME = "import os, sys; os.replace(sys.argv[1], sys.argv[2])"
 
@@ -48,7 +51,17 @@ def set_up(
         interpreter = host.python or _environment(host, link, again=again, say=say)
         _prove(host, link, interpreter)
     say("Sending our own source")
+    if host.kind == SLURM:
+        _look_at_a_node(home, host, interpreter, say)
     return _checked(home, host, interpreter)
+
+
+def _look_at_a_node(home: Home, host: Host, python: str, say: Say) -> None:
+    """Have a job of a cluster say what its nodes have. Raises UserError HOST_UNUSABLE."""
+    say("Asking Slurm for a node, to see what it has")
+    with _errors_of(host), connected(home, host, python) as executor:
+        assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
+        executor.look_at_a_node(say, _NODE_S)
 
 
 def check(home: Home, name: str) -> Reply:
@@ -82,6 +95,7 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         capabilities = executor.capabilities()
         removed = sweep(executor)
         owned = executor.list_owned()
+        start = executor.expected_start(1, 0.0) if isinstance(executor, SlurmExecutor) else ""
     machine = capabilities.hardware
     devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
     running = [{"run_id": job.run_id, "life": job.life} for job in owned]
@@ -92,6 +106,7 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         "disk_free_gb": round(machine.disk_free / 1e9, 1),
         "runs_there": running,
         "removed": removed,
+        **({"next_start": start} if start else {}),
         "next": [],
         "warnings": [],
     }
@@ -108,7 +123,7 @@ def _errors_of(host: Host) -> Iterator[None]:
         raise UserError(
             "HOST_UNUSABLE",
             f"{host.name} is not reached: {error}"[:800],
-            hint=f"Make `ssh {host.ssh} true` work, then call again.",
+            hint=f"Make `{f'ssh {host.ssh} true' if host.ssh else 'sinfo'}` work, then call again.",
             retryable=True,
         ) from error
     except FarError as error:
@@ -141,8 +156,11 @@ def _require_machine(host: Host, link: Link) -> None:
 
 def _environment(host: Host, link: Link, *, again: bool, say: Say) -> str:
     """Build the environment over there unless it is there; returns its interpreter."""
-    has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
-    on_gpu = has_gpu.get("status") == 0
+    if host.kind == SLURM:  # a login node need not have what its nodes have
+        on_gpu = host.slurm.gres != NO_GRES
+    else:
+        has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
+        on_gpu = has_gpu.get("status") == 0
     packages = pinned(*EXTRAS, *(GPU_EXTRAS if on_gpu else ()))
     digest = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
     root, folder = str(link.facts["root"]), f"venv-{digest}"

@@ -7,8 +7,10 @@ from typing import Protocol
 from engine.core.files import JsonObject
 from engine.executors import hosts
 from engine.executors.seam import Executor, Handle
+from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import Link
 from engine.executors.ssh_executor import SshExecutor
+from engine.home.config_tables.hosts import SLURM
 from engine.home.run_dir import Home, RunDir
 from engine.home.user_config import Host
 from engine.records.run_config import TrainConfig
@@ -47,4 +49,5 @@ def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]
     """
     python = python or hosts.facts_of(home, host).python
     with Link(host.ssh, host.folder, python) as link:
-        yield SshExecutor(home, host, link)
+        make = SlurmExecutor if host.kind == SLURM else SshExecutor
+        yield make(home, host, link)
