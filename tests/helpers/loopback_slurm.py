@@ -130,6 +130,7 @@ class LoopbackSlurm:
         for name in ("slurmctld", "slurmd"):
             if name not in self._daemons:
                 self.start(name)
+        self.call("scontrol", "update", "PartitionName=short", "State=UP")
 
     def kill(self, name: str) -> None:
         """End one daemon at once, as a crash does."""

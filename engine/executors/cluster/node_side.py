@@ -1,4 +1,4 @@
-"""The job on a compute node: `python -P -m engine.executors.cluster.node_side ROOT HOME RUN LAUNCH`.
+"""The job on a node: `python -P -m engine.executors.cluster.node_side ROOT HOME RUN LAUNCH`.
 
 It queues the run in the launch's own home, on the devices that Slurm gave it, and looks on: the
 supervisor and the trainer are those of any run. It writes what the login side reads (place.py), and
@@ -17,6 +17,7 @@ from types import FrameType
 
 import psutil
 
+from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_object, write_json
 from engine.executors import jobs
 from engine.executors.cluster.place import Place
@@ -65,6 +66,16 @@ class NodeSide:
             order["lease_s"],
             self._take_secrets(),
         )
+        try:
+            return self._look_on()
+        except (OSError, UserError):
+            if place.order.exists():
+                raise
+            return self._abandoned()
+
+    def _look_on(self) -> int:
+        """Until the run has ended, or its folder is gone; returns the exit status of the job."""
+        place = self.place
         while place.order.exists():
             row = self._row()
             self._beat({"state": row.state, "device": row.device})

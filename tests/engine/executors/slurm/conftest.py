@@ -10,6 +10,7 @@ import psutil
 import pytest
 from loopback_slurm import WHY_NOT, LoopbackSlurm
 
+from engine.core.files import read_json
 from engine.executors import hosts
 from engine.executors.attending import host_setup
 from engine.executors.cluster.place import Place
@@ -25,6 +26,7 @@ class Cluster:
 
     def __init__(self, home: Home, slurm: LoopbackSlurm, box: Any, root: Path) -> None:
         self.home, self.slurm, self.root = home, slurm, root
+        self.host = hosts.host_of(home, "hpc")
         # What runs at another place have in common with those of a host over SSH.
         self.queue, self.start, self.until_ended = box.queue, box.start, box.until_ended
         self.events, self.handle, self.bench = box.events, box.handle, box.bench
@@ -58,14 +60,20 @@ class Cluster:
         name = self.place(run).job_name
         return self.slurm.call("squeue", "-h", "--states=all", f"--name={name}", "-o", "%i").strip()
 
-    def far_processes(self, run: RunDir) -> list[psutil.Process]:
-        """Every process of the run's job, its own program last."""
-        return [
-            process
-            for process in psutil.process_iter(["cmdline"])
-            if str(self.place(run).path) in " ".join(process.info["cmdline"] or [])
-            or "engine.executors.cluster.node_side" in (process.info["cmdline"] or [])
-        ]
+    def job_pid(self, run: RunDir) -> int:
+        """The process id of the job's own program."""
+        supervisor = read_json(self.far_run(run).started_record)["supervisor_pid"]
+        parent = psutil.Process(supervisor).parent()
+        assert parent is not None
+        return parent.pid
+
+    def lives(self, pid: int) -> bool:
+        """Whether a process lives."""
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    def variables(self, pid: int) -> set[str]:
+        """The names of a process's variables."""
+        return set(psutil.Process(pid).environ())
 
 
 @pytest.fixture(scope="session")
