@@ -68,9 +68,7 @@ def end_of(job: Job | None, *, is_asked: bool = False, is_taken: bool = False) -
             "failed", "killed", f"its job was cancelled on the cluster ({_named(job)})", hint
         )
     if is_taken:
-        return _lost(
-            f"Slurm ended its job: its time limit, or its node for another ({_named(job)})"
-        )
+        return _lost(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
     return _lost(f"its job ended without a word ({_named(job)})")
 
 
