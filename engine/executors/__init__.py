@@ -10,11 +10,15 @@ handle and asks the run's lock instead of a probe.
 
     seam.py          start, probe, stop, reap, list_owned, capabilities; the handle of a job
     admission.py     whether a run can go there, asked before it is queued
-    hosts.py         the machines over SSH: config.toml, and what was learnt of them
+    hosts.py         the other machines: config.toml, and what was learnt of them
     ssh.py           a connection by the user's own ssh program
     far_side.py      what answers at its other end; the standard library alone
     jobs.py          runs over there: called through the far side
     bundle.py        what a run needs over there, each file once
     mirror.py        the run's files brought back; names, links and sizes that are refused
+    orders.py        what the other side is told of a run, and how its answers are read
     ssh_executor.py  the seam over one connection
+
+Slurm has its own executor (`slurm/`), over the same connection and with the same files; what its
+jobs do is in `cluster/`.
 """

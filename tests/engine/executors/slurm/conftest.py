@@ -11,8 +11,7 @@ import pytest
 from loopback_slurm import WHY_NOT, LoopbackSlurm
 
 from engine.core.files import read_json
-from engine.executors import hosts
-from engine.executors.attending import host_setup
+from engine.executors import hosts, jobs
 from engine.executors.cluster.place import Place
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
@@ -107,12 +106,12 @@ def cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Cluster]:
     """A cluster that was set up, with trainers without torch."""
-    monkeypatch.setattr(host_setup, "PROOF", "pass")
     monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "20")
     root = tmp_path / "shared" / "honesmith"
     options = {"kind": "slurm", "python": str(fake_python), "folder": str(root)}
-    hosts.add_host(home, "hpc", options | {"gres": "none"})
-    host_setup.set_up(home, "hpc")
+    host = hosts.add_host(home, "hpc", options | {"gres": "none"})
+    root.mkdir(parents=True)
+    hosts.note_facts(home, host, str(fake_python), jobs.describe(str(root)))
     made = Cluster(home, slurm, far_box(home, None, env, bench, compute="slurm:hpc"), root)
     yield made
     slurm.call("scancel", "--full", "--signal=KILL", f"--user={os.geteuid()}")

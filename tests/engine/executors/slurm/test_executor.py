@@ -1,10 +1,13 @@
 """A run on a real Slurm: there, back, and through every loss on the way."""
 
 import json
+import socket
 
 import pytest
 
 from engine.core.files import read_json, read_lines, write_json
+from engine.executors import hosts
+from engine.executors.attending import host_setup
 from engine.executors.attending.places import connected
 from engine.executors.seam import Handle
 from engine.home.store import Store
@@ -16,6 +19,16 @@ pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
 
 def steps(run) -> list[int]:
     return [line["step"] for line in read_lines(run.metrics)[0]]
+
+
+def test_a_cluster_is_made_ready_and_looked_at(cluster, monkeypatch):
+    monkeypatch.setattr(host_setup, "PROOF", "pass")
+    said = []
+    reply = host_setup.set_up(cluster.home, "hpc", say=said.append)
+    assert reply["ready"] is True and reply["packages"]["torch"]
+    assert "Asking Slurm for a node, to see what it has" in said
+    assert reply["next_start"].endswith(f"on {socket.gethostname().partition('.')[0]}")
+    assert hosts.find_facts(cluster.home, cluster.host) is not None
 
 
 def test_a_run_becomes_a_job_and_comes_back(cluster):
