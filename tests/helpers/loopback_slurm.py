@@ -125,13 +125,6 @@ class LoopbackSlurm:
         if name == "slurmctld":
             self.until(lambda: "UP" in self.call("scontrol", "ping"), "the controller answers")
 
-    def mend(self) -> None:
-        """Start what was killed."""
-        for name in ("slurmctld", "slurmd"):
-            if name not in self._daemons:
-                self.start(name)
-        self.call("scontrol", "update", "PartitionName=short", "State=UP")
-
     def kill(self, name: str) -> None:
         """End one daemon at once, as a crash does."""
         process = self._daemons.pop(name)

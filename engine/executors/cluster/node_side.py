@@ -26,7 +26,7 @@ from engine.home.store import Store
 from engine.processes import launcher
 
 EXIT_CLAIMED = 75  # another job runs this launch
-LOOK_S = 0.5
+LOOK_S = 1.0
 BEAT_S = 3.0  # between two signs of life
 _CLOCKS_S = 600.0  # that the clocks of two machines of a cluster may differ by
 
@@ -139,6 +139,7 @@ class NodeSide:
         """Write how the run ended, as the last thing."""
         was_taken = self.told.is_set() and not self.place.stop.exists()
         files, _ = jobs.files_of(self.place.run)
+        files.pop(self.place.run.far("lease").name, None)  # it is renewed from outside
         write_json(
             self.place.ended,
             {

@@ -25,6 +25,7 @@ from engine.processes import lease
 _SILENT_S = 20.0  # without a sign of life before Slurm is asked
 _ASK_S = (1.0, 30.0)  # between two questions about one job, at first and later
 _SETTLE_S = 15.0  # until the last words of an ended job have come through the shared file system
+_COMING_S = 180.0  # that a file system may show files of another node as they were before
 _MISSING_S = 60.0  # until a job that Slurm does not know and that is silent counts as lost
 _STOP_S = 600.0  # that a run may take to save before its job is ended
 _LOCK_S = 60.0
@@ -71,7 +72,8 @@ def start(
     if place.ended.exists():
         return {}
     lease.renew(place.run, float(order["lease_s"]))
-    write_json(place.secrets, dict(secrets))
+    if not place.claim.exists():  # else the job has read them
+        write_json(place.secrets, dict(secrets))
     if not place.order.exists():
         place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.path.lexists(place.path / "envs"):
@@ -155,7 +157,10 @@ def _after_last_words(place: Place, watch: _Watch, words: JsonObject) -> JsonObj
     """The end that a job wrote, once all its files are seen here as it left them."""
     ended = {"life": "exited", "end": words.get("end")}
     waits = {"life": "running", "state": "running"}
-    if not _are_here(place, words.get("sizes")):
+    if watch.silent_since is None:
+        watch.silent_since = time.monotonic()
+    is_patient = time.monotonic() - watch.silent_since < _COMING_S
+    if is_patient and not _are_here(place, words.get("sizes")):
         return waits
     if not words.get("taken"):
         return ended

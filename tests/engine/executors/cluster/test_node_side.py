@@ -12,6 +12,8 @@ from engine.executors.cluster.node_side import EXIT_CLAIMED, NodeSide, describe
 from engine.executors.cluster.place import Place
 from engine.processes import lease
 
+pytestmark = pytest.mark.timeout(30)  # a supervisor and a trainer start
+
 
 @pytest.fixture
 def place(tmp_path: Path, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Place:

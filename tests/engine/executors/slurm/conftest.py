@@ -1,6 +1,5 @@
 """Runs as jobs of a real Slurm of one node, with a trainer without torch at the other end."""
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,23 +74,16 @@ class Cluster:
         return set(psutil.Process(pid).environ())
 
 
-@pytest.fixture(scope="session")
-def slurm_daemons() -> Iterator[LoopbackSlurm]:
-    """One Slurm for all tests; each has a home, and so names of jobs, of its own."""
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
+    """A Slurm that every command of this test speaks to."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
     server = LoopbackSlurm()
+    for name, text in server.variables.items():
+        monkeypatch.setenv(name, text)
     yield server
     server.close()
-
-
-@pytest.fixture
-def slurm(slurm_daemons: LoopbackSlurm, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
-    """The Slurm that every command of this test speaks to; its daemons run again afterwards."""
-    for name, text in slurm_daemons.variables.items():
-        monkeypatch.setenv(name, text)
-    yield slurm_daemons
-    slurm_daemons.mend()
 
 
 @pytest.fixture
@@ -106,7 +98,7 @@ def cluster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Cluster]:
     """A cluster that was set up, with trainers without torch."""
-    monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "20")
+    monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "60")
     root = tmp_path / "shared" / "honesmith"
     options = {"kind": "slurm", "python": str(fake_python), "folder": str(root)}
     host = hosts.add_host(home, "hpc", options | {"gres": "none"})
@@ -114,7 +106,6 @@ def cluster(
     hosts.note_facts(home, host, str(fake_python), jobs.describe(str(root)))
     made = Cluster(home, slurm, far_box(home, None, env, bench, compute="slurm:hpc"), root)
     yield made
-    slurm.call("scancel", "--full", "--signal=KILL", f"--user={os.geteuid()}")
     for process in psutil.process_iter(["cmdline"]):
         if str(root) in " ".join(process.info["cmdline"] or []):
             process.send_signal(signal.SIGKILL)
