@@ -106,11 +106,14 @@ class SlurmExecutor:
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
 
-        Raises FarError where it does not, HostLost where Slurm cannot be asked.
+        Raises FarError where it does not, or where a newer launch is there; HostLost where Slurm
+        cannot be asked.
         """
         deadline = time.monotonic() + _END_S
-        older: JsonObject = {"home_id": self.home_id, "run_id": run.id}
-        while not self._job("reap", **older, launch=handle.launch - 1).get("removed"):
+        while not (answer := self._job("clear", **self._of(run, handle))).get("removed"):
+            if answer.get("there"):
+                message = f"launch {answer['there']} of {run.id} is there, not {handle.launch}"
+                raise FarError("RUN_STATE", message)
             if time.monotonic() > deadline:
                 raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
             time.sleep(0.5)

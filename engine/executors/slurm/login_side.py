@@ -6,6 +6,7 @@ what a job wrote, or what Slurm says of one that is silent, ends a run; a contro
 answer says nothing.
 """
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -58,8 +59,8 @@ def start(
     program: Sequence[str],
     secrets: Mapping[str, str],
 ) -> JsonObject:
-    """Submit the launch whose files were put. The same launch again changes nothing; one whose
-    submission was cut is found by its name.
+    """Submit the launch whose files were put. The same launch again changes nothing, nor does an
+    older one, which is stale; one whose submission was cut is found by its name.
 
     Args:
         order: what the job is to do (engine/executors/cluster/node_side.py).
@@ -69,14 +70,16 @@ def start(
     place = Place(Path(root), home_id, run_id, launch)
     jobs.forget_changes(run_id)
     _watches.pop(place.job_name, None)
-    if place.ended.exists():
+    present = places(Path(root), home_id, run_id)
+    is_stale = place not in present or present[-1] != place  # it was removed, or replaced
+    if is_stale or place.ended.exists():
         return {}
     lease.renew(place.run, float(order["lease_s"]))
     if not place.claim.exists():  # else the job has read them
         write_json(place.secrets, dict(secrets))
     if not place.order.exists():
         place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.path.lexists(place.path / "envs"):
+        with contextlib.suppress(FileExistsError):
             os.symlink(place.envs, place.path / "envs")
         write_json(place.order, order)
     lock = take_lock(place.submit_lock, wait_s=_LOCK_S)
@@ -250,22 +253,39 @@ def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> Json
 
 
 def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Remove every launch of a run up to this one; one that lives stays, and is told to end.
-
-    Answers whether nothing of them is left. Raises SlurmDown.
-    """
+    """Remove every launch of a run up to this one; one that lives stays. Answers whether nothing of
+    them is left. Raises SlurmDown."""
     left = [p for p in places(Path(root), home_id, run_id) if p.launch <= launch]
+    living = [place for place in left if _is_living(place)]
     for place in left:
-        living = [job for job in commands.named([place.job_name]) if job.kind != "ended"]
-        if living and not place.ended.exists():
+        if place not in living:
+            shutil.rmtree(place.path, ignore_errors=True)
+            _watches.pop(place.job_name, None)
+    return {"removed": not living}
+
+
+def _is_living(place: Place) -> bool:
+    """Whether a launch has a job that waits or runs, and has not said its last word."""
+    present = commands.named([place.job_name])
+    return not place.ended.exists() and any(job.kind != "ended" for job in present)
+
+
+def clear(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
+    """Make room for a launch of a run: older ones are told to end, and removed once they have.
+
+    Answers whether nothing of them is left, or the number of a newer launch that is `there`, to
+    which nothing is done. Raises SlurmDown.
+    """
+    present = places(Path(root), home_id, run_id)
+    if present and present[-1].launch > launch:
+        return {"there": present[-1].launch}
+    for place in present:
+        if place.launch < launch and _is_living(place):
             stop(root, home_id, run_id, place.launch, "another launch takes its place")
-            if not place.claim.exists() or _is_overdue(place):
-                for job in living:
+            if _is_overdue(place):
+                for job in commands.named([place.job_name]):
                     commands.cancel(job.id)
-            return {"removed": False}
-        shutil.rmtree(place.path, ignore_errors=True)
-        _watches.pop(place.job_name, None)
-    return {"removed": True}
+    return reap(root, home_id, run_id, launch - 1)
 
 
 def list_owned(root: str, home_id: str) -> JsonObject:
@@ -330,6 +350,7 @@ CALLS: Mapping[str, Callable[..., JsonObject]] = {
     "look": look,
     "stop": stop,
     "reap": reap,
+    "clear": clear,
     "list_owned": list_owned,
     "expect": expect,
     "describe": describe,

@@ -224,12 +224,25 @@ def test_what_lives_is_not_removed_and_what_has_ended_is(place, slurm):
     slurm.becomes("RUNNING")
     write_json(place.claim, {"job": "1"})
     assert login_side.reap(*of, 1) == {"removed": False}
+    assert not place.stop.exists()
+    assert login_side.clear(*of, 1) == {"removed": True}  # nothing is older
+    assert login_side.clear(*of, 2) == {"removed": False}
     assert place.stop.exists()  # it is told to end
     slurm.becomes("COMPLETED")
     assert login_side.reap(*of, 0) == {"removed": True}
     assert place.path.exists()  # a later launch than was named
     assert login_side.reap(*of, 1) == login_side.reap(*of, 1) == {"removed": True}
     assert places(place.root, HOME_ID) == []
+
+
+def test_an_older_launch_submits_and_renews_nothing(place, slurm):
+    newer = Place(place.root, HOME_ID, "far-1", 2)
+    newer.run.path.mkdir(parents=True)
+    before = read_json(place.run.far("lease"))
+    assert start(place) == {}
+    assert len(slurm.submitted) == 1 and read_json(place.run.far("lease")) == before
+    assert login_side.clear(str(place.root), HOME_ID, "far-1", 1) == {"there": 2}
+    assert start(Place(place.root, HOME_ID, "gone-1", 1)) == {}  # it was removed
 
 
 def test_jobs_of_this_home_are_listed_with_and_without_a_folder(place, slurm):
