@@ -139,7 +139,8 @@ faults: setup
 long: setup
 	$(PY) -m pytest -n 2 --dist loadfile -m long tests
 
-# Runs on a machine over a real sshd on loopback (Debian: openssh-server), and every loss on the way.
+# Runs on a machine over a real sshd on loopback (Debian: openssh-server), on a real Slurm of one node
+# (slurmctld slurmd slurm-client munge), and every loss on the way. What is not installed is skipped.
 machines: setup
 	$(PY) -m pytest -m machines tests/engine/executors
 

@@ -25,7 +25,7 @@ from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.pace.progress import write_status
 from engine.pace.staleness import LEAST_GRACE_S
-from engine.processes import launcher, outcome
+from engine.processes import launcher, limits, outcome
 from engine.processes.deployments import make_room
 from engine.processes.limits import (
     LeaseWatch,
@@ -68,13 +68,14 @@ class Watch:
     vigil: Vigil | None = None  # watches the trainer's heartbeats; None before it is started
     lease: LeaseWatch | None = None  # set together with `vigil`
     restarts: int = 0  # of the process that looks after a run on another machine
+    held_s: float | None = None  # of a run elsewhere, see limits.py
     # Whether this process got SIGTERM: another supervisor will then continue the run.
     was_told_to_end: bool = False
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the attempt began."""
-        return time.monotonic() - self.began
+        """Seconds that the attempt has taken: since it began, or as another machine counts them."""
+        return time.monotonic() - self.began if self.held_s is None else self.held_s
 
 
 def supervise(path: Path) -> int:
@@ -278,6 +279,8 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
         _reap_children(watch)
         if watch.status is not None and not _restarted_attendant(watch):
             return
+        if watch.row.is_elsewhere:
+            watch.held_s = limits.held_elsewhere_s(watch.run, watch.row.attempt)
         _record_elapsed(watch)
         with contextlib.suppress(UserError):  # a full disk now is no reason to stop training
             watch.row = watch.store.get_run(watch.run.id)

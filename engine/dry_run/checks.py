@@ -20,6 +20,7 @@ from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.robustness.probe_calls import reworded_better
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
+from engine.executors.attending.starts import when_it_starts
 from engine.fast_paths.results import why_off
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
 from engine.home.run_dir import Home
@@ -211,9 +212,11 @@ class DryRun:
         Raises UserError if there is none.
         """
         if self.facts.resolved is not None and self.facts.record is not None:
-            place = check_placement(self.home, self.facts.resolved.settings, self.facts.record)
+            settings = self.facts.resolved.settings
+            place = check_placement(self.home, settings, self.facts.record)
             if place:
-                return Outcome("pass", place)
+                start = when_it_starts(self.home, settings.compute, settings.gpus)
+                return Outcome("pass", f"{place}; {start}" if start else place)
         python = launcher.worker_python(self.home)
         if self.facts.resolved is not None:  # it is None if an earlier check failed
             launcher.require_quantizer(self.home, self.facts.resolved.settings.quantization)

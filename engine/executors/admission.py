@@ -14,7 +14,7 @@ from engine.records.settings import GivenSettings, TrainSettings
 def compute_of(settings: GivenSettings) -> str:
     """Where a run with these settings, as a user gave them, is to run."""
     compute = settings.get("compute")
-    return compute if isinstance(compute, str) and compute.startswith(hosts.SSH) else LOCAL
+    return compute if isinstance(compute, str) and compute.startswith(hosts.KINDS) else LOCAL
 
 
 def machine_for(home: Home, settings: GivenSettings) -> Hardware:

@@ -112,12 +112,13 @@ def _add(archive: tarfile.TarFile, name: str, path: Path) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str) -> Bundle:
+def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str, run_folder: str) -> Bundle:
     """Collect what a training run needs.
 
     Args:
         root: the absolute path over there below which everything lies.
         home_id: the id of this home there.
+        run_folder: the run's folder there, below the root.
 
     Raises UserError where something of it is gone here, or cannot go there.
     """
@@ -125,7 +126,7 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str) -> Bund
     content = read_json(run.config)
     base = _model_folder(home, Path(config.base.path))
     models = {base.name: base}
-    run_root = f"{root}/homes/{home_id}/runs/{run.id}"
+    run_root = f"{root}/{run_folder}"
     content["base"]["path"] = f"{root}/{base.name}"
     content["start_adapter"] = _moved(content.get("start_adapter"), run, run_root)
     content["waits_for"] = []  # what it waited for is in its folder by now
@@ -135,7 +136,7 @@ def bundle_of(run: RunDir, config: TrainConfig, root: str, home_id: str) -> Bund
         models[teacher.name] = teacher
         content["teacher"]["base_path"] = f"{root}/{teacher.name}"
         content["teacher"]["adapter"] = _moved(content["teacher"].get("adapter"), run, run_root)
-    versions = [_env_used(home, env_id) for env_id in _env_ids(config)]
+    versions = env_versions(home, config)
     content["env_dir"] = f"{root}/{env_folder(home_id, versions[0])}"
     return Bundle(
         config=content,
@@ -161,6 +162,14 @@ def secrets_of(run: RunDir) -> dict[str, str]:
 def env_folder(home_id: str, version: EnvVersionUsed) -> str:
     """The folder of a version over there, below the root."""
     return f"homes/{home_id}/envs/{version.name}/{version.hash}"
+
+
+def env_versions(home: Home, config: TrainConfig) -> list[EnvVersionUsed]:
+    """The versions of environments that a run reads, its own first.
+
+    Raises UserError ENV_NOT_FOUND, or ENV_DEPS where one cannot go.
+    """
+    return [_env_used(home, env_id) for env_id in _env_ids(config)]
 
 
 def _env_ids(config: TrainConfig) -> list[str]:

@@ -30,7 +30,7 @@ CHUNK = 1 << 20  # bytes of a file in one frame
 LEAST_PYTHON = (3, 11)
 # Of the variables of the session, those that a job gets; nothing that may hold a credential.
 PASSED_ON = frozenset(
-    ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+    "PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR LD_LIBRARY_PATH SLURM_CONF".split()
 )
 PASSED_ON_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "HONESMITH_")
 
@@ -75,7 +75,7 @@ class FarSide:
 
     def __init__(self) -> None:
         self.root = ""
-        self.jobs: Any = None  # engine.executors.jobs, once `use` has imported it
+        self.jobs: Any = None  # engine.executors.jobs or its like, once `use` has imported it
 
     def hello(self, folder: str) -> dict:
         """Make the root ready and say what this machine is."""
@@ -220,18 +220,19 @@ class FarSide:
         shutil.rmtree(self._path(folder) if folder else self.root, ignore_errors=True)
         return {}
 
-    def use(self, source: str) -> dict:
-        """Take the engine in the folder `source`: from now on `job` calls its functions."""
+    def use(self, source: str, calls: str = "engine.executors.jobs") -> dict:
+        """Take the engine in the folder `source`: from now on `job` calls the functions that its
+        module `calls` lists."""
         path = self._path(source)
         kept = job_environment()
         os.environ.clear()
         os.environ.update(kept, PYTHONPATH=path)
         sys.path.insert(0, path)
-        self.jobs = importlib.import_module("engine.executors.jobs")
+        self.jobs = importlib.import_module(calls)
         return {}
 
     def job(self, call: str, **arguments: Any) -> dict:
-        """Call a function of engine/executors/jobs.py."""
+        """Call a function of engine/executors/jobs.py, or of the module that `use` took."""
         return self.jobs.CALLS[call](self.root, **arguments)
 
     def _blob(self, digest: str) -> str:

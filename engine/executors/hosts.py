@@ -1,4 +1,4 @@
-"""The machines over SSH that this home knows: their tables in config.toml, and what was learnt.
+"""The other machines that this home knows: their tables in config.toml, and what was learnt.
 
 `config.toml` says who they are ([hosts.NAME]); `hosts/NAME.json` of the home holds what the last
 check found there, so that a plan can be made while the machine is not reached.
@@ -23,7 +23,7 @@ from engine.home.store import Store
 from engine.home.user_config import Host, read_config
 from engine.records.record import DamagedRecord, Record
 
-SSH = "ssh:"  # before the name of a host, in the setting `compute`
+KINDS = ("ssh:", "slurm:")  # before the name of a host, in the setting `compute`
 _LOCK_S = 5.0  # seconds to wait for another process that makes the id of the home
 
 
@@ -71,15 +71,26 @@ class HostFacts(Record):
 
 
 def host_of(home: Home, name: str) -> Host:
-    """The host `name` ("ssh:" before it is taken too). Raises UserError HOST_NOT_FOUND."""
+    """The host `name`, or the one that a `compute` such as "ssh:box" names.
+
+    Raises UserError HOST_NOT_FOUND, also where the host is of another kind.
+    """
     hosts = home.user_config().hosts
-    host = hosts.get(name.removeprefix(SSH))
-    if host is not None:
+    short = name.partition(":")[2] if name.startswith(KINDS) else name
+    host = hosts.get(short)
+    if host is not None and name in (short, host.compute):
         return host
+    if host is not None:
+        raise UserError(
+            "HOST_NOT_FOUND",
+            f"{short} is no host of the kind {name.partition(':')[0]}",
+            hint=f"Say {host.compute}.",
+            field="settings.compute",
+        )
     known = f"Known: {', '.join(sorted(hosts))}." if hosts else "None is known yet."
     raise UserError(
         "HOST_NOT_FOUND",
-        f"there is no host {name.removeprefix(SSH)[:60]!r}",
+        f"there is no host {short[:60]!r}",
         hint=f"{known} `honesmith hosts add NAME` adds a Host of your ssh config.",
         field="settings.compute",
     )
@@ -227,7 +238,8 @@ def _toml(value: str | int | float) -> str:
 def shown(home: Home, host: Host) -> dict[str, object]:
     """A host for a listing: what it is, and what the last check found."""
     entry: dict[str, object] = {"host": host.name, "compute": host.compute}
-    entry |= {key: value for key, value in asdict(host).items() if key not in ("name", "python")}
+    not_shown = ("name", "python", *(("slurm",) if host.kind == "ssh" else ()))
+    entry |= {key: value for key, value in asdict(host).items() if key not in not_shown}
     facts = find_facts(home, host)
     if facts is None:
         return entry | {"ready": False, "hint": str(Hint(f"honesmith hosts setup {host.name}"))}

@@ -78,7 +78,7 @@ def start(
             store.place_run(NewRun(**row), run_id)
     os.environ.update(secrets)  # whoever starts the supervisor passes them on, as in any home
     os.environ["HONESMITH_HOME"] = str(home.root)
-    _seen.pop(run_id, None)  # whoever starts it has seen none of its files yet
+    forget_changes(run_id)  # whoever starts it has seen none of its files yet
     launcher.reap(home)
     return {}
 
@@ -115,11 +115,6 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
     if row is None:
         return {"life": "gone", "launch": launch}
     life = _life(run, row)  # before the files are listed: of an ended run all of them are
-    files, best = _files(run)
-    before = _seen.setdefault(run_id, {})
-    changed = {path: facts for path, facts in files.items() if before.get(path) != facts}
-    removed = [path for path in before if path not in files]
-    _seen[run_id] = files
     return {
         "life": life,
         "launch": launch,
@@ -127,11 +122,25 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
         "device": row.device,
         "attempt": row.attempt,
         "spent_hours": row.spent_hours,
-        "end": _end(row) if row.state in TERMINAL else None,
-        "changed": changed,
-        "removed": removed,
-        "best": best,
+        "end": end_of(row) if row.state in TERMINAL else None,
+        **changes_of(run),
     }
+
+
+def changes_of(run: RunDir) -> JsonObject:
+    """Which of a run's files changed since the last look of this connection, those that are gone,
+    and the name of the best checkpoint."""
+    files, best = files_of(run)
+    before = _seen.setdefault(run.id, {})
+    changed = {path: facts for path, facts in files.items() if before.get(path) != facts}
+    removed = [path for path in before if path not in files]
+    _seen[run.id] = files
+    return {"changed": changed, "removed": removed, "best": best}
+
+
+def forget_changes(run_id: str) -> None:
+    """Whoever asks about a run next has seen none of its files yet."""
+    _seen.pop(run_id, None)
 
 
 def _life(run: RunDir, row: RunRow) -> str:
@@ -141,7 +150,7 @@ def _life(run: RunDir, row: RunRow) -> str:
     return "pending" if row.state in ("queued", "interrupted") else "running"
 
 
-def _end(row: RunRow) -> JsonObject:
+def end_of(row: RunRow) -> JsonObject:
     """How a run ended, from its row."""
     return {
         "state": row.state,
@@ -152,7 +161,7 @@ def _end(row: RunRow) -> JsonObject:
     }
 
 
-def _files(run: RunDir) -> tuple[dict[str, list[int]], str]:
+def files_of(run: RunDir) -> tuple[dict[str, list[int]], str]:
     """Every file of the run's folder, links left out, and the name of its best checkpoint."""
     files: dict[str, list[int]] = {}
     for folder, folders, names in os.walk(run.path):
@@ -195,7 +204,7 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
             return {"removed": launch_of(run) > launch}
         store.forget_run(run_id)
         shutil.rmtree(run.path, ignore_errors=True)
-    _seen.pop(run_id, None)
+    forget_changes(run_id)
     return {"removed": True}
 
 

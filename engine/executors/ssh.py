@@ -35,6 +35,7 @@ OPTIONS = (
     "ServerAliveInterval=15",  # a dead network is noticed within a minute
     "ServerAliveCountMax=4",
 )
+HERE = ""  # a destination: this machine
 ANSWER_S = 180.0  # how long an answer may take that says nothing else
 _START_S = 60.0  # until the other side is there
 _MOST_PREAMBLE = 1 << 20  # what a login shell may print first
@@ -83,21 +84,19 @@ class Link:
         """Connect.
 
         Args:
-            destination: as `ssh` takes it.
-            folder: the root over there, below the user's home.
+            destination: as `ssh` takes it; `HERE` for this machine itself, without ssh, as where
+                the folder is shared with other machines.
+            folder: the root over there, below the user's home; or an absolute path.
             python: the interpreter over there that runs the far side.
 
         Raises HostLost or HostRefused.
         """
-        check_destination(destination)
-        command = f"{_quoted(python)} -I -c '{_loader()}'"
-        self.destination, self.python = destination, python
+        self.destination, self.python = destination or "this machine", python
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the connection
         self._buffer = b""
         self._deadline = 0.0
-        options = [part for option in OPTIONS for part in ("-o", option)]
         self._process = subprocess.Popen(
-            ["ssh", *options, "-T", destination, "--", command],
+            _command(destination, python),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -248,6 +247,16 @@ _REFUSALS = (
         "Run `ssh {host} true` and mend what it says.",
     ),
 )
+
+
+def _command(destination: str, python: str) -> list[str]:
+    """The command that runs the far side. Raises UserError BAD_ARGUMENT."""
+    if destination == HERE:
+        return [python, "-I", "-c", _loader()]
+    check_destination(destination)
+    options = [part for option in OPTIONS for part in ("-o", option)]
+    remote = f"{_quoted(python)} -I -c '{_loader()}'"
+    return ["ssh", *options, "-T", destination, "--", remote]
 
 
 def _loader() -> str:

@@ -2,32 +2,20 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from engine.core.errors import FAILURE_KINDS
 from engine.core.files import JsonObject
-from engine.core.hints import Hint
 from engine.executors import bundle as bundles
-from engine.executors import hosts
+from engine.executors import hosts, orders
 from engine.executors.ssh import FarError, HostLost, Link
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host
-from engine.processes import outcome
-from engine.processes.launcher import spent_hours
-from engine.processes.seam import Caps, End, Handle, Life, Owned, Probe
+from engine.processes.seam import Caps, Handle, Owned, Probe
 from engine.records.run_config import TrainConfig
 
-_LIVES: Mapping[str, Life] = {
-    "pending": "pending",
-    "running": "running",
-    "exited": "exited",
-    "gone": "gone",
-}
 _END_S = 330.0  # that an older launch may take to save and end
-_STATES = ("done", "failed", "cancelled")
-_VERDICTS = ("better", "worse", "no_difference", "inconclusive", "unknown")
 
 
 class SshExecutor:
@@ -54,14 +42,19 @@ class SshExecutor:
 
     def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
         """Put everything over there that the run needs; returns the bytes that were sent."""
-        bundle = bundles.bundle_of(run, config, self.root, self.home_id)
+        folder = self.folder(run, handle)
+        bundle = bundles.bundle_of(run, config, self.root, self.home_id, folder)
         versions = [version.to_json() for version in bundle.envs]
-        self.link.job("prepare", home_id=self.home_id, config_toml=self._config(), envs=versions)
+        self.link.job(
+            "prepare",
+            home_id=self.home_id,
+            config_toml=orders.config_toml(self.home),
+            envs=versions,
+        )
         sent = sum(bundles.send_folder(self.link, model, model.name) for model in bundle.models)
         for version in bundle.envs:
             bundles.send_env(self.link, self.home_id, version)
         self._clear(run, handle)
-        folder = self.folder(run)
         sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
         content = json.dumps(bundle.config).encode()
         self.link.call("write", content, path=f"{folder}/{run.config.name}")
@@ -89,17 +82,7 @@ class SshExecutor:
         """Start the launch; its files are there. Again changes nothing."""
         with Store(self.home) as store:
             row = store.get_run(run.id)
-        cap = row.max_gpu_hours
-        if cap > 0:  # what is left of it: the host ends the run too, if nobody here does
-            cap = max(1e-6, cap - (spent_hours(self.home, row) - row.spent_before))
-        columns = {
-            "name": run.id.rpartition("-")[0],
-            **{key: getattr(row, key) for key in ("kind", "algorithm", "env_id", "model")},
-            "note": row.note,
-            "expect": row.expect,
-            "max_gpu_hours": cap,
-            "gpus": row.gpus,
-        }
+        columns = orders.columns(row, orders.cap_left(self.home, row))
         of_job = {**self._of(run, handle), "row": columns, "lease_s": self._lease_s}
         self.link.job("start", **of_job, secrets=bundles.secrets_of(run))
 
@@ -107,18 +90,18 @@ class SshExecutor:
         """What became of it; `look` then holds which of its files changed."""
         try:
             self.look = self.link.job("look", **self._of(run, handle), lease_s=self._lease_s)
-        except (HostLost, FarError):
+        except (HostLost, FarError) as error:
             self.look = {}
-            return Probe("unknown")
+            return Probe("unknown", why=one_line(str(error), 300))
         if self.look.get("launch") != handle.launch:  # stale, or another's
             return Probe("gone")
-        life = _LIVES.get(str(self.look.get("life")), "unknown")
+        life = orders.LIVES.get(str(self.look.get("life")), "unknown")
         end = self.look.get("end")
         return Probe(
             life,
             state=str(self.look.get("state", "")),
             device=one_line(str(self.look.get("device", "")), 200),
-            end=_end_of(end, run) if life == "exited" and isinstance(end, dict) else None,
+            end=orders.end_of(end, run) if life == "exited" and isinstance(end, dict) else None,
         )
 
     def stop(self, run: RunDir, handle: Handle) -> None:
@@ -131,13 +114,9 @@ class SshExecutor:
 
     def list_owned(self) -> Sequence[Owned]:
         """Every job of this home that is there."""
-        owned = self.link.job("list_owned", home_id=self.home_id).get("owned")
-        return [
-            Owned(one_line(str(each["run_id"]), 200), int(each["launch"]), _LIVES[each["life"]])
-            for each in (owned if isinstance(owned, list) else [])
-        ]
+        return orders.owned(self.link.job("list_owned", home_id=self.home_id))
 
-    def folder(self, run: RunDir) -> str:
+    def folder(self, run: RunDir, handle: Handle) -> str:
         """The run's folder over there, below the root."""
         return f"homes/{self.home_id}/runs/{run.id}"
 
@@ -148,35 +127,3 @@ class SshExecutor:
     def _of(self, run: RunDir, handle: Handle) -> JsonObject:
         """Which job is meant."""
         return {"home_id": self.home_id, "run_id": run.id, "launch": handle.launch}
-
-    def _config(self) -> str:
-        """The config.toml of the home over there: what the owner of this one chose for user
-        code."""
-        config = self.home.user_config()
-        values = {
-            "sandbox": f'"{config.sandbox}"',
-            "allow_root": "true" if config.allow_root else "false",
-            "stop_stalled_minutes": f"{config.stop_stalled_minutes:g}",
-        }
-        return "".join(f"{name} = {value}\n" for name, value in values.items())
-
-
-def _end_of(end: Mapping[str, object], run: RunDir) -> End:
-    """How a run ended, as the host says; a word that is none of ours becomes the worst."""
-    state, kind = str(end.get("state")), str(end.get("reason_kind"))
-    verdict = str(end.get("verdict"))
-    return End(
-        state=state if state in _STATES else "failed",
-        reason_kind=kind if kind in FAILURE_KINDS else "internal",
-        reason=one_line(str(end.get("reason", "")), 500),
-        hint=_hint_of(end.get("hint"), run),
-        verdict=verdict if verdict in _VERDICTS else "unknown",
-    )
-
-
-def _hint_of(stored: object, run: RunDir) -> Hint:
-    """The next move that the host names, as one line; of calls only the run's own resume."""
-    hint = Hint.from_json(stored)
-    resume = outcome.resume_hint(run).call
-    is_resume = hint.call is not None and hint.call.tool == "submit_train"
-    return Hint(one_line(hint.text, 300), resume if is_resume else None)

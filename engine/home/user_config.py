@@ -20,13 +20,11 @@ from urllib.parse import urlsplit
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import host_of
+from engine.home.config_tables.hosts import Host, is_count, is_number, read_hosts
 
 PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
 DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
-_DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
-_FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
-_FOLDER = re.compile(rf"{_FOLDER_NAME}(/{_FOLDER_NAME}){{0,9}}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
@@ -77,35 +75,6 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Host:
-    """A machine over SSH, which runs are put on with `compute` "ssh:NAME".
-
-    Attributes:
-        name: in config.toml.
-        ssh: what the `ssh` program is given: a Host of the user's ssh config, or user@address.
-        folder: where everything of ours lies over there, below the user's home.
-        python: an interpreter over there that has what training needs; "" for the environment that
-            `honesmith hosts setup` builds.
-        runs: how many runs it takes at once.
-        lease_hours: how long a run goes on over there without a word from here.
-        gpu_hour_price: of one of its devices; 0 if it has none.
-    """
-
-    name: str
-    ssh: str
-    folder: str = ".honesmith-host"
-    python: str = ""
-    runs: int = 1
-    lease_hours: float = 24.0
-    gpu_hour_price: float = 0.0
-
-    @property
-    def compute(self) -> str:
-        """How the setting `compute` names it."""
-        return f"ssh:{self.name}"
-
-
-@dataclass(frozen=True)
 class UserConfig:
     """`config.toml` of a home; every key is optional."""
 
@@ -132,12 +101,12 @@ class UserConfig:
     stop_stalled_minutes: float = DEFAULT_STOP_MINUTES
     # Models behind a URL: NAME of a reference `openai:NAME` -> endpoint.
     endpoints: Mapping[str, Endpoint] = field(default_factory=dict)
-    # Machines over SSH, by the name that `compute` refers to.
+    # Other machines, by the name that `compute` refers to.
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
     def price_of(self, compute: str) -> float:
         """The price of an hour of one device where a run with this `compute` runs."""
-        host = self.hosts.get(compute.removeprefix("ssh:"))
+        host = self.hosts.get(compute.partition(":")[2])
         return host.gpu_hour_price if host is not None else self.gpu_hour_price
 
 
@@ -187,7 +156,7 @@ def _check_values(path: Path, values: JsonObject) -> UserConfig:
     if _ENDPOINTS in values:
         checked_values[_ENDPOINTS] = read_endpoints(path, values[_ENDPOINTS])
     if _HOSTS in values:
-        checked_values[_HOSTS] = _read_hosts(path, values[_HOSTS])
+        checked_values[_HOSTS] = read_hosts(path, values[_HOSTS])
     return UserConfig(**checked_values)
 
 
@@ -288,54 +257,6 @@ def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
     return Endpoint(name=name, **values)
 
 
-# Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
-_HOST_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "ssh": (
-        lambda value: isinstance(value, str) and bool(_DESTINATION.fullmatch(value)),
-        "a Host of your ssh config, or user@address",
-    ),
-    "folder": (
-        lambda value: isinstance(value, str) and bool(_FOLDER.fullmatch(value)),
-        "a folder below your home over there, of letters, digits, dot, - and _",
-    ),
-    "python": (
-        lambda value: isinstance(value, str) and (not value or value.startswith("/")),
-        "the whole path of an interpreter over there",
-    ),
-    "runs": (lambda value: _is_count(value) and value <= 64, "a number from 1 to 64"),
-    "lease_hours": (lambda value: _is_number(value) and value > 0, "hours above 0"),
-    "gpu_hour_price": (lambda value: _is_number(value), "a number that is 0 or more"),
-}
-
-
-def _read_hosts(path: Path, tables: Any) -> dict[str, Host]:
-    """Check the value of `hosts` in the config file at `path`; the hosts by name.
-
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
-    """
-    if not isinstance(tables, dict):
-        raise _invalid_endpoint(path, _HOSTS, "is no table", "Write [hosts.NAME] with its keys.")
-    hosts = {}
-    for name, table in tables.items():
-        if not _NAME.fullmatch(name) or not isinstance(table, dict):
-            hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
-            raise _invalid_endpoint(path, f"hosts.{name[:60]}", "is no table of a host", hint)
-        for key, value in table.items():
-            field = f"hosts.{name}.{key[:60]}"
-            if key not in _HOST_RULES:
-                raise UserError(
-                    "SETTING_UNKNOWN",
-                    f"{path} sets {field}, which does not exist",
-                    hint=f"Known keys: {', '.join(_HOST_RULES)}.",
-                    field=field,
-                )
-            is_allowed, in_words = _HOST_RULES[key]
-            if not is_allowed(value):
-                raise _invalid_endpoint(path, field, "cannot be used", f"{key} must be {in_words}.")
-        hosts[name] = Host(**{"name": name, "ssh": name, **table})
-    return hosts
-
-
 def _is_text(value: Any) -> bool:
     """Return whether `value` is a text of 1 to 4096 characters."""
     return isinstance(value, str) and 0 < len(value) <= 4096
@@ -355,17 +276,6 @@ def _is_url(value: Any) -> bool:
         return False
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether `value` is a finite number that is 0 or more."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
-
-
-def _is_count(value: Any) -> bool:
-    """Return whether `value` is a whole number that is 1 or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 # Key of an endpoint -> (whether a value is allowed, the allowed values in words).
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "url": (_is_url, "an http:// or https:// URL up to /v1, without user, query or fragment"),
@@ -374,11 +284,11 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, str) and (not value or bool(_VARIABLE.fullmatch(value))),
         "the name of the variable that holds the key, never the key",
     ),
-    "price_in": (_is_number, "money per million tokens of prompts"),
-    "price_out": (_is_number, "money per million tokens of answers"),
-    "max_concurrency": (lambda value: _is_count(value) and value <= 256, "a number from 1 to 256"),
-    "timeout_s": (lambda value: _is_number(value) and value >= 1, "seconds, at least 1"),
-    "context": (_is_count, "a number of tokens"),
+    "price_in": (is_number, "money per million tokens of prompts"),
+    "price_out": (is_number, "money per million tokens of answers"),
+    "max_concurrency": (lambda value: is_count(value) and value <= 256, "a number from 1 to 256"),
+    "timeout_s": (lambda value: is_number(value) and value >= 1, "seconds, at least 1"),
+    "context": (is_count, "a number of tokens"),
     "shared": (lambda value: isinstance(value, bool), "true or false"),
 }
 

@@ -235,7 +235,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
     if not any(home.deployments.iterdir()):  # the usual case, answered without the database
         return []
     stopped_ids = []
-    for row in living(home.whole):
+    for row in living(home):
         if all(_has_room_on(run, one_device) for one_device in device_id.split(",")):
             break
         if row.state == "ready" and is_idle(home.deployment(row.deployment_id)):

@@ -68,6 +68,18 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
     return Limit(left_s, kind="budget", reason=reason)
 
 
+def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
+    """Return how many seconds a run on another machine has held its devices in an attempt.
+
+    Returns None where that machine does not count them, as one over SSH: then all time counts.
+    """
+    record = read_object(run.far("spent"))
+    if record.get("attempt") != attempt:
+        return None
+    seconds = record.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else None
+
+
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
     """Return the cap on hours that the current attempt reaches first; None if it has no cap."""
     caps = (limit_of_run(store, run.home, row), limit_of_home(store, run))

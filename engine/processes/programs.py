@@ -34,7 +34,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "regrader": "engine.runs.evaluation.regrade",
     "asker": "engine.runs.evaluation.asking",
     "prompter": "engine.runs.prompts.asking",
-    "attendant": "engine.executors.attendant",
+    "attendant": "engine.executors.attending.attendant",
     "speed_probe": "engine.worker.probe_speed",
     "fast_paths": "engine.worker.fast_paths",
     "summing": "engine.worker.fast_paths.summing",

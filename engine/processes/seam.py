@@ -33,6 +33,8 @@ class Handle:
             an explicit resume makes another launch then.
         stop_asked: whether it was told to end.
         ended_in: the attempt of the run in which its end was taken over; 0 before that.
+        losses: how often in a row its place took it away without a new checkpoint.
+        lost_at_step: of the last checkpoint when that happened last.
     """
 
     executor: str
@@ -40,6 +42,8 @@ class Handle:
     phase: Phase
     stop_asked: bool = False
     ended_in: int = 0
+    losses: int = 0
+    lost_at_step: int = 0
 
     def write(self, run: RunDir) -> "Handle":
         """Put it on the disk of the run's folder; returns itself."""
@@ -62,13 +66,19 @@ class Handle:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended over there; the words are those of its own supervisor."""
+    """How a job ended over there; the words are those of its own supervisor.
+
+    Attributes:
+        is_lost: whether its place took it away, though it could go on: a node that failed, a time
+            limit. It is to be started again from its last checkpoint.
+    """
 
     state: str
     reason_kind: str
     reason: str
     hint: Hint
     verdict: str
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,12 +90,18 @@ class Probe:
         state: of the run over there; "" where it is not known.
         device: what it holds over there, "" for nothing.
         end: how it ended; None as long as it has not.
+        why: why it still waits, in the words of what it waits for, or why nothing is known of it;
+            "" where that is not known.
+        spent_s: seconds for which it has held its devices; None where its place does not count
+            them: then all of its time counts.
     """
 
     life: Life
     state: str = ""
     device: str = ""
     end: End | None = None
+    why: str = ""
+    spent_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The verbs of the command line about machines over SSH: one engine function each.
+"""The verbs of the command line about other machines: one engine function each.
 
 Engine modules are imported inside them, as in `verbs.py` and for its reason.
 """
@@ -28,8 +28,10 @@ def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Rep
     from engine.executors import hosts
 
     host = hosts.add_host(home, name, values)
+    ways = [f"ssh {host.ssh}" if host.ssh else "", "sbatch" if host.kind == "slurm" else ""]
+    way = " ".join(part for part in ways if part)
     return {
-        "summary": f"{name} is added: `ssh {host.ssh}`, runs go there with compute = "
+        "summary": f"{name} is added: `{way}`, runs go there with compute = "
         f'"{host.compute}". Make it ready: honesmith hosts setup {name}',
         **hosts.shown(home, host),
     }
@@ -40,14 +42,14 @@ def set_up_host(
 ) -> Reply:
     """Build our environment on a machine over SSH, and send our source there. `say` gets each line
     about the progress. Raises UserError HOST_* if the machine cannot be reached or used."""
-    from engine.executors import host_setup
+    from engine.executors.attending import host_setup
 
     return host_setup.set_up(home, name, python=python, again=again, say=say)
 
 
 def check_host(home: Home, name: str) -> Reply:
     """Look at a machine, and remove there what has ended here. Raises UserError HOST_*."""
-    from engine.executors import host_setup
+    from engine.executors.attending import host_setup
 
     return host_setup.check(home, name)
 
@@ -58,7 +60,8 @@ def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
     Raises UserError HOST_NOT_FOUND if there is no such machine, HOST_UNUSABLE if it cannot be
     reached to wipe it, RUN_STATE while a run of this home is there.
     """
-    from engine.executors import host_setup, hosts
+    from engine.executors import hosts
+    from engine.executors.attending import host_setup
 
     hosts.refuse_while_used(home, name)
     if wipe:

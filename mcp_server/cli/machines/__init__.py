@@ -1,4 +1,4 @@
 """Commands about other machines.
 
-host_commands.py  `honesmith hosts`: machines over SSH added, made ready, looked at, removed
+host_commands.py  `honesmith hosts`: other machines added, made ready, looked at, removed
 """

@@ -1,4 +1,4 @@
-"""Commands about machines over SSH: `honesmith hosts ...`."""
+"""Commands about other machines: `honesmith hosts ...`."""
 
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,9 +18,13 @@ from mcp_server.screen.terminal import (
     working,
 )
 
-app = typer.Typer(help="Machines over SSH.", no_args_is_help=True, cls=CommandGroup)
+app = typer.Typer(
+    help="Other machines: over SSH, and Slurm clusters.", no_args_is_help=True, cls=CommandGroup
+)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `compute` names it after ssh:")]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="As `compute` names it after ssh:, slurm:")
+]
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,27 @@ class HostOptions:
     [hosts.NAME]."""
 
     ssh: Annotated[
-        str, typer.Option(help="Host of your ssh config, or user@address. Default: NAME.")
+        str,
+        typer.Option(
+            help="Host of your ssh config, or user@address. Default: NAME; with --slurm this "
+            "machine, which then has sbatch and the cluster's file system."
+        ),
     ] = ""
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="A Slurm cluster: --ssh is its login node.")
+    ] = False
+    partition: Annotated[str, typer.Option(help="Of jobs on a cluster, as sbatch takes it.")] = ""
+    account: Annotated[str, typer.Option(help="As sbatch takes it.")] = ""
+    qos: Annotated[str, typer.Option(help="As sbatch takes it.")] = ""
+    constraint: Annotated[str, typer.Option(help="As sbatch takes it.")] = ""
+    gres: Annotated[
+        str, typer.Option(help="Kind of device, such as gpu:h100; none for CPUs. Default: gpu.")
+    ] = ""
+    time_hours: Annotated[
+        float, typer.Option(min=0, help="The longest job; a longer run goes on. Default: 24.")
+    ] = 0
+    cpus: Annotated[int, typer.Option(min=0, help="Cores of a job.")] = 0
+    memory_gb: Annotated[float, typer.Option(min=0, help="Memory of a job.")] = 0
     folder: Annotated[str, typer.Option(help="Below your home there. Default: .honesmith-host")] = (
         ""
     )
@@ -46,7 +69,8 @@ class HostOptions:
     def given(self) -> dict[str, str | int | float]:
         """The options that were given."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value for name, value in values.items() if value}
+        kind = {"kind": "slurm"} if values.pop("slurm") else {}
+        return kind | {name: value for name, value in values.items() if value}
 
 
 @app.command("list")
@@ -59,7 +83,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @app.command("add")
 @command
 def add(name: Name, options: HostOptions, home: HomeFolder = None, as_json: Json = False) -> None:
-    """Add a machine of your ssh config; nothing is connected to."""
+    """Add a machine of your ssh config, or a Slurm cluster; nothing is connected to."""
     values = options.given()
     reply = call_and_record(
         home_of(home), "add_host", host_verbs.add_host, name=name, values=values

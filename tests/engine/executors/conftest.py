@@ -15,7 +15,8 @@ from loopback_sshd import WHY_NOT, LoopbackSshd
 from run_configs import train_config
 
 from engine.core.files import write_json
-from engine.executors import host_setup, hosts
+from engine.executors import hosts
+from engine.executors.attending import host_setup
 from engine.home.rows import TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -53,8 +54,11 @@ def fake_python(tmp_path: Path) -> Path:
 class Box:
     """A home with the host `box`, and runs that go there."""
 
-    def __init__(self, home: Home, sshd: LoopbackSshd, env_id: str, bench: Any) -> None:
+    def __init__(
+        self, home: Home, sshd: Any, env_id: str, bench: Any, compute: str = "ssh:box"
+    ) -> None:
         self.home, self.sshd, self.env_id, self.bench = home, sshd, env_id, bench
+        self.compute = compute
 
     @property
     def far_root(self) -> Path:
@@ -83,12 +87,12 @@ class Box:
 
         def prepare(run_id: str) -> None:
             self.home.run(run_id).create()
-            config = train_config(run_id, base=base, settings={"compute": "ssh:box"})
+            config = train_config(run_id, base=base, settings={"compute": self.compute})
             config |= {"env_id": self.env_id, "env_dir": str(folder)}
             config["fake_trainer"] = {"steps": 3, "save_every": 1} | settings
             write_json(self.home.run(run_id).config, config)
 
-        new = NewRun("far", "train", "grpo", self.env_id, "pebble", compute="ssh:box")
+        new = NewRun("far", "train", "grpo", self.env_id, "pebble", compute=self.compute)
         with Store(self.home) as store:
             row = store.insert_run(new, prepare)
             store.update_run(row.run_id, only_in={"queued"}, max_gpu_hours=cap)
@@ -159,6 +163,12 @@ def box(
     hosts.add_host(home, "box", {"ssh": "box", "python": str(fake_python)})
     host_setup.set_up(home, "box")
     return Box(home, sshd, env, bench)
+
+
+@pytest.fixture
+def far_box() -> type[Box]:
+    """`Box`, for fixtures of other places that runs go to."""
+    return Box
 
 
 @pytest.fixture

@@ -41,7 +41,13 @@ def test_a_run_takes_model_environment_and_files_along_with_paths_of_over_there(
     base = {"ref": "pebble", "path": str(catalog.BUILTIN["pebble"])}
     config = train_config(run.id, base=base) | {"env_id": env, "env_dir": "/here/env"}
     write_json(run.config, config | {"start_adapter": str(run.start_adapter), "extra": 1})
-    bundle = bundles.bundle_of(run, read_run_config(run.config), "/far/root", "h1")  # pyright: ignore
+    bundle = bundles.bundle_of(
+        run,
+        read_run_config(run.config),  # pyright: ignore
+        "/far/root",
+        "h1",
+        f"homes/h1/runs/{run.id}",
+    )
     (model,) = bundle.models
     assert bundle.config["base"]["path"] == f"/far/root/{model.name}"
     assert (

@@ -1,12 +1,13 @@
 """What the ssh program is told, and what its words mean; a script stands in its place."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.core.errors import UserError
-from engine.executors.ssh import HostLost, HostRefused, Link, check_destination
+from engine.executors.ssh import HERE, HostLost, HostRefused, Link, check_destination
 
 
 @pytest.fixture
@@ -87,3 +88,11 @@ def test_an_interpreter_is_never_a_command_of_a_shell(ssh, python):
     ssh("exit 0\n")
     with pytest.raises(UserError):
         Link("box", "there", python)
+
+
+def test_this_machine_itself_is_a_place_without_ssh(ssh, tmp_path):
+    ssh("exit 255\n")
+    with Link(HERE, str(tmp_path / "shared"), sys.executable) as link:
+        assert link.facts["root"] == str(tmp_path / "shared")
+        link.call("write", b"x", path="a/b")
+    assert (tmp_path / "shared/a/b").read_bytes() == b"x"

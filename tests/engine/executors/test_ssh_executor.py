@@ -8,7 +8,8 @@ from loops import push
 
 from engine.core.files import read_json, read_lines
 from engine.evidence.verdict.provenance import verify
-from engine.executors import host_setup, hosts
+from engine.executors import hosts
+from engine.executors.attending import host_setup
 from engine.home.rows import TERMINAL
 from engine.home.store import Store
 from engine.processes import launcher

@@ -5,7 +5,8 @@ import importlib.metadata
 import pytest
 
 from engine.core.errors import UserError
-from engine.executors import host_setup, hosts
+from engine.executors import hosts
+from engine.executors.attending import host_setup
 from engine.home.run_dir import Home
 
 

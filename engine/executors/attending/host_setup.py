@@ -4,6 +4,7 @@ Nothing is installed over there but below one folder of the user's home, and not
 The packages have the versions that this side has, so that a run computes what it computes here.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,12 @@ from engine.core.errors import UserError
 from engine.core.format import counted, size
 from engine.core.reply import Reply
 from engine.executors import hosts
-from engine.executors.attendant import sweep
+from engine.executors.attending.attendant import sweep
+from engine.executors.attending.places import connected
 from engine.executors.far_side import LEAST_PYTHON
+from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.executors.ssh_executor import SshExecutor
+from engine.home.config_tables.hosts import NO_GRES, SLURM
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
 from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
@@ -25,6 +28,7 @@ from engine.install.venvs import Say, ignore_line
 
 _INSTALL_S = 3600.0
 _PROOF_S = 300.0
+_NODE_S = 3600.0  # that a cluster may take to give a node for a minute
 _SYSTEMS = ("Linux", "Darwin")
 _RENAME = "import os, sys; os.replace(sys.argv[1], sys.argv[2])"
 
@@ -42,15 +46,22 @@ def set_up(
     Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE.
     """
     host = hosts.host_of(home, name)
-    with _connected(host, host.python or python or "python3") as link:
-        try:
-            _require_machine(host, link)
-            interpreter = host.python or _environment(host, link, again=again, say=say)
-            _prove(host, link, interpreter)
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host), Link(host.ssh, host.folder, host.python or python or "python3") as link:
+        _require_machine(host, link)
+        interpreter = host.python or _environment(host, link, again=again, say=say)
+        _prove(host, link, interpreter)
     say("Sending our own source")
+    if host.kind == SLURM:
+        _look_at_a_node(home, host, interpreter, say)
     return _checked(home, host, interpreter)
+
+
+def _look_at_a_node(home: Home, host: Host, python: str, say: Say) -> None:
+    """Have a job of a cluster say what its nodes have. Raises UserError HOST_UNUSABLE."""
+    say("Asking Slurm for a node, to see what it has")
+    with _errors_of(host), connected(home, host, python) as executor:
+        assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
+        executor.look_at_a_node(say, _NODE_S)
 
 
 def check(home: Home, name: str) -> Reply:
@@ -64,30 +75,27 @@ def wipe(home: Home, name: str) -> None:
     """Delete everything of ours on a host. Raises UserError HOST_UNUSABLE, also where a run of this
     home lives there."""
     host = hosts.host_of(home, name)
-    facts = hosts.find_facts(home, host)
-    with _connected(host, facts.python if facts else host.python or "python3") as link:
-        try:
-            if facts is not None:
-                owned = SshExecutor(home, host, link).list_owned()
-                living = [job.run_id for job in owned if job.life != "exited"]
-                if living:
-                    message = f"{host.name} still has {', '.join(living)}"
-                    raise UserError("HOST_UNUSABLE", message, hint="Cancel or wait for them first.")
-            link.call("remove", folder="")
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host):
+        facts = hosts.find_facts(home, host)
+        if facts is None:
+            with Link(host.ssh, host.folder, host.python or "python3") as link:
+                link.call("remove", folder="")
+            return
+        with connected(home, host, facts.python) as executor:
+            living = [job.run_id for job in executor.list_owned() if job.life != "exited"]
+            if living:
+                message = f"{host.name} still has {', '.join(living)}"
+                raise UserError("HOST_UNUSABLE", message, hint="Cancel or wait for them first.")
+            executor.link.call("remove", folder="")
 
 
 def _checked(home: Home, host: Host, python: str) -> Reply:
     """Connect as a run does, and describe what is there."""
-    with _connected(host, python) as link:
-        try:
-            executor = SshExecutor(home, host, link)
-            capabilities = executor.capabilities()
-            removed = sweep(executor)
-            owned = executor.list_owned()
-        except (FarError, HostLost) as error:
-            raise _unusable(host, str(error)) from error
+    with _errors_of(host), connected(home, host, python) as executor:
+        capabilities = executor.capabilities()
+        removed = sweep(executor)
+        owned = executor.list_owned()
+        start = executor.expected_start(1, 0.0) if isinstance(executor, SlurmExecutor) else ""
     machine = capabilities.hardware
     devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
     running = [{"run_id": job.run_id, "life": job.life} for job in owned]
@@ -98,24 +106,28 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         "disk_free_gb": round(machine.disk_free / 1e9, 1),
         "runs_there": running,
         "removed": removed,
+        **({"next_start": start} if start else {}),
         "next": [],
         "warnings": [],
     }
 
 
-def _connected(host: Host, python: str) -> Link:
-    """A connection. Raises UserError HOST_UNUSABLE."""
+@contextlib.contextmanager
+def _errors_of(host: Host) -> Iterator[None]:
+    """Turn what a host does not do into UserError HOST_UNUSABLE."""
     try:
-        return Link(host.ssh, host.folder, python)
+        yield
     except HostRefused as error:
         raise UserError("HOST_UNUSABLE", error.message, hint=error.hint) from error
     except HostLost as error:
         raise UserError(
             "HOST_UNUSABLE",
-            f"{host.name} is not reached: {error}",
-            hint=f"Make `ssh {host.ssh} true` work, then call again.",
+            f"{host.name} is not reached: {error}"[:800],
+            hint=f"Make `{f'ssh {host.ssh} true' if host.ssh else 'sinfo'}` work, then call again.",
             retryable=True,
         ) from error
+    except FarError as error:
+        raise _unusable(host, str(error)) from error
 
 
 def _unusable(host: Host, why: str) -> UserError:
@@ -144,8 +156,11 @@ def _require_machine(host: Host, link: Link) -> None:
 
 def _environment(host: Host, link: Link, *, again: bool, say: Say) -> str:
     """Build the environment over there unless it is there; returns its interpreter."""
-    has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
-    on_gpu = has_gpu.get("status") == 0
+    if host.kind == SLURM:  # a login node need not have what its nodes have
+        on_gpu = host.slurm.gres != NO_GRES
+    else:
+        has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
+        on_gpu = has_gpu.get("status") == 0
     packages = pinned(*EXTRAS, *(GPU_EXTRAS if on_gpu else ()))
     digest = hashlib.sha256("\n".join(packages).encode()).hexdigest()[:12]
     root, folder = str(link.facts["root"]), f"venv-{digest}"

@@ -1,9 +1,10 @@
-"""Looks after a run on another machine: `python -P -m engine.executors.attendant RUN_FOLDER`.
+"""Looks after a run on another machine.
 
-It stands where a trainer stands: the run's supervisor starts it, tells it to end by SIGTERM, and
-takes the run's end from its exit status. It may be killed at any moment: what runs over there goes
-on, and the next attendant goes on with it. A connection that is lost is made again, for as long as
-the run's lease lasts over there. With `--tidy` it removes what is left of ended runs instead.
+`python -P -m engine.executors.attending.attendant RUN_FOLDER` stands where a trainer stands: the
+run's supervisor starts it, tells it to end by SIGTERM, and takes the run's end from its exit
+status. It may be killed at any moment: what runs over there goes on, and the next attendant goes on
+with it. A connection that is lost is made again, for as long as the run's lease lasts over there.
+With `--tidy` it removes what is left of ended runs instead.
 """
 
 import contextlib
@@ -12,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -21,9 +22,10 @@ from engine.core.files import write_json
 from engine.core.format import words
 from engine.core.hints import Hint
 from engine.executors import hosts
+from engine.executors.attending import hours
+from engine.executors.attending.places import FarExecutor, connected
 from engine.executors.mirror import HostileFiles, Mirror
-from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.executors.ssh_executor import SshExecutor
+from engine.executors.ssh import FarError, HostLost, HostRefused
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
@@ -50,6 +52,8 @@ class Attendant:
     Attributes:
         stop: set when the run is to end.
         lost_at: since when the host has not been reached, monotonic; None while it is.
+        wait_s: seconds before a lost connection is tried again.
+        waits_for: why the run waits over there, as it was noted last.
     """
 
     run: RunDir
@@ -57,19 +61,17 @@ class Attendant:
     host: Host
     stop: threading.Event = field(default_factory=threading.Event)
     lost_at: float | None = None
+    wait_s: float = _FIRST_WAIT_S
+    waits_for: str = ""
     is_running: bool = False  # this process has set the run's state
 
     def attend(self) -> int:
         """Until the run has ended; returns the exit status that says how."""
-        wait_s = _FIRST_WAIT_S
         while True:
             if self.stop.is_set() and not self._is_over_there():
                 return outcome.EXIT_STOPPED
             try:
-                with Link(self.host.ssh, self.host.folder, self._python) as link:
-                    executor = SshExecutor(self.run.home, self.host, link)
-                    self._reached()
-                    wait_s = _FIRST_WAIT_S
+                with connected(self.run.home, self.host) as executor:
                     return self._look_after(executor)
             except HostRefused as error:
                 if not self._is_over_there():
@@ -93,19 +95,16 @@ class Attendant:
                     f"{self.host.name} was not reached for {hours}",
                     outcome.resume_hint(self.run).after("When it is reached again, go on with it."),
                 )
-            self._pause(wait_s)
-            wait_s = min(_WAIT_S, 2 * wait_s)
+            self._pause(self.wait_s)
+            self.wait_s = min(_WAIT_S, 2 * self.wait_s)
 
-    @property
-    def _python(self) -> str:
-        """The interpreter over there."""
-        return hosts.facts_of(self.run.home, self.host).python
-
-    def _look_after(self, executor: SshExecutor) -> int:
+    def _look_after(self, executor: FarExecutor) -> int:
         """Start the run over there or find it running, and follow it to its end."""
         while True:
             handle = self._present(executor)
-            mirror = Mirror(self.run, executor.link, executor.folder(self.run), _print)
+            self._reached()
+            folder = executor.folder(self.run, handle)
+            mirror = Mirror(self.run, executor.link, folder, _print)
             try:
                 return self._follow(executor, handle, mirror)
             except _Again:
@@ -114,7 +113,7 @@ class Attendant:
                 executor.stop(self.run, handle)
                 raise
 
-    def _present(self, executor: SshExecutor) -> Handle:
+    def _present(self, executor: FarExecutor) -> Handle:
         """The launch to look after; it is started where it is not over there."""
         handle = Handle.read(self.run)
         with Store(self.run.home) as store:
@@ -125,7 +124,7 @@ class Attendant:
             return self._launch(executor, handle)
         probe = executor.probe(self.run, handle)
         if probe.life == "unknown":
-            raise HostLost("the connection ended")
+            raise HostLost(probe.why or "the connection ended")
         if probe.life == "gone":
             if handle.phase == "starting":
                 return self._launch(executor, handle, again=True)
@@ -136,11 +135,17 @@ class Attendant:
         executor.start(self.run, handle)  # changes nothing but brings the secrets over again
         return handle
 
-    def _launch(self, executor: SshExecutor, last: Handle | None, *, again: bool = False) -> Handle:
+    def _launch(self, executor: FarExecutor, last: Handle | None, *, again: bool = False) -> Handle:
         """Send what the run needs and start it; with `again` as the launch that `last` names."""
         number = last.launch + (not again) if last else 1
         # On the disk before anything is there: whoever goes on finds what was started.
-        handle = Handle(executor.name, number, "starting").write(self.run)
+        handle = Handle(
+            executor.name,
+            number,
+            "starting",
+            losses=last.losses if last else 0,
+            lost_at_step=last.lost_at_step if last else 0,
+        ).write(self.run)
         hub.ensure_weights(Path(self.config.base.path))
         sent = executor.send(self.run, self.config, handle)
         executor.start(self.run, handle)
@@ -148,7 +153,7 @@ class Attendant:
         self._event("placed", f"started on {self.host.name}, {mega:.1f} MB sent", launch=number)
         return handle.changed(self.run, phase="started")
 
-    def _follow(self, executor: SshExecutor, handle: Handle, mirror: Mirror) -> int:
+    def _follow(self, executor: FarExecutor, handle: Handle, mirror: Mirror) -> int:
         """Bring the run's files back until it has ended; returns the exit status.
 
         Raises _Again where it ended over there for want of a word from here.
@@ -159,9 +164,11 @@ class Attendant:
         while True:
             probe = executor.probe(self.run, handle)
             if probe.life == "unknown":
-                raise HostLost("the connection ended")
+                raise HostLost(probe.why or "the connection ended")
             if probe.life == "gone":
                 raise _Again
+            self._note_wait(probe)
+            self._note_hours(handle, probe)
             self._take(mirror, executor, probe)
             if probe.end is not None:
                 return self._end(executor, handle, mirror, probe.end, is_leftover=is_leftover)
@@ -172,7 +179,7 @@ class Attendant:
             self._pause(look_s)
             look_s = min(_LOOK_S, 1.3 * look_s)
 
-    def _take(self, mirror: Mirror, executor: SshExecutor, probe: Probe) -> None:
+    def _take(self, mirror: Mirror, executor: FarExecutor, probe: Probe) -> None:
         """Bring back what changed, and say what the run is doing."""
         refused = mirror.take(executor.look)
         if refused:
@@ -187,7 +194,7 @@ class Attendant:
 
     def _end(
         self,
-        executor: SshExecutor,
+        executor: FarExecutor,
         handle: Handle,
         mirror: Mirror,
         end: End,
@@ -201,6 +208,8 @@ class Attendant:
             self._event("launched_again", f"it had ended on {self.host.name}: {end.reason}")
             self._launch(executor, handle)
             raise _Again
+        if end.is_lost and not self.stop.is_set():
+            return self._go_on(executor, handle, end)
         self._note_end(handle)
         if end.state == "done":
             # Imported late: it loads all that verdicts need, half of this process's start.
@@ -208,9 +217,40 @@ class Attendant:
 
             seal(self.run)  # of the files here
             return outcome.EXIT_DONE
-        if end.state == "cancelled" and self.stop.is_set():
+        if self.stop.is_set() and (end.state == "cancelled" or end.is_lost):
             return outcome.EXIT_STOPPED
         return self._fail(end.reason_kind, end.reason, end.hint)
+
+    def _go_on(self, executor: FarExecutor, handle: Handle, end: End) -> int:
+        """Start a run again that its place took away, from its last checkpoint, unless that has
+        happened too often without a new one; returns the exit status.
+
+        Raises _Again once it is started.
+        """
+        step = max(self.run.checkpoint_steps(), default=0)
+        is_further = step > handle.lost_at_step
+        losses = 1 if is_further else handle.losses + 1
+        handle = self._note_end(handle)
+        if losses > outcome.MAX_CONTINUATIONS:
+            reason = f"{end.reason}, as {losses - 1} times before without a new checkpoint"
+            return self._fail("infra", reason, outcome.resume_hint(self.run))
+        self._event("launched_again", f"{end.reason}: it goes on from its last checkpoint")
+        self._launch(executor, replace(handle, losses=losses, lost_at_step=step))
+        raise _Again
+
+    def _note_wait(self, probe: Probe) -> None:
+        """Note why the run waits over there, whenever the reason changes."""
+        why = probe.why if probe.life == "pending" else ""
+        reason = why.partition(";")[0]  # what follows is a forecast, which changes all the time
+        if reason and reason != self.waits_for:
+            self._event("host_waits", f"it waits on {self.host.name}: {why}")
+        self.waits_for = reason
+
+    def _note_hours(self, handle: Handle, probe: Probe) -> None:
+        """Note for the supervisor here how long the run has held its devices over there."""
+        if probe.spent_s is not None:
+            attempt = int(os.environ.get("HONESMITH_ATTEMPT", "1"))
+            hours.note(self.run, attempt, handle.launch, probe.spent_s)
 
     def _note_end(self, handle: Handle) -> Handle:
         """Note on the disk that everything of a launch is here."""
@@ -250,7 +290,8 @@ class Attendant:
                 handle.changed(self.run, stop_asked=True)
 
     def _reached(self) -> None:
-        """Note that the host is reached again."""
+        """Note that the host is reached again, and knows of its runs."""
+        self.wait_s = _FIRST_WAIT_S
         if self.lost_at is not None:
             lost_s = time.monotonic() - self.lost_at
             self._event("host_reached", f"{self.host.name} is reached again after {lost_s:.0f} s")
@@ -279,12 +320,11 @@ def _print(data: bytes) -> None:
 def tidy(run: RunDir, host: Host) -> None:
     """Remove what is left on a host of runs that have ended here, and tell those to end that should
     have."""
-    python = hosts.facts_of(run.home, host).python
-    with Link(host.ssh, host.folder, python) as link:
-        sweep(SshExecutor(run.home, host, link))
+    with connected(run.home, host) as executor:
+        sweep(executor)
 
 
-def sweep(executor: SshExecutor) -> list[str]:
+def sweep(executor: FarExecutor) -> list[str]:
     """Remove over there what has ended here; returns the ids of the runs that were removed."""
     home, removed = executor.home, []
     with Store(home) as store:

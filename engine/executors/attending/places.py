@@ -1,0 +1,53 @@
+"""A connection to the place that a run goes to, whatever kind of place it is."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from engine.core.files import JsonObject
+from engine.executors import hosts
+from engine.executors.slurm.executor import SlurmExecutor
+from engine.executors.ssh import Link
+from engine.executors.ssh_executor import SshExecutor
+from engine.home.config_tables.hosts import SLURM
+from engine.home.run_dir import Home, RunDir
+from engine.home.user_config import Host
+from engine.processes.seam import Executor, Handle
+from engine.records.run_config import TrainConfig
+
+
+class FarExecutor(Executor, Protocol):
+    """A place to run that is no part of this machine: the seam, and files that go there and back.
+
+    Attributes:
+        link: where its files are read and written.
+        look: what the last probe brought: which files of the run changed, for the mirror.
+    """
+
+    home: Home
+    host: Host
+    link: Link
+    look: JsonObject
+
+    def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
+        """Put everything over there that the run needs; returns the bytes that were sent."""
+        ...
+
+    def folder(self, run: RunDir, handle: Handle) -> str:
+        """The run's folder over there, below the root of the connection."""
+        ...
+
+
+@contextlib.contextmanager
+def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]:
+    """Connect to a host; the connection ends with the block.
+
+    Args:
+        python: an interpreter over there; "" for the one that its set-up found.
+
+    Raises HostLost, HostRefused, FarError, or UserError HOST_UNUSABLE where it was never set up.
+    """
+    python = python or hosts.facts_of(home, host).python
+    with Link(host.ssh, host.folder, python) as link:
+        make = SlurmExecutor if host.kind == SLURM else SshExecutor
+        yield make(home, host, link)

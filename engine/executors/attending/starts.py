@@ -1,0 +1,35 @@
+"""When a run would start at a place that has a queue of its own: asked of that place."""
+
+from engine.core.errors import UserError
+from engine.executors import hosts
+from engine.executors.attending.places import connected
+from engine.executors.slurm.executor import SlurmExecutor
+from engine.executors.ssh import FarError, HostLost, HostRefused
+from engine.home.config_tables.hosts import SLURM
+from engine.home.rows import LOCAL
+from engine.home.run_dir import Home
+
+
+def when_it_starts(home: Home, compute: str, gpus: int) -> str:
+    """Ask a cluster when a run with this `compute` would start, in words; "" for other places.
+
+    A cluster that is not reached is said to be so. Raises UserError HOST_* where it is not known or
+    not set up, HOST_UNUSABLE where it would never start such a job.
+    """
+    host = hosts.host_of(home, compute) if compute != LOCAL else None
+    if host is None or host.kind != SLURM:
+        return ""
+    try:
+        with connected(home, host) as executor:
+            assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
+            start = executor.expected_start(gpus, 0.0)
+    except FarError as error:
+        raise UserError(
+            "HOST_UNUSABLE",
+            f"{host.name} would not take such a job: {error.message}"[:800],
+            hint=f"Change what [hosts.{host.name}] of {home.config_file} asks for, or gpus.",
+            field="settings.compute",
+        ) from error
+    except (HostLost, HostRefused) as error:
+        return f"when it starts is not known: {error}"[:300]
+    return f"Slurm would start it at {start}" if start else "Slurm does not say when it starts"

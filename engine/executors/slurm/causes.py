@@ -1,0 +1,91 @@
+"""How a job that wrote no last word has ended, and why one waits, from what Slurm says of it."""
+
+from engine.core.files import JsonObject
+from engine.executors.slurm.commands import Job
+
+# State of a job that Slurm ended, though the run could go on elsewhere -> why, in words.
+_TAKEN = {
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node did not boot",
+    "PREEMPTED": "Slurm gave its node to another job",
+    "TIMEOUT": "its job reached its time limit",
+    "DEADLINE": "its job reached its deadline",
+    "REVOKED": "its job was moved to another cluster",
+    "LAUNCH_FAILED": "Slurm could not start it on its node",
+    "RECONFIG_FAIL": "its node could not be made ready",
+}
+# Reason of a job that waits and will not start by itself -> what to do.
+_STUCK = {
+    "PartitionTimeLimit": "lower time_hours of the host to what the partition allows",
+    "PartitionNodeLimit": "ask for fewer devices, or name another partition",
+    "PartitionDown": "name another partition",
+    "PartitionInactive": "name another partition",
+    "JobHeldUser": "scontrol release lets it go",
+    "JobHeldAdmin": "ask who runs the cluster",
+    "launch failed requeued held": "scontrol release lets it go",
+    "QOSMaxWallDurationPerJobLimit": "lower time_hours of the host to what the QOS allows",
+    "AssocMaxWallDurationPerJobLimit": "lower time_hours of the host to what the account allows",
+    "QOSNotAllowed": "name another qos",
+    "InvalidAccount": "name another account",
+    "InvalidQOS": "name another qos",
+    "BadConstraints": "no node has what is asked for",
+    "DependencyNeverSatisfied": "cancel it",
+}
+
+
+def why_waiting(job: Job) -> str:
+    """Why a job waits, in one line: Slurm's reason, what to do about it, when it may start; "" as
+    long as Slurm has not looked at it."""
+    reason = job.reason or ("" if job.state == "PENDING" else job.state.lower())
+    if not reason:
+        return ""
+    advice = _STUCK.get(reason.strip("()"), "")
+    text = f"Slurm: {reason}" + (f" ({advice})" if advice else "")
+    return f"{text}; expected to start at {job.start}" if job.start else text
+
+
+def end_of(job: Job | None, *, is_asked: bool = False, is_taken: bool = False) -> JsonObject:
+    """The end of a run whose job ended without its last word, as engine/executors/jobs.py writes
+    ends; with `is_lost` where it could go on from its last checkpoint.
+
+    Args:
+        job: as Slurm shows it; None where Slurm does not know it any more.
+        is_asked: whether the run had been told to end.
+        is_taken: whether Slurm told the job to end, and it did.
+    """
+    if is_asked:
+        return _end("cancelled", "cancelled", "it ended as it was told to")
+    if job is None:
+        return _lost("Slurm does not know its job any more")
+    if job.state in _TAKEN:
+        return _lost(f"{_TAKEN[job.state]} ({_named(job)})")
+    if job.state == "OUT_OF_MEMORY":
+        hint = "Give its jobs more memory (memory_gb of the host), or lower batch and lengths."
+        return _end("failed", "oom", f"its node ended it for its memory ({_named(job)})", hint)
+    if job.state == "CANCELLED":
+        hint = "Resume it when it is to go on."
+        return _end(
+            "failed", "killed", f"its job was cancelled on the cluster ({_named(job)})", hint
+        )
+    if is_taken:
+        return _lost(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
+    return _lost(f"its job ended without a word ({_named(job)})")
+
+
+def _named(job: Job) -> str:
+    """A job and its state, for a message."""
+    return f"job {job.id}: {job.state}" + (f", {job.reason}" if job.reason else "")
+
+
+def _lost(reason: str) -> JsonObject:
+    return {**_end("failed", "infra", reason), "is_lost": True}
+
+
+def _end(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
+    return {
+        "state": state,
+        "reason_kind": kind,
+        "reason": reason,
+        "hint": hint,
+        "verdict": "unknown",
+    }

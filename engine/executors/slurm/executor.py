@@ -1,0 +1,251 @@
+"""The executor on a Slurm cluster: the seam's verbs over a connection to its login node."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from engine.core.files import JsonObject
+from engine.executors import bundle as bundles
+from engine.executors import hosts, orders
+from engine.executors.ssh import FarError, HostLost, Link
+from engine.home.config_tables.hosts import NO_GRES
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import one_line
+from engine.home.store import Store
+from engine.home.user_config import Host
+from engine.processes.seam import Caps, Handle, Owned, Probe
+from engine.records.run_config import TrainConfig
+
+CALLS = "engine.executors.slurm.login_side"
+_MARGIN_HOURS = 0.25  # of a job beyond the run's cap: to start, to evaluate, to save
+_LEAST_MINUTES = 5
+_SAVE_S = 120  # before its time limit a job is told to end, so that it saves
+_END_S = 700.0  # that an older launch may take to save and end
+_LOOK_S = 1.0  # between two looks at the job that describes a node
+_DOWN = "SLURM_DOWN"  # code of the far side's error: the controller does not answer
+
+
+class SlurmExecutor:
+    """A cluster over one connection, which lasts as long as the object is open."""
+
+    def __init__(self, home: Home, host: Host, link: Link) -> None:
+        """Take our own source over there, and send it first where it is not there."""
+        self.home, self.host, self.link = home, host, link
+        self.home_id = hosts.home_id(home)
+        self.root = str(link.facts.get("root", ""))
+        self.look: JsonObject = {}  # what the last probe brought, for the mirror
+        self.source = bundles.send_source(link)
+        self.link.call("use", source=self.source, calls=CALLS)
+
+    @property
+    def name(self) -> str:
+        """As the setting `compute` names it."""
+        return self.host.compute
+
+    def capabilities(self) -> Caps:
+        """What the last job that looked at a node has found. Raises UserError HOST_UNUSABLE where
+        there was none (`look_at_a_node`)."""
+        facts = hosts.facts_of(self.home, self.host)
+        return Caps(facts.hardware.measured(), facts.packages)
+
+    def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
+        """Have a job say what a node has, and keep it.
+
+        Args:
+            say: called with why it waits, whenever that changes.
+            patience_s: how long to wait for it.
+
+        Raises FarError where it does not start in that time, or ends without an answer.
+        """
+        again, shown, deadline = True, "", time.monotonic() + patience_s
+        while True:
+            answer = self.link.job(
+                "describe",
+                home_id=self.home_id,
+                options=self._options(1, 0.0),
+                program=self._program,
+                again=again,
+            )
+            again = False
+            if "failed" in answer:
+                raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {answer['failed']}")
+            described = answer.get("described")
+            if isinstance(described, dict):
+                break
+            why = one_line(str(answer.get("why", "")), 300)
+            if why != shown:
+                say(why)
+                shown = why
+            if time.monotonic() > deadline:
+                raise FarError("HOST_UNUSABLE", f"no node has answered yet: {why}")
+            time.sleep(_LOOK_S)
+        if described.get("database"):
+            raise FarError(
+                "HOST_UNUSABLE",
+                f"{self.root} does not keep a database: {described['database']}",
+                "Name a folder on another file system (folder of the host), one with locks.",
+            )
+        facts = hosts.note_facts(self.home, self.host, self.link.python, described)
+        return Caps(facts.hardware.measured(), facts.packages)
+
+    def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
+        """Put everything over there that the run needs; returns the bytes that were sent."""
+        folder = self.folder(run, handle)
+        bundle = bundles.bundle_of(run, config, self.root, self.home_id, folder)
+        sent = sum(bundles.send_folder(self.link, model, model.name) for model in bundle.models)
+        for version in bundle.envs:
+            bundles.send_env(self.link, self.home_id, version)
+        self._clear(run, handle)
+        sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
+        content = json.dumps(bundle.config).encode()
+        self.link.call("write", content, path=f"{folder}/{run.config.name}")
+        return sent
+
+    def _clear(self, run: RunDir, handle: Handle) -> None:
+        """Remove what older launches of the run left, which is stale; one that lives ends first.
+
+        Raises FarError where it does not, or where a newer launch is there; HostLost where Slurm
+        cannot be asked.
+        """
+        deadline = time.monotonic() + _END_S
+        while not (answer := self._job("clear", **self._of(run, handle))).get("removed"):
+            if answer.get("there"):
+                message = f"launch {answer['there']} of {run.id} is there, not {handle.launch}"
+                raise FarError("RUN_STATE", message)
+            if time.monotonic() > deadline:
+                raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
+            time.sleep(0.5)
+
+    def start(self, run: RunDir, handle: Handle) -> None:
+        """Submit the launch; its files are there. Again changes nothing."""
+        with Store(self.home) as store:
+            row = store.get_run(run.id)
+        cap = orders.cap_left(self.home, row)
+        config = run.read_config()
+        assert isinstance(config, TrainConfig)  # nothing else runs on another machine
+        order = {
+            "row": orders.columns(row, cap),
+            "lease_s": self._lease_s,
+            "config_toml": orders.config_toml(self.home),
+            "envs": [version.to_json() for version in bundles.env_versions(self.home, config)],
+        }
+        self._job(
+            "start",
+            **self._of(run, handle),
+            order=order,
+            options=self._options(row.gpus, cap),
+            program=self._program,
+            secrets=bundles.secrets_of(run),
+        )
+
+    def probe(self, run: RunDir, handle: Handle) -> Probe:
+        """What became of it; `look` then holds which of its files changed."""
+        try:
+            self.look = self.link.job("look", **self._of(run, handle), lease_s=self._lease_s)
+        except (HostLost, FarError) as error:
+            self.look = {}
+            return Probe("unknown", why=one_line(str(error), 300))
+        if self.look.get("launch") != handle.launch:  # stale, or another's
+            return Probe("gone")
+        life = orders.LIVES.get(str(self.look.get("life")), "unknown")
+        end, spent_s = self.look.get("end"), self.look.get("spent_s")
+        return Probe(
+            life,
+            state=str(self.look.get("state", "")),
+            device=one_line(str(self.look.get("device", "")), 200),
+            end=orders.end_of(end, run) if life == "exited" and isinstance(end, dict) else None,
+            why=one_line(str(self.look.get("why", "")), 300),
+            spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
+        )
+
+    def stop(self, run: RunDir, handle: Handle) -> None:
+        """Ask it to save and end."""
+        self._job("stop", **self._of(run, handle), reason="asked to end from where it started")
+
+    def reap(self, run: RunDir, handle: Handle) -> None:
+        """Remove what is left of it over there."""
+        self._job("reap", **self._of(run, handle))
+
+    def list_owned(self) -> Sequence[Owned]:
+        """Every job of this home that is there."""
+        return orders.owned(self._job("list_owned", home_id=self.home_id))
+
+    def folder(self, run: RunDir, handle: Handle) -> str:
+        """The folder of a launch of the run over there, below the root."""
+        return f"homes/{self.home_id}/{run.id}.{handle.launch}/runs/{run.id}"
+
+    def expected_start(self, gpus: int, cap_hours: float) -> str:
+        """When a job would start, such as "2026-11-28T13:40:05 on n1"; "" where Slurm does not say.
+
+        Raises FarError SLURM_REFUSED where it never could, HostLost.
+        """
+        options = self._options(gpus, cap_hours)
+        return one_line(str(self._job("expect", options=options).get("start", "")), 200)
+
+    def _job(self, name: str, **arguments: Any) -> JsonObject:
+        """Call the login side. Raises HostLost where it, or Slurm's controller, does not answer."""
+        try:
+            return self.link.job(name, **arguments)
+        except FarError as error:
+            _raise(error)
+
+    @property
+    def _lease_s(self) -> float:
+        return 3600 * self.host.lease_hours
+
+    @property
+    def _program(self) -> list[str]:
+        """What runs a module of ours on a node, with our source there."""
+        path = f"PYTHONPATH={self.root}/{self.source}"
+        return ["/usr/bin/env", path, self.link.python, "-P", "-m"]
+
+    def _of(self, run: RunDir, handle: Handle) -> JsonObject:
+        """Which job is meant."""
+        return {"home_id": self.home_id, "run_id": run.id, "launch": handle.launch}
+
+    def _options(self, gpus: int, cap_hours: float) -> list[str]:
+        """What sbatch is told of a job, see `sbatch_options`."""
+        return [*sbatch_options(self.host, gpus, cap_hours), f"--chdir={self.root}"]
+
+
+def _raise(error: FarError) -> NoReturn:
+    """Raise what an error of the login side means here."""
+    if error.code == _DOWN:
+        raise HostLost(error.message) from error
+    raise error
+
+
+def sbatch_options(host: Host, gpus: int, cap_hours: float) -> list[str]:
+    """What sbatch is told of a job.
+
+    Args:
+        gpus: devices of the run.
+        cap_hours: device hours that the run may still take; 0 for no cap.
+    """
+    asked = host.slurm
+    hours = asked.time_hours
+    if cap_hours > 0:
+        hours = min(hours, cap_hours / max(1, gpus) + _MARGIN_HOURS)
+    minutes = max(_LEAST_MINUTES, math.ceil(60 * hours))
+    minutes = min(minutes, max(1, math.floor(60 * asked.time_hours)))
+    save_s = min(_SAVE_S, 60 * minutes // 3)
+    options = [
+        "--no-requeue",  # what goes on, and from where, is decided where the run was started
+        "--open-mode=append",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={minutes}",
+        f"--signal=B:TERM@{save_s}",
+    ]
+    if asked.gres != NO_GRES:
+        options.append(f"--gres={asked.gres}:{max(1, gpus)}")
+    for key in ("partition", "account", "qos", "constraint"):
+        if getattr(asked, key):
+            options.append(f"--{key}={getattr(asked, key)}")
+    if asked.cpus:
+        options.append(f"--cpus-per-task={asked.cpus}")
+    if asked.memory_gb:
+        options.append(f"--mem={math.ceil(1024 * asked.memory_gb)}M")
+    return options

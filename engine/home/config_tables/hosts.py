@@ -1,0 +1,173 @@
+"""The tables `[hosts.NAME]` of config.toml: other machines that runs can go to.
+
+Imported by the supervisor, which must start at once: standard library only.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import UserError
+
+SSH, SLURM = "ssh", "slurm"  # kinds of hosts, before the colon of the setting `compute`
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
+_FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
+# Below the user's home; or a whole path whose last name says that it is ours, for it may be wiped.
+_BELOW_HOME = re.compile(rf"{_FOLDER_NAME}(/{_FOLDER_NAME}){{0,9}}")
+_WHOLE_PATH = re.compile(rf"(/{_FOLDER_NAME}){{1,9}}/\.?honesmith[A-Za-z0-9_.-]{{0,90}}")
+# What Slurm is given: no space, so that a value stays one, and nothing that begins an option.
+_WORD = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.,:&|*/+-]{0,199}")
+NO_GRES = "none"
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What the jobs of a Slurm cluster ask for; "" and 0 leave a thing to the cluster.
+
+    Attributes:
+        partition, account, qos, constraint: as sbatch takes them.
+        gres: the kind of device, such as "gpu" or "gpu:h100"; the run's `gpus` are its number.
+            "none" for a partition without GPUs.
+        time_hours: the most hours of one job; a run that needs more goes on in the next.
+        cpus: cores of a job.
+        memory_gb: memory of a job.
+    """
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    constraint: str = ""
+    gres: str = "gpu"
+    time_hours: float = 24.0
+    cpus: int = 0
+    memory_gb: float = 0.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine that runs are put on with `compute` "KIND:NAME": one over SSH ("ssh:box"), or a
+    Slurm cluster ("slurm:hpc").
+
+    Attributes:
+        name: in config.toml.
+        ssh: what the `ssh` program is given: a Host of the user's ssh config, or user@address; of a
+            cluster its login node. "" for a cluster whose commands this machine has.
+        kind: "ssh" or "slurm".
+        folder: where everything of ours lies over there, below the user's home, or a whole path.
+            Of a cluster it is on a file system that all its nodes share.
+        python: an interpreter over there that has what training needs; "" for the environment that
+            `honesmith hosts setup` builds.
+        runs: how many runs it takes at once.
+        lease_hours: how long a run goes on over there without a word from here.
+        gpu_hour_price: of one of its devices; 0 if it has none.
+        slurm: of a cluster, what its jobs ask for.
+    """
+
+    name: str
+    ssh: str
+    kind: str = SSH
+    folder: str = ".honesmith-host"
+    python: str = ""
+    runs: int = 1
+    lease_hours: float = 24.0
+    gpu_hour_price: float = 0.0
+    slurm: SlurmOptions = field(default_factory=SlurmOptions)
+
+    @property
+    def compute(self) -> str:
+        """How the setting `compute` names it."""
+        return f"{self.kind}:{self.name}"
+
+
+_SLURM_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own
+
+
+def is_number(value: Any) -> bool:
+    """Return whether `value` is a finite number that is 0 or more."""
+    is_any = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_any and math.isfinite(value) and value >= 0
+
+
+def is_count(value: Any) -> bool:
+    """Return whether `value` is a whole number that is 1 or more."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
+    """Whether a value is a text that one of the patterns matches whole."""
+    return lambda value: isinstance(value, str) and any(p.fullmatch(value) for p in patterns)
+
+
+_IS_WORD = (_matches(_WORD), "as sbatch takes it, without spaces")
+# Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
+_RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "kind": (lambda value: value in (SSH, SLURM), '"ssh" or "slurm"'),
+    "ssh": (_matches(_DESTINATION), "a Host of your ssh config, or user@address"),
+    "folder": (
+        _matches(_BELOW_HOME, _WHOLE_PATH),
+        "a folder below your home over there, of letters, digits, dot, - and _, or a whole path "
+        "whose last name begins with honesmith",
+    ),
+    "python": (
+        lambda value: isinstance(value, str) and (not value or value.startswith("/")),
+        "the whole path of an interpreter over there",
+    ),
+    "runs": (lambda value: is_count(value) and value <= 64, "a number from 1 to 64"),
+    "lease_hours": (lambda value: is_number(value) and value > 0, "hours above 0"),
+    "gpu_hour_price": (is_number, "a number that is 0 or more"),
+    "partition": _IS_WORD,
+    "account": _IS_WORD,
+    "qos": _IS_WORD,
+    "constraint": _IS_WORD,
+    "gres": _IS_WORD,
+    "time_hours": (lambda value: is_number(value) and value >= 0.05, "hours, at least 0.05"),
+    "cpus": (is_count, "a number of cores"),
+    "memory_gb": (lambda value: is_number(value) and value >= 1, "gigabytes, at least 1"),
+}
+_SLURM_KEYS = tuple(each.name for each in fields(SlurmOptions))
+
+
+def read_hosts(path: Path, tables: Any) -> dict[str, Host]:
+    """Check the value of `hosts` in the config file at `path`; the hosts by name.
+
+    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    """
+    if not isinstance(tables, dict):
+        raise _invalid(path, "hosts", "is no table", "Write [hosts.NAME] with its keys.")
+    return {name: _read_host(path, name, table) for name, table in tables.items()}
+
+
+def _read_host(path: Path, name: str, table: Any) -> Host:
+    """Check one table, and return its host. Raises as `read_hosts`."""
+    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+        hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
+        raise _invalid(path, f"hosts.{name[:60]}", "is no table of a host", hint)
+    is_slurm = table.get("kind") == SLURM
+    known = [key for key in _RULES if is_slurm or key not in _SLURM_KEYS]
+    for key, value in table.items():
+        where = f"hosts.{name}.{key[:60]}"
+        if key not in known:
+            of_slurm = ', and those of jobs with kind = "slurm"' if key in _SLURM_KEYS else ""
+            raise UserError(
+                "SETTING_UNKNOWN",
+                f"{path} sets {where}, which does not exist",
+                hint=f"Known keys: {', '.join(known)}{of_slurm}.",
+                field=where,
+            )
+        is_allowed, in_words = _RULES[key]
+        if not is_allowed(value):
+            raise _invalid(path, where, "cannot be used", f"{key} must be {in_words}.")
+    plain = {key: value for key, value in table.items() if key not in _SLURM_KEYS}
+    if not is_slurm:
+        return Host(**{"name": name, "ssh": name, **plain})
+    options = SlurmOptions(**{key: value for key, value in table.items() if key in _SLURM_KEYS})
+    return Host(**{"name": name, "ssh": "", "runs": _SLURM_RUNS, **plain, "slurm": options})
+
+
+def _invalid(path: Path, where: str, fault: str, hint: str) -> UserError:
+    """Make the error for a wrong key; the message is the file, the key (`where`) and `fault`."""
+    return UserError("SETTING_INVALID", f"{path}: {where} {fault}", hint=hint, field=where)

@@ -1,0 +1,21 @@
+"""Hours that another machine counts."""
+
+from engine.executors.attending import hours
+from engine.processes.limits import held_elsewhere_s
+
+
+def test_an_attempt_counts_all_of_its_launches_and_what_came_since_the_one_before(bench):
+    run = bench.queue()
+    assert held_elsewhere_s(run, 1) is None
+    hours.note(run, 1, 1, 0.0)
+    assert held_elsewhere_s(run, 1) == 0.0  # it waits
+    hours.note(run, 1, 1, 40.0)
+    hours.note(run, 1, 1, 60.0)
+    hours.note(run, 1, 2, 5.0)  # it goes on in another job
+    assert held_elsewhere_s(run, 1) == 65.0
+    hours.note(run, 2, 2, 25.0)  # everything here died meanwhile
+    assert held_elsewhere_s(run, 2) == 20.0
+    hours.note(run, 2, 2, 24.0)  # an older look
+    hours.note(run, 2, 2, 26.0)
+    assert held_elsewhere_s(run, 2) == 21.0
+    assert held_elsewhere_s(run, 1) is None
