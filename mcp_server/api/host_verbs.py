@@ -1,4 +1,4 @@
-"""The verbs of the command line about machines over SSH: one engine function each.
+"""The verbs of the command line about other machines: one engine function each.
 
 Engine modules are imported inside them, as in `verbs.py` and for its reason.
 """
@@ -11,7 +11,7 @@ from engine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:
-    """The machines over SSH, as their last check left them. Raises UserError SETTING_*."""
+    """The other machines, as their last check left them. Raises UserError SETTING_*."""
     from engine.executors import hosts
 
     known = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
@@ -28,9 +28,10 @@ def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Rep
 
     host = hosts.add_host(home, name, values)
     return {
-        "summary": f"{name} is added: `ssh {host.ssh}`, runs go there with compute = "
+        "summary": f"{name} is added: {host.in_words}, runs go there with compute = "
         f'"{host.compute}". Make it ready: honesmith hosts setup {name}',
         **hosts.shown(home, host),
+        "warnings": list(host.warnings),
     }
 
 
