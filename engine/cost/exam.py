@@ -20,6 +20,7 @@ from engine.records.record import DamagedRecord
 from engine.records.run_result import RunResult
 from engine.records.settings import TrainSettings
 
+_FEWEST_GROUPS = 10  # of reported tasks; Student's t with fewer asks for implausible differences
 _LEAST_CHANGED = 1e-3  # share of the tasks: with 0 the formula would need no tasks at all
 _LOOK_BACK = 200  # how many of the newest training runs are looked through
 _MOST_RUNS = 10  # how many of the matching runs are read
@@ -124,10 +125,15 @@ class Exam:
         """Return a list with one sentence on why the run may end without a verdict; [] if nothing
         suggests it.
 
-        The reason is that too few tasks are left to solve, or that all earlier runs gained less
-        than these tasks can show (`gap`).
+        The reason is that the tasks form too few groups, that too few tasks are left to solve, or
+        that all earlier runs gained less than these tasks can show (`gap`).
         """
         earlier = self.earlier
+        if 0 < self.size.groups < _FEWEST_GROUPS:
+            return [
+                f"{self.size.groups} groups are hardly evidence, {_FEWEST_GROUPS} are the least: "
+                'finer groups (Task(..., group="..."), or a key "group" in a data row), or more'
+            ]
         if earlier is None:
             return []
         if self.is_out_of_reach:

@@ -11,6 +11,7 @@ from engine.cost import estimate
 from engine.dry_run.checks import DryRun
 from engine.environments import registry
 from engine.judgements import required, short_audit
+from engine.settings.defaults import RECIPE
 
 _FIX_CHARS = 240  # the most characters of advice in the summary
 _LEFT_OUT = ("sources", "row")  # fields that a short reply leaves out
@@ -62,6 +63,7 @@ def report_of(run: DryRun) -> Reply:
     report = {
         "settings": resolved.settings.model_dump() if resolved else {},
         "sources": resolved.sources if resolved else {},
+        "batch_size_is": _why_this_batch_size(run),
         "statistics": facts.statistics,
         "row": facts.row,
         "audit": short_audit(audit),
@@ -69,6 +71,19 @@ def report_of(run: DryRun) -> Reply:
         "estimate": estimate.shown(forecast.estimate) if forecast else {},
     }
     return report | {"report_hash": _report_hash(run, report)}
+
+
+def _why_this_batch_size(run: DryRun) -> str:
+    """Say why the default batch size is what it is, for it is another with other rows; "" if the
+    user gave it, or if the run has none."""
+    resolved, rows = run.facts.resolved, run.facts.rows
+    if resolved is None or rows is None or resolved.sources.get("batch_size") != RECIPE:
+        return ""
+    count = rows.paired_rows if run.algorithm == "dpo" else rows.answered_rows
+    rule = (
+        "an eighth of them, at most 32" if run.algorithm == "dpo" else "8 to 32, for enough steps"
+    )
+    return f"from the {count:,} rows ({rule}): it moves with them unless given"
 
 
 def _report_hash(run: DryRun, report: Reply) -> str:

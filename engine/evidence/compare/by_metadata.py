@@ -22,6 +22,10 @@ _MOST_VALUES = 24  # most values that a result shows
 _SENTENCE_VALUES = 6  # most values that the summary names
 _SHOWN_KEYS = 20  # most keys of the metadata that the hint of an error names
 _VALUE_CHARS = 60  # most characters of a value
+_GIVE_METADATA = (
+    'Give tasks some: Task(..., metadata={"kind": "sum"}), or a key "metadata" in a data row; push '
+    "and evaluate again."
+)
 _GROUP = "group"  # this key also means the task's own group, which stands outside its metadata
 
 
@@ -240,7 +244,7 @@ def _values_of_tasks(home: Home, env_id: str, key: str) -> dict[str, str]:
     raise UserError(
         "BAD_ARGUMENT",
         f"no task of {env_id} has {key[:60]!r} in its metadata",
-        hint=f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else "Give tasks metadata.",
+        hint=f"Known: {', '.join(keys[:_SHOWN_KEYS])}." if keys else _GIVE_METADATA,
         field="group_by",
     )
 

@@ -27,6 +27,8 @@ class Minutes(SingleTurnEnv):
                 f"How many minutes are there from {clock(start)} to {clock(start + minutes)}? "
                 "End with Answer: and the number."
             )
+            # Optional: group="..." (the family of a task: stays on one side of the split, counts
+            # once in a verdict), metadata={...} (results by its keys), split="heldout".
             tasks.append(Task(f"from-{start}", question, answer=f"Answer: {minutes}"))
         return tasks
 

@@ -480,6 +480,24 @@ def test_groups_are_counted_before_the_run_with_what_they_cost_in_power(home: Ho
     assert "13 points if the tasks of a group change one by one" in grouped["about"]
 
 
+def test_too_few_groups_are_a_warning_that_says_where_a_group_is_written(home: Home):
+    report = dry_run.dry_run(home, add(home, groups=12))
+    exam = check(report, "exam")
+    assert exam["status"] == "warn" and "6 groups are hardly evidence" in exam["detail"]
+    assert 'Task(..., group="...")' in exam["detail"] and 'key "group"' in exam["detail"]
+
+
+def test_the_default_batch_size_says_that_it_moves_with_the_rows(home: Home):
+    env_id = add(home)
+    told = shortened(dry_run.dry_run(home, env_id, algorithm="sft"))
+    assert told["batch_size_is"] == (
+        "from the 200 rows (8 to 32, for enough steps): it moves with them unless given"
+    )
+    given = dry_run.dry_run(home, env_id, algorithm="sft", settings={"batch_size": 8})
+    assert "batch_size_is" not in shortened(given)
+    assert "batch_size_is" not in shortened(dry_run.dry_run(home, env_id, algorithm="grpo"))
+
+
 def test_a_short_reply_leaves_out_what_passed_and_says_how_to_see_it(home: Home):
     lines = [
         PROBE | {"probe": "empty", "verdict": "ok"},
