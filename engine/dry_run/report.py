@@ -202,9 +202,10 @@ def shortened(reply: Reply) -> Reply:
     """Return the reply to a dry run (of a run or a plan) without what is rarely read. Its field
     `left_out` says how to see that.
 
-    Left out are checks that passed (their names stay in `passed`), details that a warning repeats,
-    settings that hardly anybody changes, the sources of settings, the row as it is trained, probes
-    of the audit without a fault, the parts of the estimate, and counts of 0.
+    Left out are checks that passed (their number stays in `passed`), details that a warning
+    repeats, the sentence about the exam (the check of that name has it), settings that hardly
+    anybody changes, the sources of settings, the row as it is trained, probes of the audit without
+    a fault, the parts of the estimate, and counts of 0.
     """
     if "checks" not in reply:
         return reply
@@ -215,14 +216,15 @@ def shortened(reply: Reply) -> Reply:
     shown = [check for check in reply["checks"] if _is_shown(check)]
     short["checks"] = [_shortened_check(check, reply["warnings"]) for check in shown]
     if len(shown) < len(reply["checks"]):
-        passed = [check["name"] for check in reply["checks"] if check not in shown]
-        short["passed"] = ", ".join(passed)
+        short["passed"] = len(reply["checks"]) - len(shown)
     if "steps" in reply:  # only the reply about a plan has steps
         short["steps"] = _shortened_steps(reply["steps"])
     else:
         sources = reply.get("sources") or {}
         short["settings"] = _shortened_settings(reply.get("settings") or {}, sources)
         short["statistics"] = _shortened_statistics(reply.get("statistics") or {})
+        if short.get("exam"):
+            short["exam"] = {name: short["exam"][name] for name in short["exam"] if name != "about"}
         short["audit"] = _shortened_audit(reply.get("audit") or {})
         short["estimate"] = _shortened_estimate(reply.get("estimate") or {})
     return short | {"left_out": "other settings, sources, what passed, the row: full=true"}
@@ -258,12 +260,14 @@ def _shortened_settings(settings: Reply, sources: Reply) -> Reply:
 
 
 def _shortened_statistics(statistics: Reply) -> Reply:
-    """Return the statistics of the rows without counts of 0 and without the smallest lengths."""
+    """Return the statistics of the rows without counts of 0, without the smallest lengths, the 95th
+    percentile where it is the largest, and `counted` where all rows were counted."""
     short = {}
     for name, value in statistics.items():
         if isinstance(value, dict):
-            value = {key: count for key, count in value.items() if key != "min"}
-        if value:
+            same = {"min"} | ({"p95"} if value.get("p95") == value.get("max") else set())
+            value = {key: count for key, count in value.items() if key not in same}
+        if value and not (name == "counted" and value == statistics.get("rows")):
             short[name] = value
     return short
 
