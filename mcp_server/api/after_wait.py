@@ -91,8 +91,9 @@ def essential(status: Reply) -> Reply:
 
     The metrics are those that tell how the model does, with four significant digits. If a run has
     several alerts with the same id, only the newest is kept. Measurements of the machine are left
-    out. Each level (a mean score with its interval) lacks the counts of attempts and errors if no
-    score failed.
+    out, as are the hours of the forecast that stand beside it, and the last metrics of a run that
+    is done and has a number to report. Each level (a mean score with its interval) lacks the counts
+    of attempts and errors if no score failed.
     """
     short = dict(status)
     if isinstance(status.get("metrics"), dict):
@@ -104,6 +105,15 @@ def essential(status: Reply) -> Reply:
         if isinstance(result.get("evidence"), dict):
             result["evidence"] = _short_levels(result["evidence"])
         short["result"] = result
+    if isinstance(status.get("forecast"), dict):
+        # Its hours so far stand beside it, and both together are the sum.
+        of_status = ("spent_hours", "total_hours")
+        forecast = status["forecast"]
+        short["forecast"] = {key: forecast[key] for key in forecast if key not in of_status}
+    if status.get("state") == "done" and "report_this" in status:
+        # The number to report has its curve's beside it: a last step's would be a third one.
+        for name in ("metrics", "heldout"):
+            short.pop(name, None)
     if status.get("kind") == "plan":
         short["steps"] = [_short_levels(step) for step in status.get("steps", [])]
     return short

@@ -43,6 +43,22 @@ def test_metrics_in_detail_and_troubles_that_are_none_are_left_out_and_four_digi
     }
 
 
+def test_a_run_that_is_done_shows_the_number_to_report_and_no_third_one():
+    number = {"value": 0.76, "curve": {"value": 0.86}}
+    status = {"state": "done", "metrics": {"heldout_success": 0.83}, "heldout": {"half": "select"}}
+    assert essential(status | {"report_this": number}) == {"state": "done", "report_this": number}
+    assert essential(status) == status, "nothing to report: the metrics are all there is"
+    assert "metrics" in essential(status | {"report_this": number, "state": "running"})
+
+
+def test_hours_of_a_forecast_that_stand_beside_it_are_left_out():
+    hours = {"low": 0.1, "likely": 0.2, "high": 0.4}
+    forecast = {"spent_hours": 0.1, "left_hours": hours, "total_hours": hours, "basis": "measured"}
+    short = essential({"state": "running", "spent_hours": 0.1, "forecast": forecast})
+    assert short["forecast"] == {"left_hours": hours, "basis": "measured"}
+    assert short["spent_hours"] == 0.1
+
+
 def test_of_equal_alerts_of_a_run_the_newest_is_shown_with_how_often_it_came():
     def alert(run_id: str, name: str, step: int) -> dict[str, object]:
         return {"run_id": run_id, "time": 9.5, "event": "alert", "id": name, "step": step}
