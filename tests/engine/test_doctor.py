@@ -207,9 +207,9 @@ def test_fast_paths_are_tried_for_each_device_with_what_is_done_without_them(
         device: Device,
         report: Callable[[PathResult], None],
         all_gpus: Sequence[Device],
-        known: Sequence[PathResult],
+        known_results: Sequence[PathResult],
     ) -> DeviceResults:
-        asked.append((device.id, len(all_gpus), len(known)))
+        asked.append((device.id, len(all_gpus), len(known_results)))
         results = tried(device.name, 1.0, decode_graph="slower: 3 ms")
         for result in results.paths:
             report(result)

@@ -58,5 +58,8 @@ def test_every_row_is_scored_and_the_result_is_stored_with_the_version(
 
 def test_an_audit_under_way_is_not_begun_twice(version: tuple[Home, str]):
     home, env_id = version
-    with push_audit._kept_rows(home, env_id), pytest.raises(UserError, match="already"):
+    with (
+        push_audit._lock_unfinished_scores(home, env_id),
+        pytest.raises(UserError, match="already"),
+    ):
         push_audit.audit_all(home, env_id)

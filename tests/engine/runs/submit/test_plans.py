@@ -183,9 +183,9 @@ def test_a_plan_warns_of_grpo_whose_start_solves_too_little(bench, env):
     for value, said in ((0.01, ["sums-grpo-1 starts from a model that solves 1.0 %"]), (0.2, [])):
         evidence = {"metric": "success", "after": {"value": value}}
         write_json(bench.home.run("sums-sft-1").result, {"evidence": evidence})
-        warnings = plan_status._unready_starts(bench.home, [sft, queued])
+        warnings = plan_status._weak_start_warnings(bench.home, [sft, queued])
         assert [text[: len(said[0])] for text in warnings] == said if said else warnings == []
-    assert plan_status._unready_starts(bench.home, [sft, grpo]) == []  # it is done: too late
+    assert plan_status._weak_start_warnings(bench.home, [sft, grpo]) == []  # it is done: too late
 
 
 def test_a_chain_is_carried_out_once_for_each_combination(bench, env, held):
