@@ -239,7 +239,7 @@ def estimate(
     """
     settings = resolved.settings
     speed, past_runs = speed_here(home, hardware, settings.precision, settings.compute)
-    plan = _plan(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
+    plan = _plan_of_run(home, resolved, model, env, hardware.device, past_runs, teacher, base_path)
     plan = _limited_to_gpu_share(home, plan, past_runs.memory_factor(resolved.algorithm))
     teacher_model = teacher.model if teacher else None
     circumstances = _Circumstances(
@@ -251,10 +251,10 @@ def estimate(
         load=hardware.load,
     )
     speed = with_score_time(speed, env, resolved.settings.score_workers)
-    return _forecast(plan, speed, past_runs, resolved.algorithm, circumstances)
+    return _forecast_of_plan(plan, speed, past_runs, resolved.algorithm, circumstances)
 
 
-def _plan(
+def _plan_of_run(
     home: Home,
     resolved: settings_schema.Resolved,
     model: ModelFacts,
@@ -302,7 +302,7 @@ def _download_bytes(*folders: Path | None) -> int:
     return sum(hub.missing_bytes(folder) for folder in {*folders} if folder is not None)
 
 
-def _forecast(
+def _forecast_of_plan(
     plan: Plan,
     speed: throughput.Speed,
     past_runs: Experience,

@@ -171,7 +171,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
     reply = _reply_of(selection, redactor_of_sources(home, sources))
     warnings = _warnings(selection.outcome, choices.select, sources)
     if not preview:
-        push_reply = _save(home, name, selection, choices)
+        push_reply = _push_dataset(home, name, selection, choices)
         reply = replace(reply, env_id=push_reply.env_id)
         # The push may give the same warning again.
         warnings += [warning for warning in push_reply.warnings if warning not in warnings]
@@ -197,7 +197,7 @@ def _select(home: Home, choices: Choices) -> _Selection:
     return _Selection(sources, tasks, groups, outcome)
 
 
-def _save(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
+def _push_dataset(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
     """Push the chosen attempts as the dataset `name`. Raises UserError BAD_ARGUMENT if none was
     chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
@@ -578,21 +578,21 @@ def _shortened_to_fit(reply: CurationReply) -> CurationReply:
     2. keep one example of a kept attempt and none of dropped ones;
     3. keep the first five sources.
     """
-    if _fits(reply):
+    if _is_short_enough(reply):
         return reply
     short_examples = {
         reason: example.shortened(_SHORT_EXAMPLE_CHARS)
         for reason, example in reply.dropped_examples.items()
     }
     reply = replace(reply, dropped_examples=short_examples)
-    if _fits(reply):
+    if _is_short_enough(reply):
         return reply
     reply = replace(reply, examples=reply.examples[:1], dropped_examples={})
-    if _fits(reply):
+    if _is_short_enough(reply):
         return reply
     return replace(reply, sources=reply.sources[:5])
 
 
-def _fits(reply: CurationReply) -> bool:
+def _is_short_enough(reply: CurationReply) -> bool:
     """Whether the reply is short enough to be sent."""
     return json_chars(reply.to_json()) <= BODY_CHARS

@@ -41,7 +41,8 @@ class WrittenTraces(ReplyBase):
 
 
 def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
-    """Write the rollouts of a run whose token ids were kept into `path`, replacing the file.
+    """Write those rollouts of a run whose token ids were kept to the file `path`, which is
+    replaced.
 
     Raises UserError ENV_SEALED if the run's environment is sealed, NO_EVALUATION if no token ids
     were kept, and BAD_ARGUMENT if the file cannot be written.

@@ -183,10 +183,10 @@ def page() -> str:
     each of `SHARDED_TASKS` on several that share the base."""
     sections = [_INTRODUCTION]
     for name, task in TASKS.items():
-        sections.append(f"## {name}\n\n{_HEAD}" + "\n".join(_lines(task)) + "\n")
+        sections.append(f"## {name}\n\n{_HEAD}" + "\n".join(_table_rows(task)) + "\n")
     sections.append(_SHARDED)
     for name in SHARDED_TASKS:
-        lines = "\n".join(_sharded_lines(TASKS[name]))
+        lines = "\n".join(_sharded_table_rows(TASKS[name]))
         sections.append(f"### {name}, sharded\n\n{_HEAD}{lines}\n")
     return "\n".join(sections)
 
@@ -221,15 +221,15 @@ _HEAD = (
 )
 
 
-def _lines(task: Task) -> Iterator[str]:
+def _table_rows(task: Task) -> Iterator[str]:
     """Yield the rows of a task's table, one for each model and GPU."""
     for model_name, model in MODELS.items():
         for gpu_name, memory_gib in GPUS.items():
             cell = first_admitted(task, model, machine(memory_gib))
-            yield _line(model_name, f"{gpu_name}, {memory_gib}", cell)
+            yield _table_row(model_name, f"{gpu_name}, {memory_gib}", cell)
 
 
-def _sharded_lines(task: Task) -> Iterator[str]:
+def _sharded_table_rows(task: Task) -> Iterator[str]:
     """Yield the rows of a task's table of sharded runs: one for each model and GPU where the model
     in bfloat16 does not fit on one GPU, but does fit on several."""
     for model_name, model in MODELS.items():
@@ -241,10 +241,10 @@ def _sharded_lines(task: Task) -> Iterator[str]:
             cell = fewest_shards(task, model, hardware)
             if cell is not None:
                 gpus = cell.plan.settings.gpus
-                yield _line(model_name, f"{gpus} x {gpu_name}, {memory_gib}", cell)
+                yield _table_row(model_name, f"{gpus} x {gpu_name}, {memory_gib}", cell)
 
 
-def _line(model: str, gpu: str, cell: Cell | None) -> str:
+def _table_row(model: str, gpu: str, cell: Cell | None) -> str:
     """Return a row of a table: how a task runs with `model` on `gpu`, with memory in GB (10^9
     bytes). `cell` is None if no run is admitted.
     """

@@ -95,7 +95,7 @@ class _CheckedPlan:
         hours, tasks = resolved.hours, resolved.tasks.used
         self.evaluation_hours = hours
         self.evaluation_step |= {"models": len(models), "tasks": tasks}
-        self.evaluation_step |= _cost_fields(hours, hours, self._price())
+        self.evaluation_step |= _cost_fields(hours, hours, self._hour_price())
         text = f"{counted(len(models), 'model')} on {counted(tasks, 'task')}"
         about = evaluation.tasks_in_words(planned.request, resolved)
         return Outcome("pass", f"{text}. {about}" if about else text)
@@ -149,7 +149,7 @@ class _CheckedPlan:
         """Return the estimates of those training runs that have an estimate."""
         return [run.figures for run in self.runs if run.figures is not None]
 
-    def _price(self) -> float:
+    def _hour_price(self) -> float:
         """Return the price of a device hour; 0 if the home sets none."""
         return self.home.user_config().gpu_hour_price
 

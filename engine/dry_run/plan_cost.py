@@ -58,10 +58,10 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
         "next": [call.to_json()] if fits else [],
         "warnings": [
             *steps.warnings,
-            *_over_cap(total, request.cap_hours),
+            *_over_cap_warnings(total, request.cap_hours),
             *estimate.unmeasured_warning(home, total),
         ],
-        "steps": _steps(steps, total.gpu_hour_price),
+        "steps": _step_entries(steps, total.gpu_hour_price),
         "hours": total.hours.to_json(),
         "gpu_hours": total.gpu_hours.to_json(),
         "money": total.money.to_json(),
@@ -91,7 +91,7 @@ def _summary(steps: ResolvedSteps, total: Estimate, cap: float, *, fits: bool) -
     return sentence + ("." if fits else ". A step does not fit into the memory.")
 
 
-def _over_cap(total: Estimate, cap: float) -> list[str]:
+def _over_cap_warnings(total: Estimate, cap: float) -> list[str]:
     """Return a warning if the plan may not end within its cap of GPU-hours; otherwise []."""
     if total.gpu_hours.high <= cap:
         return []
@@ -102,14 +102,14 @@ def _over_cap(total: Estimate, cap: float) -> list[str]:
     ]
 
 
-def _steps(steps: ResolvedSteps, price: float) -> list[Reply]:
+def _step_entries(steps: ResolvedSteps, price: float) -> list[Reply]:
     """Make the entry of each run of the plan for the reply. `price` is that of a device hour; 0:
     none is set."""
     entries = [_training_entry(training) for training in steps.trainings]
     if steps.evaluation is not None:
         hours = steps.evaluation.resolved.hours
         entry: Reply = {"step": steps.evaluation.planned.step, "algorithm": "evaluate"}
-        entries.append(entry | _cost(hours, plan_total.priced(hours, price), price))
+        entries.append(entry | _cost_fields(hours, plan_total.priced(hours, price), price))
     return entries
 
 
@@ -122,11 +122,11 @@ def _training_entry(training: PlanTraining) -> Reply:
     if planned.label:
         entry["label"] = planned.label
     entry |= {"env_id": resolved.record.env_id, "steps": figures.steps}
-    entry |= _cost(figures.gpu_hours, figures.money, figures.gpu_hour_price)
+    entry |= _cost_fields(figures.gpu_hours, figures.money, figures.gpu_hour_price)
     return entry | {"memory": figures.peak_memory.total, "fit": figures.fit}
 
 
-def _cost(hours: Range, money: Range, price: float) -> Reply:
+def _cost_fields(hours: Range, money: Range, price: float) -> Reply:
     """Return the field `hours`, and the field `money` if a device hour has a price (`price` is not
     0). Each has the keys low, likely and high."""
     return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})

@@ -15,7 +15,7 @@ from engine.settings.defaults import RECIPE
 
 _FIX_CHARS = 240  # the most characters of advice in the summary
 _LEFT_OUT = ("sources", "row")  # fields that a short reply leaves out
-_NONE = (None, "", [], {})  # values of fields that a short reply leaves out
+_EMPTY_VALUES = (None, "", [], {})  # values of fields that a short reply leaves out
 _TRIED = ("probe", "smoke", "exam")  # checks whose details matter even if they pass
 _SHOWN_SETTINGS = frozenset(
     {
@@ -211,7 +211,9 @@ def shortened(reply: Reply) -> Reply:
         return reply
     head = {name: reply[name] for name in ("summary", "next", "warnings") if name in reply}
     short = head | {
-        name: value for name, value in reply.items() if name not in _LEFT_OUT and value not in _NONE
+        name: value
+        for name, value in reply.items()
+        if name not in _LEFT_OUT and value not in _EMPTY_VALUES
     }
     shown = [check for check in reply["checks"] if _is_shown(check)]
     short["checks"] = [_shortened_check(check, reply["warnings"]) for check in shown]
@@ -297,5 +299,5 @@ def _shortened_check(check: Reply, warnings: Sequence[str]) -> Reply:
     return {
         name: value
         for name, value in check.items()
-        if value not in _NONE and not (name == "detail" and is_in_warning)
+        if value not in _EMPTY_VALUES and not (name == "detail" and is_in_warning)
     }

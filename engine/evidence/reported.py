@@ -103,7 +103,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
         return None
     # The run's own evaluation comes first, so that `max` keeps it if a later one has as many tasks.
     levels = [(level(sides.after, measure), run.id)]
-    for evaluation_id, rows in _evaluations(home, store, run, config):
+    for evaluation_id, rows in _comparable_evaluations(home, store, run, config):
         if measure_of(rows) == measure:
             levels.append((level(rows, measure), evaluation_id))
     largest, measured_in = max(levels, key=lambda level_and_run: level_and_run[0].tasks)
@@ -116,7 +116,7 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     )
 
 
-def _evaluations(
+def _comparable_evaluations(
     home: Home, store: Store, run: RunDir, config: TrainConfig
 ) -> Iterator[tuple[str, Sequence[EvaluationRow]]]:
     """Yield (run id, rows) of the later evaluations that can be compared with a training run's own.
@@ -124,7 +124,7 @@ def _evaluations(
     Each asked the run's best checkpoint greedily (one attempt) on the held-out tasks of the run's
     environment, with the same limits on an answer as the run's own evaluations.
     """
-    own_limits = _limits(config, read_object(run.manifest).get("eval_sampling"))
+    own_limits = _answer_limits(config, read_object(run.manifest).get("eval_sampling"))
     for row in store.list_runs(_LOOK_BACK, states=["done"], kind="evaluate"):
         if row.env_id != config.env_id:
             continue
@@ -132,7 +132,7 @@ def _evaluations(
         evaluation_config = evaluation.find_config()
         if not isinstance(evaluation_config, EvaluateConfig) or not _is_plain(evaluation_config):
             continue
-        if evaluation.deleted.exists() or _limits(evaluation_config) != own_limits:
+        if evaluation.deleted.exists() or _answer_limits(evaluation_config) != own_limits:
             continue
         if run.id not in (ref.partition("@")[0] for ref in evaluation_config.model_refs):
             continue
@@ -147,7 +147,7 @@ def _is_plain(config: EvaluateConfig) -> bool:
     return config.split == "heldout" and config.attempts == 1 and not config.task_indices
 
 
-def _limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
+def _answer_limits(config: RunConfig, recorded: object = None) -> tuple[object, ...]:
     """What bounds an answer: (max tokens, max turns, whether the model thinks before it answers).
 
     `recorded` is the JSON object `eval_sampling` of the run's manifest. A limit that is missing

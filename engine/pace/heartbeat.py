@@ -113,18 +113,18 @@ def read_heartbeat(run: RunDir) -> Heartbeat | None:
     try:
         return Heartbeat(
             attempt=int(stored["attempt"]),
-            time=_number(stored["time"]),
+            time=_parse_finite(stored["time"]),
             phase=str(stored["phase"]),
             done=int(stored["done"]),
             of=int(stored["of"]),
-            outlook=_outlook(stored.get("outlook") or {}),
-            work={str(phase): _work(fields) for phase, fields in work_by_phase.items()},
+            outlook=_parse_outlook(stored.get("outlook") or {}),
+            work={str(phase): _parse_work(fields) for phase, fields in work_by_phase.items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError):  # damaged, or of another shape
         return None
 
 
-def _outlook(stored: Mapping[str, Any]) -> Outlook:
+def _parse_outlook(stored: Mapping[str, Any]) -> Outlook:
     """Parse a stored outlook (what the trainer knows of its end). Raises TypeError, ValueError or
     AttributeError if it is damaged."""
     earliest_end = stored.get("earliest_end")
@@ -135,19 +135,19 @@ def _outlook(stored: Mapping[str, Any]) -> Outlook:
     )
 
 
-def _work(stored: Mapping[str, Any]) -> Work:
+def _parse_work(stored: Mapping[str, Any]) -> Work:
     """Parse one stored entry of `work`. Raises KeyError, TypeError or ValueError if it is
     damaged."""
     return Work(
         planned=int(stored["planned"]),
         done=int(stored["done"]),
-        seconds=_number(stored["seconds"]),
-        squares=_number(stored["squares"]),
-        longest_silence_s=_number(stored["longest_silence_s"]),
+        seconds=_parse_finite(stored["seconds"]),
+        squares=_parse_finite(stored["squares"]),
+        longest_silence_s=_parse_finite(stored["longest_silence_s"]),
     )
 
 
-def _number(value: Any) -> float:
+def _parse_finite(value: Any) -> float:
     """Convert `value` to a finite float. Raises TypeError or ValueError if that is impossible."""
     number = float(value)
     if not math.isfinite(number):

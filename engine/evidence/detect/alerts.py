@@ -99,7 +99,7 @@ class Watch:
         self._against_start = against_start(self.run, step, planned=self._planned_evaluations())
         for event in read_events(self.run.events):
             self._restore(event, step)
-        self._trim()
+        self._drop_old_steps()
 
     def _restore(self, event: Event, step: int) -> None:
         """Restore from a past event the counts of training rows, or an alert that was raised or
@@ -132,13 +132,15 @@ class Watch:
         """
         self.lines.append({"step": step, **values})
         self._add_view(view_of(step, rollouts, self.settings))
-        self._trim()
+        self._drop_old_steps()
         beginning = self._read_beginning()  # what step 0 showed
         if evaluated:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        findings = find_all(self._facts(beginning), live=True)  # detectors for runs under way
+        findings = find_all(
+            self._facts_so_far(beginning), live=True
+        )  # detectors for runs under way
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:
@@ -153,7 +155,7 @@ class Watch:
             self._beginning = _Beginning(exam, gold_tokens(self.run))
         return self._beginning
 
-    def _facts(self, beginning: _Beginning) -> Facts:
+    def _facts_so_far(self, beginning: _Beginning) -> Facts:
         """Everything that the detectors read, as far as it is known at this step."""
         return Facts(
             self.algorithm,
@@ -229,7 +231,7 @@ class Watch:
         if view is not None:
             self.views.append(view)
 
-    def _trim(self) -> None:
+    def _drop_old_steps(self) -> None:
         """Drop the middle steps of a long run, to bound memory and time."""
         _drop_middle(self.lines)
         _drop_middle(self.views)
@@ -268,10 +270,10 @@ def open_alerts(run: RunDir) -> list[Finding]:
             alerts[finding_id] = event
         elif event.event == "alert_cleared":
             alerts.pop(finding_id, None)
-    return [_finding_of(finding_id, event) for finding_id, event in alerts.items()]
+    return [_finding_of_event(finding_id, event) for finding_id, event in alerts.items()]
 
 
-def _finding_of(finding_id: str, event: Event) -> Finding:
+def _finding_of_event(finding_id: str, event: Event) -> Finding:
     """Rebuild the finding from its `alert` event (see `alert_fields`)."""
     lever = event.fields.get("lever") or {}
     if lever.get("setting"):

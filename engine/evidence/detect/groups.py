@@ -36,7 +36,7 @@ def uniform_groups(facts: Facts) -> Finding | None:
     if _same_text_from_start(facts):
         return _same_text_finding(facts, shares)
     if plateau(facts) is not None:
-        return None
+        return None  # the detector `plateau` reports them
     # Equal rewards are no fault if all answers are right; unsolved tasks are left to `too_hard`.
     if shares.unsolved < limits.UNSOLVED_FLAT or never_solved(facts):
         return None
@@ -239,7 +239,7 @@ def too_hard(facts: Facts) -> Finding | None:
     if is_learning(facts) or not never_solved(facts) or _same_text_from_start(facts):
         return None
     if plateau(facts) is not None:
-        return None
+        return None  # the detector `plateau` reports them
     return _too_hard_finding(facts, effective_share)
 
 

@@ -209,7 +209,7 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
         earlier=_earlier_calibrations(stored, gold_hash, marks),
     )
     home.judges.mkdir(exist_ok=True)
-    calibration.write(_path(home, judge, rubric))
+    calibration.write(_calibration_path(home, judge, rubric))
     return calibration
 
 
@@ -319,12 +319,12 @@ def find_calibration(home: Home, judge: Judge, rubric: Rubric) -> Calibration | 
     """The stored calibration of this judge with this rubric. Returns None if there is none. Raises
     DamagedRecord if its file cannot be parsed."""
     try:
-        return Calibration.read(_path(home, judge, rubric))
+        return Calibration.read(_calibration_path(home, judge, rubric))
     except FileNotFoundError:
         return None
 
 
-def _path(home: Home, judge: Judge, rubric: Rubric) -> Path:
+def _calibration_path(home: Home, judge: Judge, rubric: Rubric) -> Path:
     """The file of the calibration of this judge with this rubric."""
     return home.judges / f"{judge.judge_hash}-{rubric.judged_hash}.json"
 
@@ -343,7 +343,7 @@ class _Asker:
 
     def judge_answer(self, gold: GoldAnswer) -> Judged | None:
         """Ask the judge about a gold answer. Returns None if it gave no verdict."""
-        score = self.rubric.score(_task(gold), gold.answer, self.judge)
+        score = self.rubric.score(_task_of(gold), gold.answer, self.judge)
         if score.error:
             self.first_error = self.first_error or score.error
             return None
@@ -370,7 +370,7 @@ class _Asker:
         the first place over both orders of the pair. 0 without a bias; None if the judge gave no
         verdict."""
         first, second = pair
-        criteria, task = self.rubric.for_judge, _task(first)
+        criteria, task = self.rubric.for_judge, _task_of(first)
         try:
             forward = self.judge.prefers_first(criteria, task, first.answer, second.answer)
             backward = self.judge.prefers_first(criteria, task, second.answer, first.answer)
@@ -380,7 +380,7 @@ class _Asker:
         return (forward + backward) / 2
 
 
-def _task(gold: GoldAnswer) -> Task:
+def _task_of(gold: GoldAnswer) -> Task:
     """A task with the prompt and the reference answer of a gold answer, as the judge is shown
     it."""
     return Task("gold", gold.prompt, gold.reference or None)

@@ -65,9 +65,9 @@ def line_chart(curve: Curve, width: int, height: int, label: str) -> Markup:
     if curve.line_at is not None:
         svg_parts.append(_vertical_line(frame, curve.line_at, curve.line_label))
     if curve.band:
-        svg_parts.append(_band(frame, curve.band))
+        svg_parts.append(_svg_band(frame, curve.band))
     svg_parts += _curve_lines(frame, curve.points)
-    svg_parts += [_mark(frame, mark) for mark in curve.marks]
+    svg_parts += [_svg_mark(frame, mark) for mark in curve.marks]
     svg_parts.append(_end_label(frame, curve))
     return as_svg(svg_parts, width, height, label)
 
@@ -144,9 +144,9 @@ def _strip_shapes(effect: Effect, width: int, x_of: _XOf) -> list[str]:
     axis_y = _STRIP_AXIS_Y
     return [
         _no_difference_band(x_of(-effect.margin), x_of(effect.margin)),
-        _line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (axis_y, axis_y)),
-        _line("zero", (x_zero, x_zero), (axis_y - 26, axis_y + 26)),
-        _line("interval", (x_low, x_high), (axis_y, axis_y)),
+        _svg_line("axis", (_STRIP_MARGIN, width - _STRIP_MARGIN), (axis_y, axis_y)),
+        _svg_line("zero", (x_zero, x_zero), (axis_y - 26, axis_y + 26)),
+        _svg_line("interval", (x_low, x_high), (axis_y, axis_y)),
         f'<circle class="estimate" cx="{x_value:.1f}" cy="{axis_y}" r="7"/>',
     ]
 
@@ -177,7 +177,7 @@ def _strip_headline(effect: Effect, width: int, x_of: _XOf) -> str:
     """The difference as text, above its dot on the axis."""
     text = signed(effect.value, effect.is_share)
     x = _centre_inside(x_of(effect.value), _HALF_HEAD * len(text), width)
-    return _text("head mid", x, _STRIP_AXIS_Y - 16, text)
+    return _svg_text("head mid", x, _STRIP_AXIS_Y - 16, text)
 
 
 def _direction_texts(effect: Effect, width: int) -> list[str]:
@@ -187,8 +187,8 @@ def _direction_texts(effect: Effect, width: int) -> list[str]:
     else:
         left_text, right_text = "← worse", "better →"
     return [
-        _text("faint", _STRIP_MARGIN, 11, left_text),
-        _text("faint end", width - _STRIP_MARGIN, 11, right_text),
+        _svg_text("faint", _STRIP_MARGIN, 11, left_text),
+        _svg_text("faint end", width - _STRIP_MARGIN, 11, right_text),
     ]
 
 
@@ -245,22 +245,21 @@ def _range_shapes(estimate: Range, width: int, x_of: _XOf) -> list[str]:
     x_low, x_likely, x_high = x_of(estimate.low), x_of(estimate.likely), x_of(estimate.high)
     axis_y = _RANGE_AXIS_Y
     return [
-        _line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (axis_y, axis_y)),
+        _svg_line("axis", (_RANGE_MARGIN, width - _RANGE_MARGIN), (axis_y, axis_y)),
         f'<rect class="range" x="{x_low:.1f}" y="{axis_y - 9}" rx="4" '
         f'width="{max(x_high - x_low, 3):.1f}" height="18"/>',  # narrower would not be seen
-        _line("likely", (x_likely, x_likely), (axis_y - 9, axis_y + 9)),
+        _svg_line("likely", (x_likely, x_likely), (axis_y - 9, axis_y + 9)),
     ]
 
 
 def _actual_mark(mark_x: float, text: str, width: int) -> list[str]:
-    """The SVG of the actual value at `mark_x` pixels from the left: an arrow, a line and its
-    text."""
+    """The SVG of the actual value at `mark_x` pixels from the left: an arrow, a line, a text."""
     axis_y = _RANGE_AXIS_Y
     x_text = _centre_inside(mark_x, _HALF_STRONG * len(text), width)
     return [
         f'<path class="actual" d="M{mark_x:.1f} {axis_y - 11}l-7 -11h14z"/>',
-        _line("actualline", (mark_x, mark_x), (axis_y - 11, axis_y + 11)),
-        _text("strong mid", x_text, 12, text),
+        _svg_line("actualline", (mark_x, mark_x), (axis_y - 11, axis_y + 11)),
+        _svg_text("strong mid", x_text, 12, text),
     ]
 
 
@@ -269,14 +268,14 @@ def _centre_inside(x: float, half_width: float, width: int) -> float:
     return min(max(x, half_width + 2), width - half_width - 2)
 
 
-def _line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
+def _svg_line(style: str, xs: tuple[float, float], ys: tuple[float, float]) -> str:
     """The SVG of a line from (xs[0], ys[0]) to (xs[1], ys[1]); `style` is its CSS class."""
     (x1, x2), (y1, y2) = xs, ys
     ends = f'x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"'
     return f'<line class="{style}" {ends}/>'
 
 
-def _text(style: str, x: float, y: float, text: str) -> str:
+def _svg_text(style: str, x: float, y: float, text: str) -> str:
     """The SVG of a text at (x, y); `style` is its CSS class."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
@@ -297,7 +296,7 @@ def _labels(texts: Sequence[tuple[float, str]], width: int, y: int, gap: int) ->
         )
         if not overlaps:
             placed_labels.append((x, half_width))
-            parts.append(_text("tick mid", x, y, text))
+            parts.append(_svg_text("tick mid", x, y, text))
     return parts
 
 
@@ -318,8 +317,8 @@ def level_bar(
         return 6 + (number - axis_start) / axis_span * (width - 12)
 
     svg_parts = [
-        _line("axis", (4, width - 4), (y_middle, y_middle)),
-        _line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
+        _svg_line("axis", (4, width - 4), (y_middle, y_middle)),
+        _svg_line("interval", (x_of(low), x_of(high)), (y_middle, y_middle)),
         f'<circle class="estimate" cx="{x_of(value):.1f}" cy="{y_middle}" r="5"/>',
     ]
     return as_svg(svg_parts, width, height, label)
@@ -484,9 +483,9 @@ def grid_lines(frame: Frame, is_share: bool) -> str:
     """A horizontal line with its label for every tick of the value axis."""
     parts = []
     for tick in frame.ticks:
-        y = frame.y(tick)
-        parts.append(_line("grid", (frame.margin_left, frame.width - frame.margin_right), (y, y)))
-        parts.append(_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
+        y, right_x = frame.y(tick), frame.width - frame.margin_right
+        parts.append(_svg_line("grid", (frame.margin_left, right_x), (y, y)))
+        parts.append(_svg_text("tick end", frame.margin_left - 8, y + 4, axis_text(tick, is_share)))
     return "".join(parts)
 
 
@@ -495,23 +494,24 @@ def step_labels(frame: Frame) -> str:
     label_y = frame.height - _BOTTOM + 19  # below the axis
     tick_count = 5 if frame.width > 460 else 3  # fewer on a phone and in small charts
     parts = [
-        _text("tick mid", frame.x(tick), label_y, str(int(tick)))
+        _svg_text("tick mid", frame.x(tick), label_y, str(int(tick)))
         for tick in nice_ticks(frame.first_step, frame.last_step, wanted_count=tick_count)
         if frame.first_step <= tick <= frame.last_step and tick == int(tick)
     ]
-    return "".join(parts) + _text("faint", frame.width - frame.margin_right + 14, label_y, "step")
+    word_x = frame.width - frame.margin_right + 14
+    return "".join(parts) + _svg_text("faint", word_x, label_y, "step")
 
 
 def _vertical_line(frame: Frame, step: float, text: str) -> str:
     """The SVG of a vertical line at `step`, with `text` on the side that has more room."""
     line_x, bottom = frame.x(step), frame.height - _BOTTOM
-    line = _line("best", (line_x, line_x), (_TOP, bottom))
+    line = _svg_line("best", (line_x, line_x), (_TOP, bottom))
     if line_x > frame.width * 0.6:  # a label to the right of it might leave the drawing
-        return line + _text("bestlabel end", line_x - 6, bottom - 7, text)
-    return line + _text("bestlabel", line_x + 6, bottom - 7, text)
+        return line + _svg_text("bestlabel end", line_x - 6, bottom - 7, text)
+    return line + _svg_text("bestlabel", line_x + 6, bottom - 7, text)
 
 
-def _band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
+def _svg_band(frame: Frame, band: Sequence[tuple[float, float, float]]) -> str:
     """The area between the low and the high values, given as (step, low, high), as SVG.
 
     Its outline runs along the high values and back along the low ones.
@@ -534,9 +534,9 @@ def _curve_lines(frame: Frame, points: Sequence[Point]) -> list[str]:
             f'<circle class="dot" cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3.5"/>'
             for step, value in points
         )
-        return [_path(frame, points, "line"), dots]
+        return [_svg_path(frame, points, "line"), dots]
     smooth = moving_average(points)
-    return [_path(frame, points, "raw"), _path(frame, smooth, "line")]
+    return [_svg_path(frame, points, "raw"), _svg_path(frame, smooth, "line")]
 
 
 def moving_average(points: Sequence[Point]) -> list[Point]:
@@ -553,18 +553,18 @@ def moving_average(points: Sequence[Point]) -> list[Point]:
     return smoothed_points
 
 
-def _path(frame: Frame, points: Sequence[Point], style: str) -> str:
+def _svg_path(frame: Frame, points: Sequence[Point], style: str) -> str:
     """The SVG of a line through the points; `style` is its CSS class."""
     spots = " ".join(f"{frame.x(step):.1f},{frame.y(value):.1f}" for step, value in points)
     return f'<polyline class="{style}" points="{spots}"/>'
 
 
-def _mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
+def _svg_mark(frame: Frame, mark: tuple[float, float, float, float]) -> str:
     """The SVG of a separately measured value, given as (step, low, value, high): a diamond, and a
     vertical line for its interval."""
     step, low, value, high = mark
     centre_x, centre_y = frame.x(step), frame.y(value)
-    whisker = _line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
+    whisker = _svg_line("whisker", (centre_x, centre_x), (frame.y(low), frame.y(high)))
     return whisker + f'<path class="mark" d="M{centre_x:.1f} {centre_y - 7:.1f}l7 7l-7 7l-7 -7z"/>'
 
 
@@ -576,7 +576,7 @@ def _end_label(frame: Frame, curve: Curve) -> str:
     step, value = end
     dot_x, dot_y = frame.x(step), frame.y(value)
     dot = f'<circle class="lastdot" cx="{dot_x:.1f}" cy="{dot_y:.1f}" r="4"/>'
-    return dot + _text("strong", dot_x + 9, dot_y + 4, axis_text(value, curve.is_share))
+    return dot + _svg_text("strong", dot_x + 9, dot_y + 4, axis_text(value, curve.is_share))
 
 
 def _line_end(curve: Curve) -> Point | None:

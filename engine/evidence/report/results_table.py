@@ -74,7 +74,7 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
-    rows = list(_rows(run))
+    rows = list(_table_rows(run))
     if not rows:
         raise UserError(
             "NO_EVALUATION",
@@ -82,9 +82,9 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
             hint="Wait for its first evaluation, or evaluate its model.",
             field="run_id",
         )
-    columns = _columns(rows)
+    columns = _column_types(rows)
     content = _as_csv(rows, columns) if form == "csv" else _as_parquet(rows, columns)
-    _write(path, content)
+    _replace_file(path, content)
     return WrittenTable(
         run_id,
         path=str(path),
@@ -94,13 +94,13 @@ def write_results(home: Home, run_id: str, path: Path, form: Format) -> WrittenT
     )
 
 
-def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
+def _table_rows(run: RunDir) -> Iterator[dict[str, Cell]]:
     """The rows of the table: by model (of an evaluation) or by step (of a training run), and within
     those in the order of the answers."""
     config = run.find_config()
     redact = redactor_for(run.home, config.env_dir if config else None)
-    tasks = _tasks(run, config)
-    for model, step, answers in _answers(run, config):
+    tasks = _tasks_by_id(run, config)
+    for model, step, answers in _answers_by_model_and_step(run, config):
         for answer in answers:
             task = tasks.get(answer.task, {})
             same_for_all_answers: dict[str, Cell] = {
@@ -109,10 +109,10 @@ def _rows(run: RunDir) -> Iterator[dict[str, Cell]]:
                 "model": model,
                 "step": step,
             }
-            yield same_for_all_answers | _row(answer, task, redact)
+            yield same_for_all_answers | _table_row(answer, task, redact)
 
 
-def _answers(
+def _answers_by_model_and_step(
     run: RunDir, config: RunConfig | None
 ) -> Iterator[tuple[str, int | None, Sequence[EvaluationRow]]]:
     """(model, step, answers) for each model of an evaluation (its step is None), or for each
@@ -125,7 +125,7 @@ def _answers(
         yield f"{run.id}@step{step}", step, read_evaluation(run.evals(step))
 
 
-def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
+def _tasks_by_id(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
     """The tasks of the run's environment version, by id. Returns {} if the version is gone."""
     name, _, hash12 = (config.env_id if config else "").partition("@")
     if not hash12:
@@ -133,7 +133,7 @@ def _tasks(run: RunDir, config: RunConfig | None) -> Mapping[str, TaskRow]:
     return {row["id"]: row for row in load_rows(run.home.env(name, hash12) / "tasks.jsonl")}
 
 
-def _row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Cell]:
+def _table_row(answer: EvaluationRow, task: TaskRow, redact: Redactor) -> dict[str, Cell]:
     """One answer as a row: column -> cell, without the columns run, env_id, model and step.
 
     `task` is the task that was answered; {} if the environment is gone.
@@ -174,7 +174,7 @@ def _as_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _columns(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
+def _column_types(rows: Iterable[Mapping[str, Cell]]) -> dict[str, type]:
     """The columns of the table with their types: `COLUMNS`, then the metrics, then the metadata;
     the latter two sorted by name."""
     all_names = {name for row in rows for name in row}
@@ -238,7 +238,7 @@ def _storable(value: Cell) -> Cell:
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
-def _write(path: Path, content: bytes) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     """Write the file, or replace it as a whole: readers see the old content or the new one.
 
     Raises UserError BAD_ARGUMENT if it cannot be written.

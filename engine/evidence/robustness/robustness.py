@@ -245,7 +245,7 @@ def _kind_result(
         result,
         outcome=outcome,
         word=_WORDS[outcome.verdict],
-        examples=_flips(outcome, plain_rows, reworded_rows, redact),
+        examples=_worse_examples(outcome, plain_rows, reworded_rows, redact),
     )
 
 
@@ -296,7 +296,7 @@ def _word_after_correction(word: Word, outcome: PairedVerdict) -> Word:
     return "inconclusive" if claims_change and not is_significant else word
 
 
-def _flips(
+def _worse_examples(
     outcome: PairedVerdict,
     plain: Sequence[EvaluationRow],
     reworded: Sequence[EvaluationRow],

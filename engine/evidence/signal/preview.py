@@ -122,11 +122,14 @@ def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | No
     groups = _groups(models)
     if not groups:
         return None
-    kinds_before, kinds_after = _kinds(groups, new=False), _kinds(groups, new=True)
+    kinds_before, kinds_after = (
+        _kinds_of_groups(groups, new=False),
+        _kinds_of_groups(groups, new=True),
+    )
     effective_changes = []  # of each group: 1 it became effective, -1 it was effective, 0 neither
     for before, after in zip(kinds_before, kinds_after, strict=True):
         effective_changes.append(float(after == "effective") - float(before == "effective"))
-    std_changes = [_std(group, new=True) - _std(group, new=False) for group in groups]
+    std_changes = [_reward_std(group, new=True) - _reward_std(group, new=False) for group in groups]
     return SignalPreview(
         groups=len(groups),
         tasks=len({group.task for group in groups}),
@@ -148,7 +151,7 @@ def _groups(models: Mapping[str, Sequence[EvaluationRow]]) -> list[_Group]:
     return [_Group(task, rows) for (_, task), rows in scored_rows.items() if len(rows) > 1]
 
 
-def _kinds(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
+def _kinds_of_groups(groups: Sequence[_Group], *, new: bool) -> list[Kind]:
     """The kind of each group under the new reward, or with `new=False` under the old one."""
     floor = floor_of(reward for group in groups for reward in group.rewards(new=new))
     return [kind_of(group.rewards(new=new), group.solved(new=new), floor) for group in groups]
@@ -162,12 +165,12 @@ def _levels(groups: Sequence[_Group], kinds: Sequence[Kind], *, new: bool) -> Gr
     top_reward = max(rewards)
     return GroupLevels(
         **shares_of(kinds),
-        std=statistics.fmean(_std(group, new=new) for group in groups),
+        std=statistics.fmean(_reward_std(group, new=new) for group in groups),
         at_top=rewards.count(top_reward) / len(rewards),
     )
 
 
-def _std(group: _Group, *, new: bool) -> float:
+def _reward_std(group: _Group, *, new: bool) -> float:
     """The standard deviation of the reward within a group, under the new reward or the old one."""
     return statistics.pstdev(group.rewards(new=new))
 

@@ -63,7 +63,7 @@ def facts_of_rows(rows: Sequence[TaskRow], contamination: Contamination) -> RowF
     rows = [row for row in rows if "prompt" in row]
     train = [row for row in rows if row.get("split") not in ("heldout", "dev")]
     heldout = [row for row in rows if row.get("split") == "heldout"]
-    pairs = [pair for pair in map(_pair, train) if pair is not None]
+    pairs = [pair for pair in map(_answer_pair, train) if pair is not None]
     return RowFacts(
         contamination=contamination,
         train=len(train),
@@ -96,7 +96,7 @@ def _contradicted(rows: Iterable[TaskRow]) -> int:
     return sum(counts.total() for counts in answers.values() if len(counts) > 1)
 
 
-def _pair(row: TaskRow) -> tuple[str, str] | None:
+def _answer_pair(row: TaskRow) -> tuple[str, str] | None:
     """(better answer, worse answer) of a row, as text. Returns None if one of them is missing."""
     metadata = row.get("metadata") or {}
     better, worse = metadata.get(CHOSEN) or row.get("answer"), metadata.get(REJECTED)

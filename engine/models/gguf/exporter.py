@@ -120,7 +120,7 @@ def _write_tensors(
     writer.write_ti_data_to_file()  # the descriptions of the tensors
     for tensor in tensors:
         storage = _storage(tensor.shape, kind)
-        writer.write_tensor_data(gguf.quantize(_read(tensor), storage))
+        writer.write_tensor_data(gguf.quantize(_values_of(tensor), storage))
     if rope_factors is not None:
         writer.write_tensor_data(rope_factors)
 
@@ -273,7 +273,7 @@ def _describe_tensor(
     writer.add_tensor_info(name, bytes_shape, np.dtype(np.uint8), size, raw_dtype=storage)
 
 
-def _read(tensor: _StoredTensor) -> np.ndarray:
+def _values_of(tensor: _StoredTensor) -> np.ndarray:
     """Return the values of a tensor in float32, with its rows in GGUF's order.
 
     Raises NotExportable if the file stores them in a type other than F32, F16 and BF16.

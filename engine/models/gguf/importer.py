@@ -55,7 +55,7 @@ def import_gguf(file: Path, folder: Path, source: str = "", license_name: str = 
     path, an empty `license_name` for the license that the file names. Raises NotImportable if the
     file is damaged, or something in it is missing or unknown.
     """
-    reader = _open(file)
+    reader = _open_gguf(file)
     values = _Metadata(reader)
     _require_whole_model(values)
     file_type = int(values.number("general.file_type", default=_NO_FILE_TYPE))
@@ -113,7 +113,7 @@ def _move_into_place(finished: Path, folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def _open(file: Path) -> "GGUFReader":
+def _open_gguf(file: Path) -> "GGUFReader":
     """Open the GGUF file for reading. Raises NotImportable if the file is damaged or big-endian."""
     # Imported late, so that control processes can read this module's names without numpy.
     from gguf import GGUFReader  # noqa: PLC0415

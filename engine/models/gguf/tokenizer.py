@@ -258,13 +258,13 @@ def _merges(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]
     """
     ranked: list[tuple[float, int, int, str, str]] = []  # what to sort by, then the merge
     for token, token_id in vocab.items():
-        for left, right in _cuts(token):
+        for left, right in _splits_in_two(token):
             if left in vocab and right in vocab:
                 ranked.append((-scores[token_id], vocab[left], vocab[right], left, right))
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _cuts(token: str) -> Iterator[tuple[str, str]]:
+def _splits_in_two(token: str) -> Iterator[tuple[str, str]]:
     """Yield every way to cut a token into two non-empty texts, such as ("a", "bc") and ("ab",
     "c")."""
     return ((token[:cut], token[cut:]) for cut in range(1, len(token)))
