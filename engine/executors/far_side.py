@@ -12,6 +12,7 @@ key `body` says. A request names an operation in `op`; its answer has `ok`, or `
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -107,24 +108,35 @@ class FarSide:
 
     def put(self, digest: str, offset: int, size: int, body: bytes) -> dict:
         """Take a part of a file; the whole is kept once it has the SHA-256 that names it."""
-        part = self._blob(digest) + ".part"
+        blob = self._blob(digest)
+        part = blob + ".part"
         os.makedirs(os.path.dirname(part), exist_ok=True)
-        with open(part, "r+b" if os.path.exists(part) else "w+b") as file:
-            file.truncate(offset)
+        # Several connections may send the same file at once: each writes the same bytes to the same
+        # places, nothing that is there is cut off, and whoever is last finds the file complete.
+        try:
+            create = 0 if offset or os.path.exists(blob) else os.O_CREAT
+            descriptor = os.open(part, os.O_RDWR | create, 0o600)
+        except FileNotFoundError:
+            if os.path.exists(blob):
+                return {}
+            raise Refused("the first part of a file is no longer there: send it again") from None
+        with os.fdopen(descriptor, "r+b") as file:
             file.seek(offset)
             file.write(body)
             if offset + len(body) < size:
                 return {}
+            file.truncate(size)
             file.flush()
             os.fsync(file.fileno())
             file.seek(0)
             seen = hashlib.sha256()
             while block := file.read(CHUNK):
                 seen.update(block)
-        if seen.hexdigest() != digest:
-            os.unlink(part)
-            raise Refused("a file came with other bytes than its hash says")
-        os.replace(part, self._blob(digest))
+        with contextlib.suppress(FileNotFoundError):  # where another connection moved it
+            if seen.hexdigest() != digest:
+                os.unlink(part)
+                raise Refused("a file came with other bytes than its hash says")
+            os.replace(part, blob)
         return {}
 
     def place(self, folder: str, files: dict, own: bool = False) -> dict:
@@ -151,8 +163,16 @@ class FarSide:
     def unpack(self, folder: str, digest: str) -> dict:
         """Make a folder of an archive that was put; one that is there stays."""
         target = self._path(folder)
-        if os.path.exists(target):
-            return {}
+        with contextlib.suppress(FileNotFoundError):  # another connection may do the same
+            if not os.path.exists(target):
+                self._unpack_to(target, digest)
+            os.unlink(self._blob(digest))  # its content is there now
+        if not os.path.exists(target):
+            raise Refused(f"{folder} was to be unpacked, and its archive is not there")
+        return {}
+
+    def _unpack_to(self, target: str, digest: str) -> None:
+        """Make the folder `target` of an archive. Raises FileNotFoundError where that is gone."""
         aside = f"{target}.new-{os.getpid()}"
         shutil.rmtree(aside, ignore_errors=True)
         os.makedirs(aside)
@@ -167,8 +187,6 @@ class FarSide:
                 with open(path, "wb") as file:
                     shutil.copyfileobj(source, file)
         _move(aside, target)
-        os.unlink(self._blob(digest))  # its content is there now
-        return {}
 
     def write(self, path: str, body: bytes) -> dict:
         """Write a small file whole."""

@@ -20,7 +20,7 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, share_lock, sync_folder, take_lock
 from engine.home import recovery
 from engine.home.run_dir import Home
-from engine.home.team.tables import OWNER_COLUMNS, OWNER_TABLES
+from engine.home.team.tables import OWNER_COLUMNS, OWNER_TABLES, m007_long_queues
 
 _BUSY_S = 30.0  # how long to wait for another process that holds a lock on the database
 # Errors of a disk that takes no writing: read-only, not permitted, full, or a limit is reached.
@@ -161,14 +161,12 @@ MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
     m004_several_gpus,
     m005_elsewhere,
     m006_owners,
+    m007_long_queues,
 ]
 
 
 class Damaged(Exception):
-    """The database file is no SQLite database, or a part of it is damaged.
-
-    The message is that of SQLite.
-    """
+    """The database file is no SQLite database, or a part is damaged; the message is SQLite's."""
 
 
 def open_database(home: Home) -> tuple[sqlite3.Connection, int]:

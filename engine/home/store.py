@@ -4,11 +4,12 @@ Growing data (metrics, rollouts, logs) is in files and not in the database. Only
 store*.py and database.py contain SQL.
 """
 
+import heapq
 import json
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
@@ -24,10 +25,12 @@ from engine.home.store_connection import (
     shared_too_little,
 )
 from engine.home.store_runs import RunTable
-from engine.home.team.tables import ENVS, seen_envs
+from engine.home.team.fair_queue import take_turns
+from engine.home.team.tables import ENVS, QUEUES, Queue, seen_envs
 
 MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
 _NEWEST_FIRST = "ORDER BY pushed DESC, version DESC"
+_READ_AT_ONCE = 20  # queued runs; the first few usually have one that can start
 _DEPLOYMENT_SETTABLE = frozenset(
     {"state", "url", "adapters", "serve_base", "memory_bytes", "ended", "message"}
 )
@@ -78,9 +81,7 @@ class LeaseTable(RunTable):
             ]
             if not free_devices:
                 return None
-            for row in self.queue():
-                if row.waits_for or row.gpus == 0 or row.is_elsewhere:
-                    continue
+            for row in self._in_turn("here"):
                 count = min(row.gpus, len(devices))
                 if count > len(free_devices):
                     if can_start is None or can_start(row):
@@ -97,20 +98,21 @@ class LeaseTable(RunTable):
     def _lease_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
         """Set the oldest queued run that needs no device to "preparing", and return its row; None
         if no such run can start. `claim` is that of `lease_next`."""
-        waiting = [row for row in self.queue() if row.gpus == 0 and not row.waits_for]
-        if not waiting:
-            return None
+        for row in self._in_turn("without_device"):
+            if self._count_without_device() >= MOST_WITHOUT_DEVICE:
+                return None
+            if claim is None or claim(row):
+                return self._lease(row.run_id, "")
+        return None
+
+    def _count_without_device(self) -> int:
+        """Return how many runs that need no device are under way."""
         question_marks = placeholders(HOLDS_DEVICE)
         (count,) = self._db.execute(
             f"SELECT COUNT(*) FROM runs WHERE gpus = 0 AND state IN ({question_marks})",
             HOLDS_DEVICE,
         ).fetchone()
-        if count >= MOST_WITHOUT_DEVICE:
-            return None
-        for row in waiting:
-            if claim is None or claim(row):
-                return self._lease(row.run_id, "")
-        return None
+        return int(count)
 
     def _lease_elsewhere(
         self, claim: Callable[[RunRow], bool] | None, run_limits: Mapping[str, int]
@@ -121,15 +123,78 @@ class LeaseTable(RunTable):
         Args:
             claim: that of `lease_next`.
             run_limits: machine -> how many runs it takes at once. A leased run has the machine as
-                its device."""
+                its device.
+        """
+        if not run_limits:
+            return None
         runs_on_machine = self._runs_per_device()
-        for row in self.queue():
-            has_room = row.is_elsewhere and runs_on_machine[row.compute] < run_limits.get(
-                row.compute, 0
-            )
-            if has_room and not row.waits_for and (claim is None or claim(row)):
+        with_room = [each for each, most in run_limits.items() if runs_on_machine[each] < most]
+        queues = [self._in_turn("elsewhere", machine) for machine in with_room]
+        for row in heapq.merge(*queues, key=lambda row: (row.queued, row.rowid)):
+            if claim is None or claim(row):
                 return self._lease(row.run_id, row.compute)
         return None
+
+    def _in_turn(self, queue: Queue, machine: str = "") -> Iterator[RunRow]:
+        """Yield the runs of a queue (of other machines: those for `machine`), in the order in which
+        they will start; runs that wait for others are left out.
+
+        They are read a few at a time, so whoever takes the first one does not pay for the length of
+        the queue.
+        """
+        lines = self._lines(queue, machine)
+        if len(lines) == 1:
+            yield from self._line(queue, machine, *lines[0])
+            return
+        by_owner: dict[str, list[Iterator[RunRow]]] = {}
+        for owner, priority in lines:
+            by_owner.setdefault(owner, []).append(self._line(queue, machine, owner, priority))
+        yield from take_turns(by_owner, self._hours_used_lately() if lines else {})
+
+    def _lines(self, queue: Queue, machine: str) -> list[tuple[str, str]]:
+        """Return (owner, priority) of the runs of a queue, each pair once."""
+        lines: list[tuple[str, str]] = []
+        last = ("", "")
+        while True:
+            found_rows = self._read(
+                f"SELECT owner, priority FROM runs {QUEUES[queue]} AND (owner, priority) > (?, ?) "
+                "ORDER BY owner, priority LIMIT 1",
+                (machine, *last) if queue == "elsewhere" else last,
+            )
+            if not found_rows:
+                return lines
+            last = found_rows[0]
+            lines.append(last)
+
+    def _line(self, queue: Queue, machine: str, owner: str, priority: str) -> Iterator[RunRow]:
+        """Yield the runs of an owner and a priority in a queue, as `_in_turn` does, the oldest
+        first."""
+        place = (machine, owner, priority) if queue == "elsewhere" else (owner, priority)
+        last = (0.0, 0)  # time in the queue and row id of the last run that was read
+        while True:
+            clauses = (
+                f"{QUEUES[queue]} AND owner = ? AND priority = ? "
+                "AND (queued, rowid) > (?, ?) ORDER BY queued, rowid LIMIT ?"
+            )
+            rows = self._rows_of("runs", (), clauses, (*place, *last, _READ_AT_ONCE))
+            yield from rows
+            if len(rows) < _READ_AT_ONCE:
+                return
+            last = (rows[-1].queued, rows[-1].rowid)
+
+    def has_queued(self) -> bool:
+        """Return whether any run is queued."""
+        return bool(self._read("SELECT 1 FROM runs WHERE state = 'queued' LIMIT 1", ()))
+
+    def has_ready(self) -> bool:
+        """Return whether any queued run waits for no other run."""
+        query = "SELECT 1 FROM runs WHERE state = 'queued' AND waits_for = '' LIMIT 1"
+        return bool(self._read(query, ()))
+
+    def waiting_runs(self) -> list[RunRow]:
+        """Return the queued runs that wait for others, in the order in which they were queued."""
+        clauses = "INDEXED BY queued_behind WHERE state = 'queued' AND waits_for != ''"
+        return self._rows_of("runs", (), f"{clauses} ORDER BY queued, rowid", ())
 
     def _lease(self, run_id: str, device: str) -> RunRow:
         """Assign `device` (ids of devices, separated by commas) to a queued run, set its state to

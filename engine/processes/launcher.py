@@ -130,13 +130,14 @@ def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
     home = home.whole  # the queue is that of all
     with Store(home) as store:
         waiting.release_waiting(home, store)
-        if all(row.waits_for for row in store.queue()):
+        if not store.has_ready():
             return started_ids
         place = place or LocalExecutor(home, store)
         machine = place.machine()
+        passed_over: set[str] = set()
         while True:
             try:
-                row = _lease_next(place, store, machine)
+                row = _lease_next(place, store, machine, passed_over)
                 if row is None:
                     return started_ids
                 if _start(place, store, row):
@@ -145,24 +146,44 @@ def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
                 place.release()
 
 
-def _lease_next(place: LocalExecutor, store: Store, machine: "Hardware") -> RunRow | None:
+def _lease_next(
+    place: LocalExecutor, store: Store, machine: "Hardware", passed_over: set[str]
+) -> RunRow | None:
     """Give the oldest queued run free devices of the machine, claim it, and return its row.
 
-    Returns None if no run can start now.
+    Runs that cannot start are added to `passed_over`, and are not looked at again: while this
+    process starts others, nothing becomes free. Returns None if no run can start now.
     """
     home = place.home
+    runs_per_device = device_shares.runs_per_device(home, machine)
 
     def choose(row: RunRow, free_ids: Sequence[str]) -> str:
         """Return the ids of the devices that a run gets; "" if none has room for it."""
-        promised = device_shares.promised_bytes(home, store, machine)
-        return devices_for(home.run(row.run_id), machine, free_ids, row.gpus, promised)
+        if row.run_id in passed_over:
+            return ""
+        # Of devices with one run each, those that are free hold none.
+        is_shared = runs_per_device > 1
+        promised = device_shares.promised_bytes(home, store, machine) if is_shared else None
+        devices = devices_for(home.run(row.run_id), machine, free_ids, row.gpus, promised)
+        if not devices:
+            passed_over.add(row.run_id)
+        return devices
+
+    def claim(row: RunRow) -> bool:
+        """Claim a run, if this was not tried before."""
+        if row.run_id in passed_over:
+            return False
+        is_claimed = _claim(place, row)
+        if not is_claimed:
+            passed_over.add(row.run_id)
+        return is_claimed
 
     return store.lease_next(
         [device.id for device in machine.devices],
-        claim=lambda row: _claim(place, row),
+        claim=claim,
         choose=choose,
         can_start=lambda row: not missing_secrets(home.run(row.run_id)),
-        runs_per_device=device_shares.runs_per_device(home, machine),
+        runs_per_device=runs_per_device,
         elsewhere={host.compute: host.runs for host in home.user_config().hosts.values()},
     )
 
@@ -214,7 +235,8 @@ def devices_for(
             None if no run holds a device.
     """
     promised = promised or Counter()
-    free_devices = [device for device in machine.devices if device.id in free_ids]
+    among = frozenset(free_ids)
+    free_devices = [device for device in machine.devices if device.id in among]
     free_devices = device_shares.with_room(run, free_devices, promised)
     device_count = min(gpus, len(machine.devices))
     if not free_devices or (len(free_devices) < device_count and any(promised.values())):
@@ -232,11 +254,10 @@ def devices_for(
 def _first_of_one_model(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
     """Return the first `count` devices of one model, or the first `count` of all if no model has so
     many."""
+    by_name: dict[str, list[Device]] = {}
     for device in devices:
-        same = [other for other in devices if other.name == device.name][:count]
-        if len(same) == count:
-            return same
-    return devices[:count]
+        by_name.setdefault(device.name, []).append(device)
+    return next((same[:count] for same in by_name.values() if len(same) >= count), devices[:count])
 
 
 def _may_start_on(run: RunDir, machine: "Hardware", gpus: Sequence["Device"]) -> bool:
@@ -349,7 +370,7 @@ def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
         for row in store.list_runs(limit=10_000, states=UNSETTLED):
             if executor.settle(home.run(row.run_id)):
                 settled_ids.append(row.run_id)
-        has_queued_runs = bool(store.queue())
+        has_queued_runs = store.has_queued()
     if has_queued_runs:
         try:
             start_queued(home, place)

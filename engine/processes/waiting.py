@@ -39,9 +39,8 @@ def release_waiting(home: Home, store: Store) -> None:
     """
     has_failed = True
     while has_failed:  # the next round finds the runs that wait for those that have just failed
-        waiting_rows = [row for row in store.queue() if row.waits_for]
         # `any` stops at the first run that fails; the next round treats the others.
-        has_failed = any(_release_or_fail(home, store, row) for row in waiting_rows)
+        has_failed = any(_release_or_fail(home, store, row) for row in store.waiting_runs())
 
 
 def link_checkpoint(source: Path, target: Path) -> None:

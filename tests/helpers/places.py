@@ -6,8 +6,9 @@ A new executor gets a subclass of `Place` and a row in `PLACES` of that test.
 import contextlib
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import crash_points
 import pytest
@@ -40,6 +41,9 @@ def killed(point: Point | None, act: Callable[[], Any]) -> None:
             act()
             if point is None:
                 os.kill(os.getpid(), signal.SIGKILL)
+        except BaseException:
+            traceback.print_exc()
+            raise
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
@@ -51,10 +55,12 @@ class Place:
 
     Attributes:
         home: the home whose runs go there.
+        executor_name: what a handle names it.
         points: the moments between intent and handle at which whoever starts a run may die.
     """
 
-    points: Mapping[str, Point | None] = {}
+    executor_name = ""
+    points: ClassVar[Mapping[str, Point | None]] = {}
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         self.home: Home = request.getfixturevalue("home")
@@ -146,17 +152,12 @@ class Place:
 
         return self.bench.until(look, f"{run.id} is {lives}", 60)
 
-    @property
-    def executor_name(self) -> str:
-        """What a handle names it."""
-        raise NotImplementedError
-
 
 class LocalPlace(Place):
     """This machine."""
 
     executor_name = LOCAL
-    points = {  # noqa: RUF012
+    points: ClassVar[Mapping[str, Point | None]] = {
         "in the transaction that hands out the device": Point(
             _LOCAL, "LocalExecutor.claim", "after"
         ),
@@ -205,7 +206,7 @@ class FakePlace(Place):
     """A cloud in memory. It cannot outlive a process: whoever dies here is an exception."""
 
     executor_name = "fake"
-    points = {"before the call": None, "after the call": None}  # noqa: RUF012
+    points: ClassVar[Mapping[str, Point | None]] = {"before the call": None, "after the call": None}
 
     def __init__(self, request: pytest.FixtureRequest) -> None:
         super().__init__(request)
@@ -253,7 +254,7 @@ class SshPlace(Place):
     """A machine over a real sshd on loopback."""
 
     executor_name = "ssh:box"
-    points = {  # noqa: RUF012
+    points: ClassVar[Mapping[str, Point | None]] = {
         "before anything is sent": Point(_SSH, "SshExecutor.send", "before"),
         "everything is sent": Point(_SSH, "SshExecutor.send", "after"),
         "after the call": Point(_SSH, "SshExecutor.start", "after"),

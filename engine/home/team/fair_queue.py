@@ -7,7 +7,7 @@ are bounded by what the machine can give, waiting is not: so every run comes fir
 """
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from engine.home.rows import RunRow
 
@@ -33,28 +33,40 @@ def fair_order(queued: Sequence[RunRow], used_hours: Mapping[str, float]) -> lis
     lines: dict[str, list[RunRow]] = {}
     for row in sorted(queued, key=_place_in_line):
         lines.setdefault(row.owner, []).append(row)
+    return list(take_turns({owner: [rows] for owner, rows in lines.items()}, used_hours))
+
+
+def take_turns(
+    lines: Mapping[str, Iterable[Iterable[RunRow]]], used_hours: Mapping[str, float]
+) -> Iterator[RunRow]:
+    """Yield queued runs in the order in which they should start.
+
+    Of each line no more is read than the order so far has needed.
+
+    Args:
+        lines: owner -> its runs in one or several lines (one for each priority), each in the order
+            in which its runs start.
+        used_hours: owner -> device hours used lately, faded; 0 for an owner that it lacks.
+    """
+    merged = {owner: heapq.merge(*own, key=_place_in_line) for owner, own in lines.items()}
     used = {owner: used_hours.get(owner, 0.0) for owner in lines}
-    taken = dict.fromkeys(lines, 0)  # how many runs of each line are in the order already
+    heap: list[tuple[float, float, str, RunRow]] = []
 
-    def entry(owner: str) -> tuple[float, float, str]:
-        """The first run left in the line of `owner`, as it is compared with those of the others;
-        runs that are equal otherwise start in the order in which they were queued."""
-        first = lines[owner][taken[owner]]
-        return used[owner] + _place_in_line(first), first.queued, owner
+    def push_next(owner: str) -> None:
+        """Compare the first run left in the line of `owner` with those of the others; runs that are
+        equal otherwise start in the order in which they were queued."""
+        row = next(merged[owner], None)
+        if row is not None:
+            heapq.heappush(heap, (used[owner] + _place_in_line(row), row.queued, owner, row))
 
-    heap = [entry(owner) for owner in lines]
-    heapq.heapify(heap)
-    order: list[RunRow] = []
+    for owner in lines:
+        push_next(owner)
     while heap:
-        _, _, owner = heapq.heappop(heap)
-        row = lines[owner][taken[owner]]
-        order.append(row)
-        taken[owner] += 1
+        _, _, owner, row = heapq.heappop(heap)
+        yield row
         if not row.waits_for:  # a run that waits for another one takes nothing yet
             used[owner] += max(row.estimated_hours, LEAST_H)
-        if taken[owner] < len(lines[owner]):
-            heapq.heappush(heap, entry(owner))
-    return order
+        push_next(owner)
 
 
 def _place_in_line(row: RunRow) -> float:

@@ -4,6 +4,10 @@ Every row that a caller can name is read through these selections (`store_connec
 belongs to somebody else is not there: no list, no prefix and no error knows of it.
 """
 
+import sqlite3
+from collections.abc import Mapping
+from typing import Literal
+
 from engine.home.rows import EVERYONE, Viewer
 
 # Table, column, value of the rows that were there before.
@@ -13,6 +17,33 @@ OWNER_COLUMNS = (
     ("runs", "priority", "normal"),
     ("deployments", "owner", ""),
 )
+# The runs that could start now, in three queues: for a device here, for none, for another machine.
+# Each has an index of its own, which is named because SQLite does not choose it by itself.
+Queue = Literal["here", "without_device", "elsewhere"]
+_READY = "WHERE state = 'queued' AND waits_for = '' AND"
+QUEUES: Mapping[Queue, str] = {
+    "here": f"INDEXED BY queued_here {_READY} gpus > 0 AND compute = 'local'",
+    "without_device": f"INDEXED BY queued_without_device {_READY} gpus = 0",
+    "elsewhere": f"INDEXED BY queued_elsewhere {_READY} compute != 'local' AND compute = ?",
+}
+_LINE = "(owner, priority, queued)"
+_INDEXES = (
+    f"CREATE INDEX queued_here ON runs {_LINE} {_READY} gpus > 0 AND compute = 'local'",
+    f"CREATE INDEX queued_without_device ON runs {_LINE} {_READY} gpus = 0",
+    "CREATE INDEX queued_elsewhere ON runs (compute, owner, priority, queued) "
+    f"{_READY} compute != 'local'",
+    "CREATE INDEX queued_behind ON runs (queued) WHERE state = 'queued' AND waits_for != ''",
+    "CREATE INDEX runs_by_time ON runs (queued)",
+    "CREATE INDEX runs_by_end ON runs (ended)",
+)
+
+
+def m007_long_queues(db: sqlite3.Connection) -> None:
+    """What is asked whenever a run starts or is queued costs the same however long the queue is."""
+    for statement in _INDEXES:
+        db.execute(statement)
+
+
 OWNER_TABLES = (
     """
     CREATE TABLE env_owners (
