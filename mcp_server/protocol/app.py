@@ -26,7 +26,6 @@ from mcp_server.access.viewing import seen
 from mcp_server.protocol.guard import GuardedServer
 from mcp_server.protocol.prompts import add_prompts
 from mcp_server.protocol.resources import add_resources
-from mcp_server.protocol.routes.transfers import add_transfers
 from mcp_server.protocol.tasks import WaitTasks
 from mcp_server.protocol.tools import NEEDS, all_tools
 
@@ -96,8 +95,6 @@ def build_server(
     )
     tasks.set_server(server)
     add_resources(server, home)
-    if not read_only:
-        add_transfers(server, home, allowed_roots)
     add_prompts(server)
     log_to(home)
     return server

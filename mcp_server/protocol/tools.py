@@ -24,7 +24,7 @@ from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.access.viewing import seen
-from mcp_server.api import uploads, verbs
+from mcp_server.api import verbs
 from mcp_server.api.after_wait import (
     HELD_WAIT_S,
     MAX_WAIT_S,
@@ -144,9 +144,7 @@ class Tools:
         """Store an environment (tasks and reward) as a version: env_id, rows per split, reward
         audit, problems with file:line. Push after every edit."""
         key = guard.caller_of(ctx)
-        if files:
-            return uploads.push_files(self.home, name, files, install, key, path)
-        return verbs.push_env(self.home, path, name, install, self.roots, key)
+        return verbs.push_env(self.home, path, name, install, self.roots, key, files)
 
     def dry_run(
         self,

@@ -11,9 +11,9 @@ from env_versions import write_version
 from mcp import Client
 
 from engine.core.files import write_json
-from engine.home.rows import May
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.team.owners import May
 from mcp_server.access.keys import Key, add_key
 
 ALL = ("read", "train", "install", "deploy")

@@ -8,7 +8,7 @@ GET  /share                  what the key shares
 
 import json
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from engine.core.errors import UserError
 from engine.core.reply import Reply
-from engine.home.rows import May
 from engine.home.run_dir import Home
+from engine.team.owners import May
 from mcp_server.access import sharing
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import Key, Scope
@@ -35,8 +35,8 @@ _CHUNK = 1 << 20  # bytes read at once
 _STATUS = {"FORBIDDEN": 403, "QUOTA": 429, "INTERNAL": 500, "DISK_FULL": 507}
 
 
-def add_transfers(server: MCPServer[Any], home: Home, roots: Sequence[Path]) -> None:
-    """Register the routes on `server`. `roots` are the folders that the tools may use."""
+def add_transfers(server: MCPServer[Any], home: Home) -> None:
+    """Register the routes on `server`, which serves `home`."""
 
     @server.custom_route("/envs/{name}", methods=["PUT"])
     async def put_env(request: Request) -> Response:
@@ -62,7 +62,7 @@ def add_transfers(server: MCPServer[Any], home: Home, roots: Sequence[Path]) -> 
 
         def export(view: Home, key: Key) -> Reply:
             """Write the export into the home, where the caller has no part of the path to say."""
-            reply.update(verbs.deploy(view, run_id, "export", form, "", roots, key))
+            reply.update(verbs.deploy(view, run_id, "export", form, key=key))
             return reply
 
         call = _Routed("deploy", "deploy", "use", {"run_id": run_id, "format": form})

@@ -18,14 +18,16 @@ from mcp_server.access.keys import Keys, add_key
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.http_app import LOOPBACK, MAX_BODY, http_app
-from mcp_server.protocol.routes.transfers import tar_of
+from mcp_server.protocol.routes.transfers import add_transfers, tar_of
 
 OWNERS = "owners-token-of-the-test"
 
 
 @pytest.fixture
 def client(home: Home, tmp_path: Path) -> TestClient:
-    app = http_app(build_server(home, [tmp_path]), Keys(home, OWNERS), LOOPBACK)
+    server = build_server(home, [tmp_path])
+    add_transfers(server, home)
+    app = http_app(server, Keys(home, OWNERS), LOOPBACK)
     return TestClient(app, base_url="http://localhost")
 
 
@@ -130,7 +132,7 @@ def test_an_export_comes_as_a_tar_and_one_under_way_says_to_ask_again(
     monkeypatch.setattr(
         verbs,
         "deploy",
-        lambda *given: {"state": next(states), "path": str(folder), "summary": "."},
+        lambda *given, **more: {"state": next(states), "path": str(folder), "summary": "."},
     )
     _, token = add_key(home, "ana", ["deploy"])
     assert client.get("/exports/r-1@best", headers=bearer(token)).status_code == 202
@@ -141,10 +143,3 @@ def test_an_export_comes_as_a_tar_and_one_under_way_says_to_ask_again(
         member = archive.extractfile("adapter.bin")
         assert member is not None and member.read() == b"\1" * 1000
     assert b"".join(tar_of(folder)) == answer.content
-
-
-def test_a_read_only_server_takes_and_gives_no_files(home: Home):
-    app = http_app(build_server(home, [], read_only=True), Keys(home, OWNERS), LOOPBACK)
-    client = TestClient(app, base_url="http://localhost")
-    answer = client.put("/envs/a", content=b"x", headers=bearer(OWNERS))
-    assert answer.status_code == 404

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.hints import Hint
-from engine.home.rows import PRIORITIES, NewRun, RunRow, Viewer
+from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.home.team.fair_queue import HEAD_START_H, LEAST_H, WAITED, faded, fair_order
+from engine.team.fair_queue import HEAD_START_H, LEAST_H, WAITED, faded, fair_order
+from engine.team.owners import PRIORITIES, Viewer
 
 LEAST: dict[str, Any] = {
     "rowid": 0,
@@ -176,4 +177,4 @@ def test_the_store_starts_what_the_order_says_and_shows_each_key_its_own(home: H
         assert first is not None and first.run_id == urgent and first.owner == "bob"
     with Store(ana) as store:
         assert [row.run_id for row in store.queue()] == hers
-        assert store.queue_position(hers[1]) == 3, "the place among all"
+        assert store.queue_position(hers[2]) == 4, "the place among all"
