@@ -40,7 +40,7 @@ SQL_FILES = {
     "engine/home/store.py",
     "engine/home/store_connection.py",
     "engine/home/store_runs.py",
-    "engine/home/team/tables.py",
+    "engine/team/tables.py",
     "envs/scorers/sql.py",  # runs what a model answered, on a database of the task
 }
 LONGEST, WARN_ABOVE = 600, 500

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import RowLengths
+from engine.home.owner_marks import own_part
 from engine.home.run_dir import Home
 from engine.models import catalog, tokens
 from engine.settings.run_size import BETWEEN_TURNS
@@ -107,7 +108,7 @@ def _user_batteries(home: Home, base_path: Path) -> list[Battery]:
 
     Raises UserError if no environment has a name that begins with "keep".
     """
-    record = registry.find_env(home, KEEP)
+    record = registry.find_env(own_part(home), KEEP)
     # `find_env` also accepts the beginning of a name, so this may be another environment.
     if record.name != KEEP or not record.scored:
         return []

@@ -10,9 +10,22 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
-from engine.home.run_dir import RunDir
+from engine.home.run_dir import Home, RunDir
 from engine.records.env_version import SEAL, Seal
 from engine.records.run_config import RunConfig
+from engine.team.owners import Viewer
+
+
+def home_of_owner(home: Home, config: RunConfig) -> Home:
+    """Return the home in which only what belongs to the owner of a run is seen, for what the run
+    itself looks up by name or makes: a version that it pushes belongs to its owner, and no name
+    means what somebody else has pushed or shared."""
+    return Home(home.root, Viewer(config.owner, may="change"))
+
+
+def own_part(home: Home) -> Home:
+    """Return the home in which only what belongs to its viewer, or to the local user, is seen."""
+    return Home(home.root, Viewer(home.viewer.owner if home.viewer else "", may="change"))
 
 
 def pinned_steps(run: RunDir) -> set[int]:

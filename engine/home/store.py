@@ -17,7 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.core.hints import Call, Hint
 from engine.home.recovery import OWNERS
-from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow, EnvRow, NewRun, RunRow, Share
+from engine.home.rows import HOLDS_DEVICE, LOCAL, DeploymentRow, EnvRow, NewRun, RunRow
 from engine.home.store_connection import (
     Connection,
     assignments,
@@ -25,8 +25,9 @@ from engine.home.store_connection import (
     shared_too_little,
 )
 from engine.home.store_runs import RunTable
-from engine.home.team.fair_queue import take_turns
-from engine.home.team.tables import ENVS, QUEUES, Queue, seen_envs
+from engine.team.fair_queue import take_turns
+from engine.team.owners import Share
+from engine.team.tables import ENVS, QUEUES, Queue, seen_envs
 
 MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
 _NEWEST_FIRST = "ORDER BY pushed DESC, version DESC"

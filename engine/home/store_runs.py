@@ -12,15 +12,15 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.hints import Hint
-from engine.home.rows import OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
+from engine.home.rows import HOLDS_DEVICE, OPEN, TERMINAL, TRANSITIONS, NewRun, RunRow
 from engine.home.store_connection import (
     Connection,
     assignments,
     placeholders,
     shared_too_little,
 )
-from engine.home.team.fair_queue import LOOK_BACK_S, faded, fair_order
-from engine.home.team.tables import seen_runs
+from engine.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
+from engine.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.
@@ -245,14 +245,15 @@ class RunTable(Connection):
         now = time.time()
         used: dict[str, float] = {}
         rows = self._read(
-            "SELECT owner, spent_hours, started, ended, gpus FROM runs "
-            "WHERE started IS NOT NULL AND (ended IS NULL OR ended > ?)",
-            (now - LOOK_BACK_S,),
+            "SELECT owner, spent_hours, estimated_hours, started, ended, gpus, state FROM runs "
+            f"WHERE ended > ? OR state IN ({placeholders(HOLDS_DEVICE)})",
+            (now - LOOK_BACK_S, *HOLDS_DEVICE),
         )
-        for owner, spent_hours, started, ended, gpus in rows:
-            under_way = 0.0 if ended else max(0.0, now - started) / 3600 * gpus
-            hours = faded(max(spent_hours, under_way), now - (ended or now))
-            used[owner] = used.get(owner, 0.0) + hours
+        for owner, hours, estimated_hours, started, ended, gpus, state in rows:
+            if state in HOLDS_DEVICE:  # what it will take counts at once
+                under_way = max(0.0, now - (started or now)) / 3600 * gpus
+                hours = max(hours, under_way, estimated_hours, LEAST_H)
+            used[owner] = used.get(owner, 0.0) + faded(hours, now - (ended or now))
         return used
 
     def queue_position(self, run_id: str) -> int:

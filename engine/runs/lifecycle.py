@@ -16,7 +16,7 @@ from engine.core.files import last_line
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.home.halves import ChoosingHalf, scores_in_words
-from engine.home.rows import OPEN, PRIORITIES, TERMINAL, RunRow, abbreviation_warning
+from engine.home.rows import OPEN, TERMINAL, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.pace.heartbeat import EXAM_PHASES
@@ -39,6 +39,7 @@ from engine.runs.submit.evaluation import submit_evaluation
 from engine.runs.submit.plans import submit as submit_training
 from engine.runs.submit.probe import submit_probe
 from engine.runs.submit.requests import TrainRequest
+from engine.team.owners import PRIORITIES
 
 __all__ = [
     "cancel",

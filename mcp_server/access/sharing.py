@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from engine.core.errors import UserError
 from engine.core.reply import Reply
-from engine.home.rows import EVERYONE, LOCAL, May, Share
+from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.team.owners import EVERYONE, May, Share
 from mcp_server.access.keys import list_keys
 
 MAY: tuple[May, ...] = ("read", "use")

@@ -7,5 +7,6 @@
     host_verbs.py  verbs of the command line about machines over SSH
     paths.py    paths as agents and people write them
     replies.py  the envelope, clean text, a size an agent can afford
+    uploads.py  environments that come as files
     verbs.py    one function per verb, one engine call each; tools and command line share them
 """

@@ -7,7 +7,7 @@ imports together take longer than the rest of our own start-up).
 # ruff: noqa: PLC0415
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,19 +56,20 @@ def get_status(
 
 def push_env(
     home: Home,
-    path: str,
+    path: str = "",
     name: str = "",
     install: bool = False,
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
+    files: Mapping[str, object] | None = None,
 ) -> Reply:
     """Check an environment and store it as a version.
 
     Args:
         home: the home that stores the version.
-        path: the folder of the environment; a relative path is looked for in the current folder,
-            then in `roots`.
+        path: the folder of the environment; a relative one is looked for here, then in `roots`.
         name: name of the environment; "" for the folder's name.
+        files: path -> text of each file, instead of `path`; then a name must be given.
         install: build a virtual environment from its requirements.txt first.
         roots: folders that the environment must lie in; None: any folder may be pushed.
         key: the caller; its scopes and the owner's consent decide about installing, secrets and
@@ -82,6 +83,10 @@ def push_env(
     from engine.environments import push
     from engine.runs.submit import regrading
 
+    if files:
+        from mcp_server.api import uploads
+
+        return uploads.push_files(home, name, files, install, key, path)
     if install:
         key.require("install", "push_env with install=true")
     folder = path if roots is None else paths.from_roots(path, roots)
@@ -437,9 +442,8 @@ def read_playbook(section: str = "", home: Home | None = None) -> str:
 
 
 def report(home: Home, run_id: str) -> Reply:
-    """Write `report.html` of a run and return its path. If the files of the run were deleted, keep
-    the report written before and return its path. Raises UserError RUN_NOT_FOUND if there is no
-    such run."""
+    """Write `report.html` of a run and return its path; if its files were deleted, that of the one
+    written before. Raises UserError RUN_NOT_FOUND if there is no such run."""
     from engine.evidence.report.html_report import write_report
 
     with Store(home) as store:
@@ -506,8 +510,7 @@ def inspect_data(
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install the packages that the requirements.txt in `folder` names, for an environment. Raises
-    UserError ENV_DEPS if one of them cannot be installed."""
+    """Install what the requirements.txt in `folder` names. Raises UserError ENV_DEPS."""
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
@@ -522,8 +525,7 @@ def diff_settings(home: Home, before: str, after: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """List the files and lines in which two versions of an environment differ. Raises UserError
-    ENV_NOT_FOUND if one of them does not exist."""
+    """List files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
     from engine.environments import versions
 
     reply = versions.diff(home, before, after)
@@ -531,11 +533,8 @@ def diff_envs(home: Home, before: str, after: str) -> Reply:
 
 
 def pull_env(home: Home, env_id: str, folder: Path) -> Reply:
-    """Copy the files of an environment version into a new folder.
-
-    Raises UserError ENV_NOT_FOUND if there is no such version, or BAD_ARGUMENT if the folder cannot
-    be written.
-    """
+    """Copy the files of an environment version into a new folder. Raises UserError ENV_NOT_FOUND if
+    there is no such version, or BAD_ARGUMENT if the folder cannot be written."""
     from engine.environments import versions
 
     return with_head(versions.pull(home, env_id, folder).to_json(), f"Pulled {env_id}.")
@@ -551,7 +550,7 @@ def seal_env(home: Home, env_id: str, looks: int) -> Reply:
 
 def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
     """Delete an environment version; one that ended runs have used needs `force`. Raises UserError
-    ENV_NOT_FOUND if there is no such version, or RUN_STATE if a run still uses it."""
+    ENV_NOT_FOUND, or RUN_STATE if a run still uses it."""
     from engine.environments import versions
 
     return with_head(versions.delete(home, env_id, force).to_json(), f"Deleted {env_id}.")

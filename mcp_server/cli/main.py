@@ -89,15 +89,18 @@ def serve(
     """The MCP server: stdio for an agent that starts it, HTTP with a bearer token for others."""
     from mcp_server.protocol.app import build_server
 
-    located_home = home_of(home)
-    server = build_server(located_home, _resolved_roots(root), read_only)
+    located_home, roots = home_of(home), _resolved_roots(root)
+    server = build_server(located_home, roots, read_only)
     if not http:
         _serve_stdio(server)
         return
     from mcp_server.access.bearer import load_token
     from mcp_server.access.keys import Keys
     from mcp_server.protocol.http_app import allowed_hosts, serve_http
+    from mcp_server.protocol.routes.transfers import add_transfers
 
+    if not read_only:
+        add_transfers(server, located_home)
     hosts = allowed_hosts(host, allow_host or ())
     accepted_keys = Keys(located_home, load_token(located_home))
     serve_http(server, accepted_keys, host=host, port=port, hosts=hosts)

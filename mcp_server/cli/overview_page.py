@@ -14,7 +14,7 @@ from engine.core.files import write_text
 from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.evidence.report.html_report import write_report
-from engine.home.rows import TERMINAL, EnvRow, RunRow
+from engine.home.rows import LOCAL, TERMINAL, EnvRow, RunRow
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_value
 from engine.home.store import Store
@@ -38,17 +38,19 @@ td { overflow-wrap: anywhere }
 <p>{{ home }}, {{ now }}. Written anew by <code>honesmith ui</code>.</p>
 <h2>Runs</h2>
 <table><tr><th>run</th><th>state</th><th>verdict</th><th>environment</th><th>model</th>
-<th>submitted</th><th>note</th></tr>
+<th>submitted</th><th>owner</th><th>note</th></tr>
 {% for run in runs %}<tr>
 <td>{% if run.report %}<a href="{{ run.report }}">{{ run.id }}</a>{% else %}{{ run.id }}{% endif %}
 </td><td>{{ run.state }}</td><td>{{ run.verdict }}</td><td>{{ run.env }}</td>
-<td>{{ run.model }}</td><td>{{ run.created }}</td><td>{{ run.note }}</td></tr>
-{% else %}<tr><td colspan="7">No run was submitted here yet.</td></tr>{% endfor %}</table>
+<td>{{ run.model }}</td><td>{{ run.created }}</td><td>{{ run.owner }}</td>
+<td>{{ run.note }}</td></tr>
+{% else %}<tr><td colspan="8">No run was submitted here yet.</td></tr>{% endfor %}</table>
 <h2>Environments</h2>
-<table><tr><th>version</th><th>kind</th><th>train</th><th>held out</th><th>audit</th></tr>
+<table><tr><th>version</th><th>kind</th><th>train</th><th>held out</th><th>audit</th>
+<th>owner</th></tr>
 {% for env in envs %}<tr><td>{{ env.id }}</td><td>{{ env.kind }}</td><td>{{ env.train }}</td>
-<td>{{ env.heldout }}</td><td>{{ env.audit }}</td></tr>
-{% else %}<tr><td colspan="5">No environment was pushed here yet.</td></tr>{% endfor %}</table>
+<td>{{ env.heldout }}</td><td>{{ env.audit }}</td><td>{{ env.owner }}</td></tr>
+{% else %}<tr><td colspan="6">No environment was pushed here yet.</td></tr>{% endfor %}</table>
 </body></html>
 """
 
@@ -99,6 +101,7 @@ def _env_fields(env: EnvRow) -> Mapping[str, object]:
         "train": env.info.get("rows", {}).get("train", 0),
         "heldout": env.info.get("rows", {}).get("heldout", 0),
         "audit": env.info.get("audit", ""),
+        "owner": env.owner or LOCAL,
     }
 
 
@@ -112,6 +115,7 @@ def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
         "model": row.model,
         "created": _utc_time(row.created),
         "note": row.note[:NOTE_CHARS],
+        "owner": row.owner or LOCAL,
         "report": _report_address(home, row),
     }
 

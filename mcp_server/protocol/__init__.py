@@ -10,6 +10,7 @@ then `guard.py`.
     parent_watch.py  the server ends when the agent that started it is gone
     prompts.py       three ways a person starts the work
     resources.py     playbook, runs, environments, hardware, settings to read
+    routes/          files in and out, and sharing, beside MCP
     stdio.py         lines over stdio that are not messages, mended or refused
     tasks.py         a wait as a task, for clients that declare tasks
     threads.py       calls that block: progress, and an end when the client cancels

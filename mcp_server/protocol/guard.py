@@ -27,6 +27,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import INVALID_REQUEST, CallToolResult, InputRequiredResult, TextContent
 
 from engine.core.errors import UserError
+from engine.core.files import JsonObject
 from engine.core.hints import Call as ToolCall
 from engine.core.reply import RESULT_CHARS, Reply
 from engine.home.run_dir import Home
@@ -123,7 +124,7 @@ class GuardedServer(MCPServer[Any]):
             return await self._call_as(caller, name, arguments, context)
 
     async def _call_as(
-        self, caller: Key, name: str, arguments: dict[str, Any], context: Context[Any, Any]
+        self, caller: Key, name: str, arguments: JsonObject, context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
         """Run a tool with the view that `caller` has of the home, as `call_tool` does."""
         try:

@@ -42,6 +42,10 @@ MIN_CONNECTIONS = 32  # even where this process may open few files
 MAX_BODY = 4 * 1024 * 1024  # bytes
 MAX_HEADERS = 32 * 1024  # bytes
 BODY_S = 20.0  # in which the whole body of a request must arrive
+UPLOADS = "/envs/"  # what the path of an upload begins with
+MAX_UPLOAD = 64 * 1024 * 1024  # bytes of an upload
+UPLOAD_S = 300.0  # in which a whole upload must arrive
+MAX_UPLOADS = 2  # at once: each is held in memory
 # A Host value: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
@@ -71,6 +75,7 @@ class Gate:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._rates = rates or Rates()
         self._sessions = sessions or Sessions(idle_s=SESSION_IDLE_S)
+        self._uploads = 0  # that are under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on to the application, or answer it here if it is refused.
@@ -82,6 +87,20 @@ class Gate:
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
             return None  # a WebSocket
+        if not _is_upload(scope):
+            return await self._serve(scope, receive, send)
+        if self._uploads >= MAX_UPLOADS:
+            busy = _closing_refusal("Other uploads are under way.", status=503)
+            busy.headers["Retry-After"] = "5"
+            return await busy(scope, receive, send)
+        self._uploads += 1
+        try:
+            return await self._serve(scope, receive, send)
+        finally:
+            self._uploads -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an HTTP request on to the application, or answer it here if it is refused."""
         admission = await self._admit(scope, receive)
         if isinstance(admission, Response):
             await admission(scope, receive, send)
@@ -113,7 +132,7 @@ class Gate:
         refusal = self._check_rate(key)
         if refusal is not None:
             return refusal
-        receive_body = await _read_body(scope, receive)
+        receive_body = await _read_body(scope, receive, *_limits_of_body(scope))
         if isinstance(receive_body, Response):
             return receive_body
         if not self._sessions.may_open(scope, key):
@@ -204,8 +223,21 @@ def _token_refusal() -> Response:
     )
 
 
-async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
-    """Read the body of a request, of at most `MAX_BODY` bytes within `BODY_S` seconds.
+def _is_upload(scope: Scope) -> bool:
+    """Whether a request brings an environment as files."""
+    return scope["method"] == "PUT" and scope["path"].startswith(UPLOADS)
+
+
+def _limits_of_body(scope: Scope) -> tuple[int, float]:
+    """Return the most bytes that the body of a request may have, and the seconds in which it must
+    arrive."""
+    return (MAX_UPLOAD, UPLOAD_S) if _is_upload(scope) else (MAX_BODY, BODY_S)
+
+
+async def _read_body(
+    scope: Scope, receive: Receive, most: int = MAX_BODY, seconds: float = BODY_S
+) -> Receive | Response:
+    """Read the body of a request, of at most `most` bytes within `seconds`.
 
     Returns:
         A `receive` that gives the whole body, or the original `receive` if there is no body. Or, if
@@ -215,19 +247,19 @@ async def _read_body(scope: Scope, receive: Receive) -> Receive | Response:
     declared_length = headers.get(b"content-length", b"0")
     # A length that is no number counts as too large. Only 20 digits are read: a number of more is
     # too large anyway, and slow to convert.
-    if not declared_length.isdigit() or int(declared_length[:20]) > MAX_BODY:
-        return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
+    if not declared_length.isdigit() or int(declared_length[:20]) > most:
+        return _closing_refusal(f"The body is larger than {most} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.
     if declared_length == b"0" and b"transfer-encoding" not in headers:
         return receive
-    with anyio.move_on_after(BODY_S):
-        return await _receive_whole_body(receive)
+    with anyio.move_on_after(seconds):
+        return await _receive_whole_body(receive, most)
     # Only reached if the time was up first.
-    return _closing_refusal(f"The body did not arrive within {BODY_S:g} s.", status=408)
+    return _closing_refusal(f"The body did not arrive within {seconds:g} s.", status=408)
 
 
-async def _receive_whole_body(receive: Receive) -> Receive | Response:
-    """Read a body until its last message, however long that takes.
+async def _receive_whole_body(receive: Receive, most: int) -> Receive | Response:
+    """Read a body of at most `most` bytes until its last message, however long that takes.
 
     Returns:
         A `receive` that gives the whole body in one message, then the messages after it. Or, if the
@@ -243,8 +275,8 @@ async def _receive_whole_body(receive: Receive) -> Receive | Response:
         chunk = message.get("body", b"")
         chunks.append(chunk)
         size += len(chunk)
-        if size > MAX_BODY:
-            return _closing_refusal(f"The body is larger than {MAX_BODY} bytes.", status=413)
+        if size > most:
+            return _closing_refusal(f"The body is larger than {most} bytes.", status=413)
         more_body = message.get("more_body", False)
     messages: list[Message] = [
         {"type": "http.request", "body": b"".join(chunks), "more_body": False}

@@ -134,17 +134,17 @@ class Tools:
 
     def push_env(
         self,
-        path: EnvPath,
+        *,
+        path: EnvPath = "",
         ctx: Context,
         name: Annotated[str, Field(description="Default: the folder's name")] = "",
-        install: Annotated[
-            bool, Field(description="Build a venv from its requirements.txt first.")
-        ] = False,
+        install: Annotated[bool, Field(description="requirements.txt first")] = False,
+        files: Annotated[JsonObject, Field(default_factory=dict, description="Or {path: text}")],
     ) -> Reply:
-        """Store an environment (tasks and reward) as an immutable version. Returns env_id, rows per
-        split, the reward audit, problems with file:line. Push again after every edit."""
+        """Store an environment (tasks and reward) as a version: env_id, rows per split, reward
+        audit, problems with file:line. Push after every edit."""
         key = guard.caller_of(ctx)
-        return verbs.push_env(self.home, path, name, install, self.roots, key)
+        return verbs.push_env(self.home, path, name, install, self.roots, key, files)
 
     def dry_run(
         self,

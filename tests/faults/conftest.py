@@ -9,6 +9,7 @@ import pytest
 from stand_ins import stand_in
 
 from engine.home.run_dir import Home
+from mcp_server.access.sharing import share
 from tests.engine.conftest import Bench, add_env, tuned  # noqa: F401  a fixture
 
 HERE = Path(__file__).parent
@@ -73,5 +74,7 @@ def steady(home: Home, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def env(home: Home) -> str:
-    """A pushed environment with 40 train and 20 held-out rows; its id."""
-    return add_env(home, "sums")
+    """A pushed environment with 40 train and 20 held-out rows, for every key to use; its id."""
+    env_id = add_env(home, "sums")
+    share(home, "sums", may="use")
+    return env_id

@@ -16,6 +16,7 @@ from engine.environments.registry import EnvRecord, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.results import TEST
 from engine.evidence.verdict.verdict import run_verdict
+from engine.home.owner_marks import home_of_owner
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import redactor_for
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
@@ -281,7 +282,9 @@ class PromptJob:
         if not search_result.is_new:
             return "", ""
         try:
-            env_id = make_version(self.run.home, self.env, search_result.texts)
+            env_id = make_version(
+                home_of_owner(self.run.home, self.config), self.env, search_result.texts
+            )
         except UserError as error:  # the texts are in the result all the same
             self.desk.event("not_pushed", f"the prompt could not be pushed: {error.message}")
             return "", error.message

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.environments import registry
 from engine.environments.push import push_env
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
@@ -25,7 +24,8 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
     The environment's bare name keeps meaning the version that it meant before. Raises UserError if
     the version cannot be pushed.
     """
-    newest = registry.find_env(home, env.name, sealed=True)
+    with Store(home) as store:  # [] if the owner of the run uses an environment of somebody else
+        newest = next((row for row in store.find_env(env.name) if row.name == env.name), None)
     with tempfile.TemporaryDirectory(prefix="honesmith-prompt-") as scratch:
         folder = Path(scratch) / "environment"
         shutil.copytree(env.source, folder)
@@ -33,16 +33,10 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
         toml = toml_file.read_text("utf-8-sig") if toml_file.is_file() else ""
         toml_file.write_text(with_prompt(toml, texts, env.version.prompt_of or env.env_id), "utf-8")
         reply = push_env(home, folder, name=env.name)
-    if newest.env_id != reply.env_id:
-        _make_newest(home, newest)
+    if newest is not None and newest.env_id != reply.env_id:
+        with Store(home) as store:  # the bare name means that version again
+            store.add_env(newest.name, newest.hash, kind=newest.kind, info=newest.info)
     return reply.env_id
-
-
-def _make_newest(home: Home, record: EnvRecord) -> None:
-    """Let the bare name of an environment mean this version again."""
-    with Store(home) as store:
-        row = next(row for row in store.find_env(record.env_id) if row.env_id == record.env_id)
-        store.add_env(row.name, row.hash, kind=row.kind, info=row.info)
 
 
 def with_prompt(toml: str, texts: Texts, of: str) -> str:

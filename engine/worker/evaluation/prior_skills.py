@@ -16,6 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import Appender
 from engine.cost.batteries import KEEP
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.home.owner_marks import home_of_owner
 from engine.home.run_dir import Home
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import TrainConfig
@@ -165,7 +166,7 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
         return
     yield battery_of(config.base.ref).first(most_questions)
     try:
-        record = find_env(home, KEEP)
+        record = find_env(home_of_owner(home, config), KEEP)
     except UserError:  # there is no such environment, or it is sealed (reserved for a final exam)
         return
     # `find_env` also takes prefixes; only an environment with exactly this name is meant.

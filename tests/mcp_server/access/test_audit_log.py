@@ -149,6 +149,11 @@ COMMANDS = {
     "runs delete r-1": "delete_run",
     "key add ci": "add_key",
     "key remove ci": "remove_key",
+    "key rotate ci": "rotate_key",
+    "key budget robots 5": "set_budget",
+    "share arith": "share",
+    "share": "",
+    "runs priority r-1 high": "set_priority",
     "setup --vllm": "setup_vllm",
     "models add smollm2": "add_model",
     "models remove smollm2": "remove_model",
@@ -225,7 +230,14 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     )
     monkeypatch.setattr("engine.runs.rerun.rerun_request", lambda home, run_id, changes: run_id)
     monkeypatch.setattr("engine.doctor.examine", lambda home: {"checks": [], "failed": False})
-    monkeypatch.setattr("mcp_server.cli.key_commands._remove", lambda home, name: {"key": name})
+    monkeypatch.setattr(
+        "mcp_server.cli.team.key_commands._remove", lambda home, name: {"key": name}
+    )
+    monkeypatch.setattr(
+        "mcp_server.cli.team.key_commands._rotate", lambda home, name: {"key": name}
+    )
+    monkeypatch.setattr("mcp_server.access.sharing.share", lambda home, **given: {"summary": "s"})
+    monkeypatch.setattr("engine.runs.lifecycle.set_priority", lambda home, *given: dict(reply))
     for name in ("add", "remove"):
         monkeypatch.setattr(f"engine.models.library.{name}", lambda home, **named: {"model": "m"})
     monkeypatch.setattr("engine.models.catalog.describe", lambda home, ref: {"model": ref})
@@ -237,7 +249,7 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     (left,) = lines(home)
     assert left.pop("time") > 0 and len(left.pop("args")) == 64
     named = {"key": "ci"} if " " in line and line.startswith("key") else {"run_id": "r-1"}
-    named = {} if line.startswith(("setup", "models")) else named
+    named = {} if line.startswith(("setup", "models", "key budget", "share")) else named
     about = {"who": "local", "via": "cli", "tool": COMMANDS[line], "result": "ok"}
     assert left == about | named
     assert home.audit.stat().st_mode & 0o777 == 0o600

@@ -88,6 +88,8 @@ def test_only_digests_are_kept_and_for_the_owner_alone(home: Home):
         "calls_per_minute": 600,
         "max_runs": 2,
         "max_deployments": 2,
+        "spent_gpu_hours": 0,
+        "open_runs": 0,
     }
 
 

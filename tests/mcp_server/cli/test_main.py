@@ -55,6 +55,7 @@ COMMANDS = {
     "report",
     "results",
     "verify",
+    "share",
     "data",
     "judge",
     "key",
@@ -74,10 +75,10 @@ def test_every_promised_command_is_there():
             *("benchmarks", "build", "diff", "pull", "seal", "delete"),
         },
         "data": {"inspect"},
-        "key": {"add", "list", "remove"},
+        "key": {"add", "list", "rotate", "budget", "remove"},
         "models": {"list", "add", "show", "remove"},
         "hosts": {"list", "add", "setup", "check", "remove"},
-        "runs": {"delete"},
+        "runs": {"delete", "priority"},
     }
 
 

@@ -56,7 +56,7 @@ def surface(home: Home) -> dict[str, dict]:
 
 # Of everything a client is told about the tools. It changes with them and with nothing else: no
 # environment, run or file may say a word here. Print the new one with pytest -vv and read the diff.
-SURFACE = "12d290a0de4e8c84f9fc83e887211ea1d5a39a88a8f74439721d0116c6a30cdd"
+SURFACE = "a1b7578355e3b78193ba005dce38e2d4ad34ddcc181c5be326ca0cbe5f9d6fac"
 
 
 def test_what_agents_are_told_of_the_tools_is_pinned(home: Home):

@@ -1,6 +1,6 @@
 """Owners and shares in the database: tables, and the SQL that selects what a viewer may see.
 
-Every row that a caller can name is read through these selections (`store_connection.py`), so what
+Every row that a caller can name is read through these selections (engine/home), so what
 belongs to somebody else is not there: no list, no prefix and no error knows of it.
 """
 
@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Literal
 
-from engine.home.rows import EVERYONE, Viewer
+from engine.team.owners import EVERYONE, Viewer
 
 # Table, column, value of the rows that were there before.
 OWNER_COLUMNS = (

@@ -8,8 +8,7 @@ are bounded by what the machine can give, waiting is not: so every run comes fir
 
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from engine.home.rows import RunRow
+from typing import Protocol, TypeVar
 
 HALF_LIFE_H = 24.0  # after so many hours, an hour that was used counts as half an hour
 LOOK_BACK_S = 7 * HALF_LIFE_H * 3600  # what ended longer ago counts for less than a hundredth
@@ -18,27 +17,45 @@ HEAD_START_H = {"high": 4.0, "normal": 0.0, "low": -4.0}
 LEAST_H = 0.05  # what a run counts at least: without it, many short runs would count as nothing
 
 
+class QueuedRun(Protocol):
+    """What the order depends on of a run (engine/home/rows.py says what each is)."""
+
+    @property
+    def owner(self) -> str: ...
+    @property
+    def priority(self) -> str: ...
+    @property
+    def queued(self) -> float: ...
+    @property
+    def estimated_hours(self) -> float: ...
+    @property
+    def waits_for(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=QueuedRun)
+
+
 def faded(hours: float, ended_ago_s: float) -> float:
     """Return how much `hours` of a run count that ended so many seconds ago."""
     return hours * 0.5 ** (max(0.0, ended_ago_s) / 3600 / HALF_LIFE_H)
 
 
-def fair_order(queued: Sequence[RunRow], used_hours: Mapping[str, float]) -> list[RunRow]:
+def fair_order(queued: Sequence[Run], used_hours: Mapping[str, float]) -> list[Run]:
     """Return the queued runs in the order in which they should start.
 
     Args:
         queued: the runs, in the order in which they were queued.
         used_hours: owner -> device hours used lately, faded; 0 for an owner that it lacks.
     """
-    lines: dict[str, list[RunRow]] = {}
+    lines: dict[str, list[Run]] = {}
     for row in sorted(queued, key=_place_in_line):
         lines.setdefault(row.owner, []).append(row)
     return list(take_turns({owner: [rows] for owner, rows in lines.items()}, used_hours))
 
 
 def take_turns(
-    lines: Mapping[str, Iterable[Iterable[RunRow]]], used_hours: Mapping[str, float]
-) -> Iterator[RunRow]:
+    lines: Mapping[str, Iterable[Iterable[Run]]], used_hours: Mapping[str, float]
+) -> Iterator[Run]:
     """Yield queued runs in the order in which they should start.
 
     Of each line no more is read than the order so far has needed.
@@ -50,7 +67,7 @@ def take_turns(
     """
     merged = {owner: heapq.merge(*own, key=_place_in_line) for owner, own in lines.items()}
     used = {owner: used_hours.get(owner, 0.0) for owner in lines}
-    heap: list[tuple[float, float, str, RunRow]] = []
+    heap: list[tuple[float, float, str, Run]] = []
 
     def push_next(owner: str) -> None:
         """Compare the first run left in the line of `owner` with those of the others; runs that are
@@ -69,7 +86,7 @@ def take_turns(
         push_next(owner)
 
 
-def _place_in_line(row: RunRow) -> float:
+def _place_in_line(row: QueuedRun) -> float:
     """Return, in hours, when a run would have to be queued to stand where its priority puts it,
     weighted as waiting is. Of two runs of one owner, the one with the smaller number starts first.
     """
