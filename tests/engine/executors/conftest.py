@@ -105,7 +105,7 @@ class Box:
             row = self.bench.row(run)
             return row if row.state in TERMINAL and not launcher.is_alive(run) else None
 
-        return self.bench.until(ended, f"{run.id} has ended: {self.bench.row(run)}", 100)
+        return self.bench.until(ended, f"{run.id} has ended: {self.bench.row(run)}", 200)
 
     def start(self, **settings: Any) -> RunDir:
         """Queue a run and start what is queued."""
