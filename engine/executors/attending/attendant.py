@@ -130,9 +130,10 @@ class Attendant:
                 return self._launch(executor, handle, again=True)
             self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
             return self._launch(executor, handle)
-        if handle.phase == "starting":
+        executor.start(self.run, handle)  # of one that is there, brings the secrets over again
+        if handle.phase == "starting":  # whoever started it died, or lost the connection
+            self._event("placed", f"started on {self.host.name}", launch=handle.launch)
             handle = handle.changed(self.run, phase="started")
-        executor.start(self.run, handle)  # changes nothing but brings the secrets over again
         return handle
 
     def _launch(self, executor: FarExecutor, last: Handle | None, *, again: bool = False) -> Handle:

@@ -1,4 +1,4 @@
-"""Runs as jobs of a real Slurm of one node, with a trainer without torch at the other end."""
+"""Fixtures: runs as jobs of a real Slurm of one node, whose trainers have no torch."""
 
 import signal
 from collections.abc import Iterator
@@ -78,8 +78,8 @@ class Cluster:
         return set(psutil.Process(pid).environ())
 
 
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
+@pytest.fixture(name="slurm")
+def slurm_of_one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
     """A Slurm that every command of this test speaks to."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
@@ -90,8 +90,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
     server.close()
 
 
-@pytest.fixture
-def cluster(
+@pytest.fixture(name="cluster")
+def cluster_of_slurm(
     home: Home,
     slurm: LoopbackSlurm,
     fake_python: Path,
