@@ -120,8 +120,10 @@ class Attendant:
             row = store.get_run(self.run.id)
         # An attempt that only continues one that died without a word takes the same end over again.
         is_resumed = row.continuations == 0 and handle is not None and handle.ended_in < row.attempt
-        if handle is None or (handle.phase == "ended" and is_resumed):
-            return self._launch(executor, handle)
+        if handle is None:
+            return self._launch(executor, None)
+        if handle.phase == "ended" and is_resumed:  # on request: what was lost before is forgotten
+            return self._launch(executor, replace(handle, losses=0, lost_at_step=0))
         probe = executor.probe(self.run, handle)
         if probe.life == "unknown":
             raise HostLost(probe.why or "the connection ended")
