@@ -250,10 +250,11 @@ class Attendant:
         self.waits_for = reason
 
     def _note_hours(self, handle: Handle, probe: Probe) -> None:
-        """Note for the supervisor here how long the run has held its devices over there."""
+        """Note how long the run has held its devices over there, and why it waits for them."""
         if probe.spent_s is not None:
             attempt = int(os.environ.get("HONESMITH_ATTEMPT", "1"))
-            hours.note(self.run, attempt, handle.launch, probe.spent_s)
+            why = probe.why if probe.life == "pending" else ""
+            hours.note(self.run, attempt, handle.launch, probe.spent_s, why)
 
     def _note_end(self, handle: Handle) -> Handle:
         """Note on the disk that everything of a launch is here."""

@@ -48,6 +48,20 @@ def test_a_run_becomes_a_job_and_comes_back(cluster):
     assert json.loads(run.far("placement").read_text())["phase"] == "ended"
 
 
+def test_the_login_node_is_reached_over_ssh(cluster, sshd):
+    config = sshd.folder / "sshd_config"
+    setting = f"SetEnv HOME={sshd.home}"
+    more = " ".join(f"{name}={text}" for name, text in cluster.slurm.variables.items())
+    config.write_text(config.read_text().replace(setting, f"{setting} {more}"))
+    sshd.stop()
+    sshd.start()
+    table = cluster.home.config_file
+    table.write_text(table.read_text() + 'ssh = "box"\n')
+    run = cluster.start()
+    assert cluster.until_ended(run).verdict == "better"
+    assert steps(run) == [0, 1, 2, 3]
+
+
 def test_a_second_start_finds_the_job_also_where_the_answer_of_sbatch_was_lost(cluster):
     run = cluster.start(hold_at=2)
     far = cluster.until_held(run)
