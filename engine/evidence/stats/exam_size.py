@@ -37,7 +37,7 @@ class ExamSize:
     @staticmethod
     def of(group_of_task: Mapping[str, str]) -> "ExamSize":
         """The size of the tasks; `group_of_task` is task -> its group, "" for none."""
-        clusters = Clusters.of(group_of_task, group_of_task)
+        clusters = Clusters.from_groups(group_of_task, group_of_task)
         count = len(group_of_task)
         if clusters is None:
             return ExamSize(count, 0, count)
