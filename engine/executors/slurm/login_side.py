@@ -328,18 +328,19 @@ def expect(root: str, options: Sequence[str]) -> JsonObject:
 
 
 def describe(
-    root: str, home_id: str, options: Sequence[str], program: Sequence[str], again: bool
+    root: str, home_id: str, options: Sequence[str], program: Sequence[str], is_first: bool
 ) -> JsonObject:
-    """Have a node say what it has, by a job of a minute: submitted by the first call, which `again`
-    says it is, and looked at by each. Answers `described` once it is there, or `why` it waits.
+    """Have a node say what it has, by a job that ends at once. The first call submits it, each
+    further call looks at it.
 
-    Raises SlurmDown, or SlurmRefused where the job ended without a word.
+    Answers `described` once that is there, `why` it waits as long as it is not, or how it has
+    `failed`. Raises SlurmDown, or SlurmRefused where it is not taken.
     """
     folder = Path(root) / "homes" / "check"
     file = folder / f"{home_id}.json"
     name = f"{name_prefix(home_id)}check"
     log = folder / f"{home_id}.log"
-    if again:
+    if is_first:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in commands.named([name]):
             if old.kind != "ended":
