@@ -27,13 +27,7 @@ from engine.pace.progress import write_status
 from engine.pace.staleness import LEAST_GRACE_S
 from engine.processes import launcher, limits, outcome
 from engine.processes.deployments import make_room
-from engine.processes.limits import (
-    LeaseWatch,
-    Limit,
-    limit_of_home,
-    limit_of_run,
-    nearest_cap,
-)
+from engine.processes.limits import LeaseWatch, Limit, nearest_cap
 from engine.processes.trainer_variables import trainer_variables
 from engine.processes.vigil import Vigil
 from envs.isolation import kernel
@@ -336,14 +330,14 @@ def _stop_trainer(watch: Watch) -> None:
 
 def _limits(watch: Watch) -> list[Limit]:
     """Return every limit of this attempt, the earliest first; [] if it has none."""
-    limits = (
-        limit_of_run(watch.store, watch.run.home, watch.row),
-        limit_of_home(watch.store, watch.run),
+    of_attempt = (
+        limits.limit_of_run(watch.store, watch.run.home, watch.row),
+        limits.limit_of_home(watch.store, watch.run),
         _limit_without_answers(watch),
         watch.vigil.limit(watch.elapsed) if watch.vigil else None,
         watch.lease.limit(watch.elapsed) if watch.lease else None,
     )
-    return sorted(limit for limit in limits if limit is not None)
+    return sorted(limit for limit in of_attempt if limit is not None)
 
 
 def _limit_without_answers(watch: Watch) -> Limit | None:
@@ -384,10 +378,10 @@ def _stop_at_limit(watch: Watch) -> bool:
 
     Returns whether a limit is reached, even if the run was stopping already.
     """
-    limits = _limits(watch)
-    if not limits:
+    of_attempt = _limits(watch)
+    if not of_attempt:
         return False
-    earliest = limits[0]  # `_limits` sorts them by their seconds
+    earliest = of_attempt[0]  # `_limits` sorts them by their seconds
     if watch.elapsed < earliest.seconds:
         return False
     state_was_set = watch.store.set_state(

@@ -75,6 +75,8 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
         status["warnings"].append("its checkpoints, answers and curves were deleted")
     if row.state == "queued":
         _add_place_in_queue(status, store, run, row)
+    if row.state == "preparing" and row.is_elsewhere:
+        status["warnings"] += _far_wait(run, row)
     status = _with_end(run, row, status)
     if was_deleted:
         _remove_calls(status)  # the suggested calls need the files that were deleted
@@ -360,6 +362,12 @@ def _waiting_warning(run: RunDir) -> list[str]:
         return [f"it waits for a server that has the secrets {names} in its environment"]
     memory = launcher.awaited_memory(run)
     return [memory] if memory else []
+
+
+def _far_wait(run: RunDir, row: RunRow) -> list[str]:
+    """Return a warning that names why a run still waits on another machine; [] if it does not."""
+    why = read_object(run.far("spent")).get("why")
+    return [f"it waits on {row.compute}: {why}"] if why else []
 
 
 def _result_fields(run: RunDir) -> Reply:

@@ -17,6 +17,9 @@ from fake_executor import DONE, LEASE_S, Cloud, FakeExecutor
 
 from engine.core.files import read_object
 from engine.executors import hosts, jobs
+from engine.executors.attending.places import connected
+from engine.executors.slurm import login_side
+from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import Link
 from engine.executors.ssh_executor import SshExecutor
 from engine.home.rows import LOCAL
@@ -28,6 +31,7 @@ from engine.processes.seam import Executor, Handle, Probe
 from engine.records.run_config import TrainConfig
 
 _LOCAL, _SSH = "engine.processes.local_executor", "engine.executors.ssh_executor"
+_SLURM = "engine.executors.slurm.executor"
 _LAUNCH = "launch.json"
 
 
@@ -316,3 +320,65 @@ class SshPlace(Place):
         executor.link._process.kill()
         yield
         self.box.sshd.start()
+
+
+class SlurmPlace(Place):
+    """A real Slurm of one node, whose commands this machine has."""
+
+    executor_name = "slurm:hpc"
+    points: ClassVar[Mapping[str, Point | None]] = {
+        "before anything is sent": Point(_SLURM, "SlurmExecutor.send", "before"),
+        "everything is sent": Point(_SLURM, "SlurmExecutor.send", "after"),
+        "after the call": Point(_SLURM, "SlurmExecutor.start", "after"),
+        "there, before sbatch": Point("engine.executors.slurm.commands", "submit", "before"),
+        "there, sbatch has answered": Point("engine.executors.slurm.commands", "submit", "after"),
+    }
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        super().__init__(request)
+        self.cluster = request.getfixturevalue("cluster")
+
+    def queue(self) -> RunDir:
+        return self.cluster.queue(hold_at=2)
+
+    @contextlib.contextmanager
+    def executor(self) -> Iterator[SlurmExecutor]:
+        with connected(self.home, self.cluster.host) as executor:
+            assert isinstance(executor, SlurmExecutor)
+            yield executor
+
+    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
+        assert isinstance(executor, SlurmExecutor)
+        config = run.read_config()
+        assert isinstance(config, TrainConfig)
+        executor.send(run, config, handle)
+        executor.start(run, handle)
+
+    def crash(self, point: str, run: RunDir) -> None:
+        if not point.startswith("there"):
+            super().crash(point, run)
+            return
+        handle = self.intend(run)
+        with self.executor() as executor:  # the login node is what dies
+            config = run.read_config()
+            assert isinstance(config, TrainConfig)
+            executor.send(run, config, handle)
+            asked: dict[str, Any] = {}
+            executor.link.job = lambda name, **values: asked.update(values) or {}  # type: ignore[method-assign]
+            executor.start(run, handle)
+            root = executor.root
+        killed(self.points[point], lambda: login_side.start(root, **asked))
+
+    def goes_on(self, executor: Executor, run: RunDir) -> Handle:
+        handle = super().goes_on(executor, run)
+        executor.start(run, handle)  # as whoever takes a run up does
+        return handle
+
+    def there(self, run: RunDir) -> RunDir:
+        return self.cluster.far_run(run)
+
+    @contextlib.contextmanager
+    def unreachable(self, executor: Executor) -> Iterator[None]:
+        assert isinstance(executor, SlurmExecutor)
+        executor.link._process.kill()
+        yield

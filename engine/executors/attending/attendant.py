@@ -120,8 +120,10 @@ class Attendant:
             row = store.get_run(self.run.id)
         # An attempt that only continues one that died without a word takes the same end over again.
         is_resumed = row.continuations == 0 and handle is not None and handle.ended_in < row.attempt
-        if handle is None or (handle.phase == "ended" and is_resumed):
-            return self._launch(executor, handle)
+        if handle is None:
+            return self._launch(executor, None)
+        if handle.phase == "ended" and is_resumed:  # on request: what was lost before is forgotten
+            return self._launch(executor, replace(handle, losses=0, lost_at_step=0))
         probe = executor.probe(self.run, handle)
         if probe.life == "unknown":
             raise HostLost(probe.why or "the connection ended")
@@ -130,9 +132,10 @@ class Attendant:
                 return self._launch(executor, handle, again=True)
             self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
             return self._launch(executor, handle)
-        if handle.phase == "starting":
+        executor.start(self.run, handle)  # of one that is there, brings the secrets over again
+        if handle.phase == "starting":  # whoever started it died, or lost the connection
+            self._event("placed", f"started on {self.host.name}", launch=handle.launch)
             handle = handle.changed(self.run, phase="started")
-        executor.start(self.run, handle)  # changes nothing but brings the secrets over again
         return handle
 
     def _launch(self, executor: FarExecutor, last: Handle | None, *, again: bool = False) -> Handle:
@@ -247,10 +250,11 @@ class Attendant:
         self.waits_for = reason
 
     def _note_hours(self, handle: Handle, probe: Probe) -> None:
-        """Note for the supervisor here how long the run has held its devices over there."""
+        """Note how long the run has held its devices over there, and why it waits for them."""
         if probe.spent_s is not None:
             attempt = int(os.environ.get("HONESMITH_ATTEMPT", "1"))
-            hours.note(self.run, attempt, handle.launch, probe.spent_s)
+            why = probe.why if probe.life == "pending" else ""
+            hours.note(self.run, attempt, handle.launch, probe.spent_s, why)
 
     def _note_end(self, handle: Handle) -> Handle:
         """Note on the disk that everything of a launch is here."""

@@ -1,4 +1,6 @@
-"""How long a run has held its devices at a place that counts that: a wait in a queue costs nothing.
+"""How long a run has held its devices at a place that counts that, and why it waits for them.
+
+A wait in a queue costs nothing.
 
 The attendant notes it in `spent.json` of the run's folder; the supervisor counts with it instead of
 its clock.
@@ -8,8 +10,9 @@ from engine.core.files import read_object, write_json
 from engine.home.run_dir import RunDir
 
 
-def note(run: RunDir, attempt: int, launch: int, spent_s: float) -> None:
-    """Note that a launch has held its devices for `spent_s` seconds, as seen in an attempt.
+def note(run: RunDir, attempt: int, launch: int, spent_s: float, why: str = "") -> None:
+    """Note that a launch has held its devices for `spent_s` seconds, as seen in an attempt, and why
+    it waits for them; "" where it does not.
 
     An attempt counts what came since the last look of the one before it, and all of its launches.
     """
@@ -21,6 +24,7 @@ def note(run: RunDir, attempt: int, launch: int, spent_s: float) -> None:
         "launch": launch,
         "spent_s": max(seen_s, spent_s),
         "seconds": counted_s + max(0.0, spent_s - seen_s),
+        "why": why,
     }
     if now != before:
         write_json(run.far("spent"), now, fsync=False)

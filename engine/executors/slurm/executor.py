@@ -23,7 +23,9 @@ _MARGIN_HOURS = 0.25  # of a job beyond the run's cap: to start, to evaluate, to
 _LEAST_MINUTES = 5
 _SAVE_S = 120  # before its time limit a job is told to end, so that it saves
 _END_S = 700.0  # that an older launch may take to save and end
-_LOOK_S = 1.0  # between two looks at the job that describes a node
+_LOOK_S = (1.0, 30.0)  # between two looks at the job that describes a node, at first and later
+_COMING_S = 60.0  # until what it wrote is seen
+_A_MOMENT = 1e-6  # hours
 _DOWN = "SLURM_DOWN"  # code of the far side's error: the controller does not answer
 
 
@@ -59,28 +61,7 @@ class SlurmExecutor:
 
         Raises FarError where it does not start in that time, or ends without an answer.
         """
-        again, shown, deadline = True, "", time.monotonic() + patience_s
-        while True:
-            answer = self.link.job(
-                "describe",
-                home_id=self.home_id,
-                options=self._options(1, 0.0),
-                program=self._program,
-                again=again,
-            )
-            again = False
-            if "failed" in answer:
-                raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {answer['failed']}")
-            described = answer.get("described")
-            if isinstance(described, dict):
-                break
-            why = one_line(str(answer.get("why", "")), 300)
-            if why != shown:
-                say(why)
-                shown = why
-            if time.monotonic() > deadline:
-                raise FarError("HOST_UNUSABLE", f"no node has answered yet: {why}")
-            time.sleep(_LOOK_S)
+        described = self._described(say, patience_s)
         if described.get("database"):
             raise FarError(
                 "HOST_UNUSABLE",
@@ -89,6 +70,31 @@ class SlurmExecutor:
             )
         facts = hosts.note_facts(self.home, self.host, self.link.python, described)
         return Caps(facts.hardware.measured(), facts.packages)
+
+    def _described(self, say: Callable[[str], None], patience_s: float) -> JsonObject:
+        """What a node says of itself. Raises as `look_at_a_node`."""
+        asked = {
+            "home_id": self.home_id,
+            "options": self._options(1, _A_MOMENT),
+            "program": self._program,
+        }
+        answer = self._job("describe", **asked, is_first=True)
+        began, failed_at, shown = time.monotonic(), math.inf, ""
+        while not isinstance(described := answer.get("described"), dict):
+            waited_s = time.monotonic() - began
+            # A shared file system may show what the job wrote some time after it has ended.
+            failed_at = min(failed_at, waited_s) if "failed" in answer else math.inf
+            if waited_s - failed_at > _COMING_S:
+                raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {answer['failed']}")
+            why = one_line(str(answer.get("why", "")), 300)
+            if why != shown:
+                say(why)
+                shown = why
+            if waited_s > patience_s:
+                raise FarError("HOST_UNUSABLE", f"no node has answered yet: {why}")
+            time.sleep(min(_LOOK_S[1], max(_LOOK_S[0], waited_s / 10)))
+            answer = self._job("describe", **asked, is_first=False)
+        return described
 
     def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
         """Put everything over there that the run needs; returns the bytes that were sent."""

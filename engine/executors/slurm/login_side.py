@@ -29,6 +29,7 @@ _SETTLE_S = 15.0  # until the last words of an ended job have come through the s
 _COMING_S = 180.0  # that a file system may show files of another node as they were before
 _MISSING_S = 60.0  # until a job that Slurm does not know and that is silent counts as lost
 _STOP_S = 600.0  # that a run may take to save before its job is ended
+_JOB_END_S = 10.0  # that a job may take to end after its last word
 _LOCK_S = 60.0
 _NEVER = float("-inf")
 _LIVES = {"waiting": "pending", "running": "running", "ended": "exited"}
@@ -259,6 +260,7 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
     living = [place for place in left if _is_living(place)]
     for place in left:
         if place not in living:
+            _let_job_end(place)
             shutil.rmtree(place.path, ignore_errors=True)
             _watches.pop(place.job_name, None)
     return {"removed": not living}
@@ -268,6 +270,20 @@ def _is_living(place: Place) -> bool:
     """Whether a launch has a job that waits or runs, and has not said its last word."""
     present = commands.named([place.job_name])
     return not place.ended.exists() and any(job.kind != "ended" for job in present)
+
+
+def _let_job_end(place: Place) -> None:
+    """Wait until the job of a run that has ended is gone too; it is ended where it takes long."""
+    deadline = time.monotonic() + _JOB_END_S
+    while True:
+        left = [job for job in commands.named([place.job_name]) if job.kind != "ended"]
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            for job in left:
+                commands.cancel(job.id)
+            return
+        time.sleep(0.2)
 
 
 def clear(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
@@ -312,18 +328,19 @@ def expect(root: str, options: Sequence[str]) -> JsonObject:
 
 
 def describe(
-    root: str, home_id: str, options: Sequence[str], program: Sequence[str], again: bool
+    root: str, home_id: str, options: Sequence[str], program: Sequence[str], is_first: bool
 ) -> JsonObject:
-    """Have a node say what it has, by a job of a minute: submitted by the first call, which `again`
-    says it is, and looked at by each. Answers `described` once it is there, or `why` it waits.
+    """Have a node say what it has, by a job that ends at once. The first call submits it, each
+    further call looks at it.
 
-    Raises SlurmDown, or SlurmRefused where the job ended without a word.
+    Answers `described` once that is there, `why` it waits as long as it is not, or how it has
+    `failed`. Raises SlurmDown, or SlurmRefused where it is not taken.
     """
     folder = Path(root) / "homes" / "check"
     file = folder / f"{home_id}.json"
     name = f"{name_prefix(home_id)}check"
     log = folder / f"{home_id}.log"
-    if again:
+    if is_first:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in commands.named([name]):
             if old.kind != "ended":

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from loopback_sshd import WHY_NOT, LoopbackSshd
 from run_configs import train_config
+from slurm_cluster import cluster_of_slurm, slurm_of_one_node
 
 from engine.core.files import write_json
 from engine.executors import hosts
@@ -24,6 +25,7 @@ from engine.models import catalog
 from engine.processes import launcher
 from engine.processes.seam import Handle
 
+__all__ = ["cluster_of_slurm", "slurm_of_one_node"]  # fixtures
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"
 
 
@@ -105,7 +107,7 @@ class Box:
             row = self.bench.row(run)
             return row if row.state in TERMINAL and not launcher.is_alive(run) else None
 
-        return self.bench.until(ended, f"{run.id} has ended: {self.bench.row(run)}", 100)
+        return self.bench.until(ended, f"{run.id} has ended: {self.bench.row(run)}", 200)
 
     def start(self, **settings: Any) -> RunDir:
         """Queue a run and start what is queued."""

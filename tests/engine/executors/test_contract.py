@@ -7,7 +7,7 @@ import contextlib
 import threading
 
 import pytest
-from places import FakePlace, LocalPlace, Place, SshPlace
+from places import FakePlace, LocalPlace, Place, SlurmPlace, SshPlace
 
 from engine.processes.seam import Owned
 
@@ -17,6 +17,7 @@ PLACES = {
     "local": (LocalPlace, ()),
     "fake": (FakePlace, ()),
     "ssh": (SshPlace, (pytest.mark.machines,)),
+    "slurm": (SlurmPlace, (pytest.mark.machines,)),
 }
 CRASHES = [
     pytest.param(name, point, marks=marks, id=f"{name}-{point}")

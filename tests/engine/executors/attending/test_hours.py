@@ -1,7 +1,11 @@
 """Hours that another machine counts."""
 
+import dataclasses
+
 from engine.executors.attending import hours
+from engine.home.store import Store
 from engine.processes.limits import held_elsewhere_s
+from engine.runs.run_status import status_of
 
 
 def test_an_attempt_counts_all_of_its_launches_and_what_came_since_the_one_before(bench):
@@ -19,3 +23,15 @@ def test_an_attempt_counts_all_of_its_launches_and_what_came_since_the_one_befor
     hours.note(run, 2, 2, 26.0)
     assert held_elsewhere_s(run, 2) == 21.0
     assert held_elsewhere_s(run, 1) is None
+
+
+def test_a_run_that_waits_on_a_cluster_says_so_in_its_status(bench):
+    run = bench.queue()
+    with Store(bench.home) as store:
+        values = {"compute": "slurm:hpc", "state": "preparing"}
+        row = dataclasses.replace(store.get_run(run.id), **values)
+        hours.note(run, 1, 1, 0.0, "Slurm: Priority")
+        warnings = status_of(bench.home, store, row)["warnings"]
+        assert "it waits on slurm:hpc: Slurm: Priority" in warnings
+        hours.note(run, 1, 1, 2.0)  # it runs
+        assert "Slurm" not in str(status_of(bench.home, store, row)["warnings"])

@@ -26,6 +26,11 @@ MEASURED = re.compile(
     r"|.*path|.*_dir|gpu_hours.*|hardware|device.*|duration.*|speed.*|pid|host.*|.*_hours"
 )
 
+SHORT: dict[str, dict[str, Any]] = {
+    "sft": {"steps": 2, "eval_rows": 4},
+    "grpo": {"steps": 2, "eval_rows": 4, "prompts_per_step": 3, "max_tokens": 12},
+}
+
 
 def plain(value: Any) -> Any:
     """A value without what was measured."""
@@ -61,7 +66,7 @@ def test_a_job_has_the_numbers_and_the_weights_of_the_run_here(
     env_id = push(home, tmp_path / "sums")
     runs = []
     for compute in ("local", "slurm:hpc"):
-        settings = BASE[algorithm] | {"compute": compute}
+        settings = BASE[algorithm] | SHORT[algorithm] | {"compute": compute}
         reply = submit(home, TrainRequest(env_id=env_id, algorithm=algorithm, settings=settings))
         run = home.run(str(reply["run_id"]))
 

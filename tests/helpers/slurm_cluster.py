@@ -1,4 +1,4 @@
-"""Runs as jobs of a real Slurm of one node, with a trainer without torch at the other end."""
+"""Fixtures: runs as jobs of a real Slurm of one node, whose trainers have no torch."""
 
 import signal
 from collections.abc import Iterator
@@ -27,7 +27,11 @@ class Cluster:
         self.host = hosts.host_of(home, "hpc")
         # What runs at another place have in common with those of a host over SSH.
         self.queue, self.start, self.until_ended = box.queue, box.start, box.until_ended
-        self.events, self.handle, self.bench = box.events, box.handle, box.bench
+        self.handle, self.bench, self._events = box.handle, box.bench, box.events
+
+    def events(self, run: RunDir) -> list[str]:
+        """The names of the run's events here, as far as there are any yet."""
+        return self._events(run) if run.events.exists() else []
 
     def place(self, run: RunDir) -> Place:
         """The launch of a run at the other side."""
@@ -44,8 +48,8 @@ class Cluster:
 
     def until_held(self, run: RunDir) -> RunDir:
         """Until the trainer at the other side holds; returns its folder."""
-        self.bench.until(lambda: run.far("placement").exists(), "it is put somewhere", 40)
-        self.bench.until(lambda: (self.far_run(run).path / "holds").exists(), "it holds", 60)
+        self.bench.until(lambda: run.far("placement").exists(), "it is put somewhere", 200)
+        self.bench.until(lambda: (self.far_run(run).path / "holds").exists(), "it holds", 200)
         return self.far_run(run)
 
     def job(self, run: RunDir) -> str:
@@ -74,8 +78,8 @@ class Cluster:
         return set(psutil.Process(pid).environ())
 
 
-@pytest.fixture
-def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
+@pytest.fixture(name="slurm")
+def slurm_of_one_node(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
     """A Slurm that every command of this test speaks to."""
     if WHY_NOT:
         pytest.skip(WHY_NOT)
@@ -86,8 +90,8 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackSlurm]:
     server.close()
 
 
-@pytest.fixture
-def cluster(
+@pytest.fixture(name="cluster")
+def cluster_of_slurm(
     home: Home,
     slurm: LoopbackSlurm,
     fake_python: Path,
