@@ -212,7 +212,7 @@ def _device_kind(features: Mapping[str, object]) -> str:
     `features` is a column of the run's row in the database's table of calibrations.
     """
     device = str(features.get("device") or "cpu")  # such as "cuda:0"
-    if device.startswith(("ssh:", "slurm:")):
+    if device.startswith(("ssh:", "slurm:", "ray:")):
         return device
     return "cpu" if device.startswith("cpu") else "cuda"
 

@@ -23,7 +23,7 @@ from engine.home.store import Store
 from engine.home.user_config import Host, read_config
 from engine.records.record import DamagedRecord, Record
 
-KINDS = ("ssh:", "slurm:")  # before the name of a host, in the setting `compute`
+KINDS = ("ssh:", "slurm:", "ray:")  # before the name of a host, in the setting `compute`
 _LOCK_S = 5.0  # seconds to wait for another process that makes the id of the home
 
 
@@ -232,13 +232,16 @@ def _key(name: str) -> str:
 
 def _toml(value: str | int | float) -> str:
     """A value of TOML; texts have no character here that would need more."""
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value}"
 
 
 def shown(home: Home, host: Host) -> dict[str, object]:
     """A host for a listing: what it is, and what the last check found."""
     entry: dict[str, object] = {"host": host.name, "compute": host.compute}
-    not_shown = ("name", "python", *(("slurm",) if host.kind == "ssh" else ()))
+    others = {"slurm", "ray"} - {host.kind}
+    not_shown = {"name", "python"} | others
     entry |= {key: value for key, value in asdict(host).items() if key not in not_shown}
     facts = find_facts(home, host)
     if facts is None:

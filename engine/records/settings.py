@@ -124,7 +124,7 @@ EnvName = Annotated[str, Field(max_length=200)]
 # "" or a variable whose name begins with TEACHER_, so that a caller cannot make the server send any
 # other secret to a URL.
 TEACHER_KEY_PATTERN = r"^(TEACHER_[A-Z0-9_]{1,60})?$"
-COMPUTE_PATTERN = r"^(local|(ssh|slurm):[A-Za-z0-9][A-Za-z0-9._-]{0,59})$"
+COMPUTE_PATTERN = r"^(local|(ssh|slurm|ray):[A-Za-z0-9][A-Za-z0-9._-]{0,59})$"
 TeacherKeyName = Annotated[str, Field(pattern=TEACHER_KEY_PATTERN)]
 
 
@@ -297,7 +297,7 @@ class CommonSettings(ScoringSettings):
         le=64,
     )
     compute: str = _setting(
-        'Where it runs, such as "ssh:box" or "slurm:hpc", of `honesmith hosts`.',
+        'Where it runs, such as "ssh:box", "slurm:hpc" or "ray:pool", of `honesmith hosts`.',
         "local",
         default="local",
         pattern=COMPUTE_PATTERN,

@@ -18,9 +18,10 @@ from engine.executors import hosts
 from engine.executors.attending.attendant import sweep
 from engine.executors.attending.places import connected
 from engine.executors.far_side import LEAST_PYTHON
+from engine.executors.ray.executor import RayExecutor
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.home.config_tables.hosts import NO_GRES, SLURM
+from engine.home.config_tables.hosts import NO_GRES, RAY, SLURM, SSH
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
 from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
@@ -46,21 +47,22 @@ def set_up(
     Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE.
     """
     host = hosts.host_of(home, name)
-    with _errors_of(host), Link(host.ssh, host.folder, host.python or python or "python3") as link:
+    with _errors_of(host), _files_of(host, python) as link:
         _require_machine(host, link)
         interpreter = host.python or _environment(host, link, again=again, say=say)
-        _prove(host, link, interpreter)
+        if not _is_only_on_nodes(host):
+            _prove(host, link, interpreter)
     say("Sending our own source")
-    if host.kind == SLURM:
+    if host.kind != SSH:
         _look_at_a_node(home, host, interpreter, say)
     return _checked(home, host, interpreter)
 
 
 def _look_at_a_node(home: Home, host: Host, python: str, say: Say) -> None:
     """Have a job of a cluster say what its nodes have. Raises UserError HOST_UNUSABLE."""
-    say("Asking Slurm for a node, to see what it has")
+    say("Asking the cluster for a node, to see what it has")
     with _errors_of(host), connected(home, host, python) as executor:
-        assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
+        assert isinstance(executor, SlurmExecutor | RayExecutor)  # the kind of the host says so
         executor.look_at_a_node(say, _NODE_S)
 
 
@@ -78,7 +80,7 @@ def wipe(home: Home, name: str) -> None:
     with _errors_of(host):
         facts = hosts.find_facts(home, host)
         if facts is None:
-            with Link(host.ssh, host.folder, host.python or "python3") as link:
+            with _files_of(host) as link:
                 link.call("remove", folder="")
             return
         with connected(home, host, facts.python) as executor:
@@ -96,6 +98,7 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         removed = sweep(executor)
         owned = executor.list_owned()
         start = executor.expected_start(1, 0.0) if isinstance(executor, SlurmExecutor) else ""
+        warnings = executor.warnings() if isinstance(executor, RayExecutor) else []
     machine = capabilities.hardware
     devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
     running = [{"run_id": job.run_id, "life": job.life} for job in owned]
@@ -108,8 +111,14 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         "removed": removed,
         **({"next_start": start} if start else {}),
         "next": [],
-        "warnings": [],
+        "warnings": warnings,
     }
+
+
+def _files_of(host: Host, python: str = "") -> Link:
+    """A connection to where a host's files are, before anything was set up."""
+    known = "" if _is_only_on_nodes(host) else host.python
+    return Link(host.ssh, host.folder, known or python or "python3")
 
 
 @contextlib.contextmanager
@@ -123,11 +132,24 @@ def _errors_of(host: Host) -> Iterator[None]:
         raise UserError(
             "HOST_UNUSABLE",
             f"{host.name} is not reached: {error}"[:800],
-            hint=f"Make `{f'ssh {host.ssh} true' if host.ssh else 'sinfo'}` work, then call again.",
+            hint=f"Make `{_trial(host)}` work, then call again.",
             retryable=True,
         ) from error
     except FarError as error:
         raise _unusable(host, str(error)) from error
+
+
+def _trial(host: Host) -> str:
+    """What a person types to see whether a host can be used from here."""
+    if host.kind == RAY:
+        return f"curl {host.ray.address}/api/version"
+    return f"ssh {host.ssh} true" if host.ssh else "sinfo"
+
+
+def _is_only_on_nodes(host: Host) -> bool:
+    """Whether an interpreter that a host names need not be where its files are put: then the job
+    that looks at a node says what it has."""
+    return host.kind == RAY and not host.ssh and bool(host.python)
 
 
 def _unusable(host: Host, why: str) -> UserError:
@@ -158,6 +180,8 @@ def _environment(host: Host, link: Link, *, again: bool, say: Say) -> str:
     """Build the environment over there unless it is there; returns its interpreter."""
     if host.kind == SLURM:  # a login node need not have what its nodes have
         on_gpu = host.slurm.gres != NO_GRES
+    elif host.kind == RAY:
+        on_gpu = host.ray.on_gpu
     else:
         has_gpu = link.call("run", argv=["sh", "-c", "nvidia-smi -L"], limit_s=60.0)[0]
         on_gpu = has_gpu.get("status") == 0

@@ -1,15 +1,17 @@
 """A connection to the place that a run goes to, whatever kind of place it is."""
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Protocol
 
 from engine.core.files import JsonObject
 from engine.executors import hosts
+from engine.executors.ray.executor import RayExecutor
 from engine.executors.slurm.executor import SlurmExecutor
-from engine.executors.ssh import Link
+from engine.executors.ssh import HERE, Link
 from engine.executors.ssh_executor import SshExecutor
-from engine.home.config_tables.hosts import SLURM
+from engine.home.config_tables.hosts import RAY, SLURM
 from engine.home.run_dir import Home, RunDir
 from engine.home.user_config import Host
 from engine.processes.seam import Executor, Handle
@@ -48,6 +50,16 @@ def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]
     Raises HostLost, HostRefused, FarError, or UserError HOST_UNUSABLE where it was never set up.
     """
     python = python or hosts.facts_of(home, host).python
+    if host.kind == RAY:
+        # Where the folder is seen from here, files are put by this interpreter: the other one may
+        # be on the nodes alone.
+        reader = sys.executable if host.ssh == HERE else python
+        with (
+            Link(host.ssh, host.folder, reader) as link,
+            contextlib.closing(RayExecutor(home, host, link, python)) as executor,
+        ):
+            yield executor
+        return
     with Link(host.ssh, host.folder, python) as link:
         make = SlurmExecutor if host.kind == SLURM else SshExecutor
         yield make(home, host, link)

@@ -1,9 +1,9 @@
 """The job on a node: `python -P -m engine.executors.cluster.node_side ROOT HOME RUN LAUNCH`.
 
-It queues the run in the launch's own home, on the devices that Slurm gave it, and looks on: the
-supervisor and the trainer are those of any run. It writes what the login side reads (place.py), and
-ends the run when it is told to, by a file or by SIGTERM: before a time limit, or for another job.
-With `--describe FILE` it writes what the node has, and ends.
+It queues the run in the launch's own home, on the devices that the cluster gave it, and looks on:
+the supervisor and the trainer are those of any run. It writes what is read from afar (place.py),
+and ends the run when it is told to, by a file or by SIGTERM: before a time limit, or for another
+job. With `--describe FILE` it writes what the node has, and ends.
 """
 
 import contextlib
@@ -35,11 +35,13 @@ class NodeSide:
     """One job.
 
     Attributes:
-        told: set by SIGTERM.
+        job: its name at the cluster; a job that is started anew keeps it.
+        cluster: what kind of cluster gave the node.
+        told: set when the cluster tells it to end.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, job: str, cluster: str) -> None:
+        self.place, self.job, self.cluster = place, job, cluster
         self.order = read_object(place.order)
         self.told = threading.Event()
         self.began = time.monotonic()
@@ -89,17 +91,18 @@ class NodeSide:
         return self._abandoned()
 
     def _claim(self) -> bool:
-        """Take this launch for this job; the same job takes it again where Slurm starts it anew.
+        """Take this launch for this job; the same job takes it again where it is started anew.
 
         Returns False where another job has it.
         """
-        job = os.environ.get("SLURM_JOB_ID", "")
-        aside = self.place.claim.with_name(f".claim-{job}")
-        write_json(aside, {"job": job, "node": os.uname().nodename})
+        if not self.order:  # it was taken back, or another launch is in its place
+            return False
+        aside = self.place.claim.with_name(f".claim-{self.job}")
+        write_json(aside, {"job": self.job, "node": os.uname().nodename})
         with contextlib.suppress(FileExistsError):
             os.link(aside, self.place.claim)  # fails where it is there, on every shared file system
         aside.unlink(missing_ok=True)
-        return read_object(self.place.claim).get("job") == job
+        return read_object(self.place.claim).get("job") == self.job
 
     def _take_secrets(self) -> dict[str, str]:
         """Read the variables that were left for this job, and remove them."""
@@ -119,9 +122,9 @@ class NodeSide:
             return
         self.beats += 1
         self.shown, self.beat_at = now, time.monotonic()
-        job = os.environ.get("SLURM_JOB_ID", "")
         spent_s = time.monotonic() - self.began
-        write_json(self.place.beat, {**now, "beat": self.beats, "spent_s": spent_s, "job": job})
+        beat = {"beat": self.beats, "spent_s": spent_s, "job": self.job}
+        write_json(self.place.beat, {**now, **beat})
 
     def _stop_if_told(self) -> None:
         """End the run where somebody wants that."""
@@ -129,7 +132,7 @@ class NodeSide:
         if asked:
             self._stop(str(asked.get("reason", "")))
         elif self.told.is_set():
-            self._stop("Slurm ends its job")
+            self._stop(f"{self.cluster} ends its job")
 
     def _stop(self, reason: str) -> None:
         place = self.place
@@ -145,7 +148,7 @@ class NodeSide:
             {
                 "end": end,
                 "sizes": {path: facts[0] for path, facts in files.items()},
-                # It did not end by itself, and nobody had asked for it: Slurm took its node away.
+                # It did not end by itself, and nobody had asked for it: the cluster took it away.
                 "taken": was_taken and end["state"] == "cancelled",
                 "spent_s": time.monotonic() - self.began,
             },
@@ -181,7 +184,8 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "--describe":
         return describe(Path(arguments[1]), Path(arguments[2]))
     root, home_id, run_id, launch = arguments
-    side = NodeSide(Place(Path(root), home_id, run_id, int(launch)))
+    place = Place(Path(root), home_id, run_id, int(launch))
+    side = NodeSide(place, os.environ.get("SLURM_JOB_ID", ""), "Slurm")
 
     def on_term(_signal: int, _frame: FrameType | None) -> None:
         side.told.set()

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.core.errors import UserError
 
-SSH, SLURM = "ssh", "slurm"  # kinds of hosts, before the colon of the setting `compute`
+SSH, SLURM, RAY = "ssh", "slurm", "ray"  # kinds of hosts, before the colon of the setting `compute`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
 _FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
@@ -22,6 +22,11 @@ _WHOLE_PATH = re.compile(rf"(/{_FOLDER_NAME}){{1,9}}/\.?honesmith[A-Za-z0-9_.-]{
 # What Slurm is given: no space, so that a value stays one, and nothing that begins an option.
 _WORD = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.,:&|*/+-]{0,199}")
 NO_GRES = "none"
+# Of a Jobs API: scheme, host, port and the path before /api; no user, no key.
+_ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}(/[A-Za-z0-9._/-]{0,200})?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_RESOURCE = r"[A-Za-z0-9_.:/-]{1,100}=[0-9]{1,6}(\.[0-9]{1,4})?"
+_RESOURCES = re.compile(rf"{_RESOURCE}(,{_RESOURCE}){{0,9}}")
 
 
 @dataclass(frozen=True)
@@ -48,15 +53,40 @@ class SlurmOptions:
 
 
 @dataclass(frozen=True)
+class RayOptions:
+    """How the Jobs API of a Ray cluster is reached, and what its jobs ask for.
+
+    Attributes:
+        address: of the API as this machine reaches it, such as "http://127.0.0.1:8265".
+        token_env: the variable that holds the cluster's token; "" for a cluster without one.
+        on_gpu: whether jobs ask for GPUs; the run's `gpus` are their number.
+        cpus: cores of a job.
+        resources: what else a job asks for, such as "h100=1,rack_a=0.1".
+    """
+
+    address: str = ""
+    token_env: str = ""
+    on_gpu: bool = True
+    cpus: int = 1
+    resources: str = ""
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """What else a job asks for, by name."""
+        pairs = [each.partition("=") for each in self.resources.split(",") if each]
+        return {name: float(amount) for name, _, amount in pairs}
+
+
+@dataclass(frozen=True)
 class Host:
     """A machine that runs are put on with `compute` "KIND:NAME": one over SSH ("ssh:box"), or a
-    Slurm cluster ("slurm:hpc").
+    cluster of Slurm ("slurm:hpc") or Ray ("ray:pool").
 
     Attributes:
         name: in config.toml.
         ssh: what the `ssh` program is given: a Host of the user's ssh config, or user@address; of a
-            cluster its login node. "" for a cluster whose commands this machine has.
-        kind: "ssh" or "slurm".
+            cluster a node of it. "" for a cluster whose shared folder this machine sees itself.
+        kind: "ssh", "slurm" or "ray".
         folder: where everything of ours lies over there, below the user's home, or a whole path.
             Of a cluster it is on a file system that all its nodes share.
         python: an interpreter over there that has what training needs; "" for the environment that
@@ -64,7 +94,7 @@ class Host:
         runs: how many runs it takes at once.
         lease_hours: how long a run goes on over there without a word from here.
         gpu_hour_price: of one of its devices; 0 if it has none.
-        slurm: of a cluster, what its jobs ask for.
+        slurm, ray: of a cluster, what its jobs ask for.
     """
 
     name: str
@@ -76,6 +106,7 @@ class Host:
     lease_hours: float = 24.0
     gpu_hour_price: float = 0.0
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
+    ray: RayOptions = field(default_factory=RayOptions)
 
     @property
     def compute(self) -> str:
@@ -83,7 +114,7 @@ class Host:
         return f"{self.kind}:{self.name}"
 
 
-_SLURM_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own
+_CLUSTER_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own
 
 
 def is_number(value: Any) -> bool:
@@ -105,7 +136,7 @@ def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
 _IS_WORD = (_matches(_WORD), "as sbatch takes it, without spaces")
 # Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "kind": (lambda value: value in (SSH, SLURM), '"ssh" or "slurm"'),
+    "kind": (lambda value: value in (SSH, SLURM, RAY), '"ssh", "slurm" or "ray"'),
     "ssh": (_matches(_DESTINATION), "a Host of your ssh config, or user@address"),
     "folder": (
         _matches(_BELOW_HOME, _WHOLE_PATH),
@@ -127,8 +158,16 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "time_hours": (lambda value: is_number(value) and value >= 0.05, "hours, at least 0.05"),
     "cpus": (is_count, "a number of cores"),
     "memory_gb": (lambda value: is_number(value) and value >= 1, "gigabytes, at least 1"),
+    "address": (_matches(_ADDRESS), "the http:// or https:// address of Ray's Jobs API"),
+    "token_env": (_matches(_VARIABLE), "the name of the variable that holds the token"),
+    "on_gpu": (lambda value: isinstance(value, bool), "true or false"),
+    "resources": (_matches(_RESOURCES), 'names and amounts, such as "h100=1,rack_a=0.1"'),
 }
-_SLURM_KEYS = tuple(each.name for each in fields(SlurmOptions))
+_OPTIONS: Mapping[str, type[SlurmOptions] | type[RayOptions]] = {
+    SLURM: SlurmOptions,
+    RAY: RayOptions,
+}
+_KEYS = {kind: [each.name for each in fields(options)] for kind, options in _OPTIONS.items()}
 
 
 def read_hosts(path: Path, tables: Any) -> dict[str, Host]:
@@ -146,26 +185,31 @@ def _read_host(path: Path, name: str, table: Any) -> Host:
     if not _NAME.fullmatch(name) or not isinstance(table, dict):
         hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
         raise _invalid(path, f"hosts.{name[:60]}", "is no table of a host", hint)
-    is_slurm = table.get("kind") == SLURM
-    known = [key for key in _RULES if is_slurm or key not in _SLURM_KEYS]
+    kind = table.get("kind", SSH)
+    of_kind = _KEYS.get(kind, []) if isinstance(kind, str) else []
+    of_others = {key for keys in _KEYS.values() for key in keys} - set(of_kind)
+    known = [key for key in _RULES if key not in of_others]
     for key, value in table.items():
         where = f"hosts.{name}.{key[:60]}"
         if key not in known:
-            of_slurm = ', and those of jobs with kind = "slurm"' if key in _SLURM_KEYS else ""
+            others = [each for each, keys in _KEYS.items() if key in keys]
+            of_other = f', and {key} with kind = "{others[0]}"' if others else ""
             raise UserError(
                 "SETTING_UNKNOWN",
                 f"{path} sets {where}, which does not exist",
-                hint=f"Known keys: {', '.join(known)}{of_slurm}.",
+                hint=f"Known keys: {', '.join(known)}{of_other}.",
                 field=where,
             )
         is_allowed, in_words = _RULES[key]
         if not is_allowed(value):
             raise _invalid(path, where, "cannot be used", f"{key} must be {in_words}.")
-    plain = {key: value for key, value in table.items() if key not in _SLURM_KEYS}
-    if not is_slurm:
+    plain = {key: value for key, value in table.items() if key not in of_kind}
+    if kind == SSH:
         return Host(**{"name": name, "ssh": name, **plain})
-    options = SlurmOptions(**{key: value for key, value in table.items() if key in _SLURM_KEYS})
-    return Host(**{"name": name, "ssh": "", "runs": _SLURM_RUNS, **plain, "slurm": options})
+    if kind == RAY and "address" not in table:
+        raise _invalid(path, f"hosts.{name}.address", "is missing", "Say where its Jobs API is.")
+    options = _OPTIONS[kind](**{key: value for key, value in table.items() if key in of_kind})
+    return Host(**{"name": name, "ssh": "", "runs": _CLUSTER_RUNS, **plain, kind: options})
 
 
 def _invalid(path: Path, where: str, fault: str, hint: str) -> UserError:

@@ -1,0 +1,366 @@
+"""The executor on a Ray cluster: the seam's verbs over its Jobs API and a shared folder.
+
+What a job writes counts more than what Ray says of it: a head that was started anew has forgotten
+its jobs, and one that is away says nothing. Ray is asked where a job gives no sign of life.
+"""
+
+import contextlib
+import json
+import math
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from engine.core.files import JsonObject
+from engine.executors import bundle as bundles
+from engine.executors import hosts, orders
+from engine.executors.cluster.place import name_prefix
+from engine.executors.ray.causes import NOT_STARTED, end_of, why_waiting
+from engine.executors.ray.folder_side import TAKEN_BACK
+from engine.executors.ray.jobs_api import Job, JobsApi
+from engine.executors.ssh import FarError, HostLost, Link
+from engine.home.run_dir import Home, RunDir
+from engine.home.sanitize import one_line
+from engine.home.store import Store
+from engine.home.user_config import Host, key_of
+from engine.processes.seam import Caps, Handle, Life, Owned, Probe
+from engine.records.run_config import TrainConfig
+
+CALLS = "engine.executors.ray.folder_side"
+DRIVER = "engine.executors.ray.driver"
+_SILENT_S = 12.0  # without a sign of life before Ray is asked; there is one every 3 s
+_SETTLE_S = 15.0  # until the last words of an ended job have come through the shared folder
+_HELD_S = 900.0  # that what a job has left may take to save and end
+_STOP_S = 600.0  # that a run may take to save before Ray ends its job
+_END_S = 960.0  # that an older launch may take to save and end
+_LOOK_S = 1.0  # between two looks at the job that describes a node
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass
+class _Watch:
+    """What this connection knows of a launch; times are monotonic."""
+
+    beat: object = None
+    heard_at: float = -math.inf
+    silent_since: float | None = None  # its job has ended, or is missing, without last words
+
+
+class RayExecutor:
+    """A cluster over a connection to its folder, which lasts as long as the object is open."""
+
+    def __init__(self, home: Home, host: Host, link: Link, python: str) -> None:
+        """Take our own source over there, and send it first where it is not there.
+
+        Args:
+            python: the interpreter that runs what is ours on a node.
+        """
+        self.home, self.host, self.link, self.python = home, host, link, python
+        self.home_id = hosts.home_id(home)
+        self.root = str(link.facts.get("root", ""))
+        self.look: JsonObject = {}  # what the last probe brought, for the mirror
+        self.source = bundles.send_source(link)
+        self.link.call("use", source=self.source, calls=CALLS)
+        token = key_of(home.root, host.ray.token_env)
+        self.api = JobsApi(host.ray.address, token, host.ray.token_env)
+        self._watches: dict[str, _Watch] = {}
+
+    def close(self) -> None:
+        """End the connections to the Jobs API."""
+        self.api.close()
+
+    @property
+    def name(self) -> str:
+        """As the setting `compute` names it."""
+        return self.host.compute
+
+    def capabilities(self) -> Caps:
+        """What the last job that looked at a node has found. Raises UserError HOST_UNUSABLE where
+        there was none (`look_at_a_node`)."""
+        facts = hosts.facts_of(self.home, self.host)
+        return Caps(facts.hardware.measured(), facts.packages)
+
+    def warnings(self) -> list[str]:
+        """What whoever uses this cluster should know of it; one sentence each."""
+        found = list(address_warnings(self.host))
+        self.api.version()
+        if self.api.is_open():
+            found.append(
+                f"{self.host.ray.address} answers without a token: whoever reaches it runs code on "
+                "the cluster. Start Ray with RAY_AUTH_MODE=token."
+            )
+        return found
+
+    def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
+        """Have a job say what a node has, and keep it.
+
+        Args:
+            say: called with why it waits, whenever that changes.
+            patience_s: how long to wait for it.
+
+        Raises FarError where it does not start in that time, or ends without an answer.
+        """
+        nonce = secrets.token_hex(4)
+        file, job = f"homes/check/{self.home_id}-{nonce}.json", f"hs-check-{self.home_id}-{nonce}"
+        self.link.job("described", file=file, again=True)
+        command = self._command("--describe", self.root, f"{self.root}/{file}")
+        self.api.submit(job, command, {"home": self.home_id}, self._resources(1))
+        shown, deadline = "", time.monotonic() + patience_s
+        while True:
+            answer = self.link.job("described", file=file, again=False).get("described")
+            if isinstance(answer, dict):
+                break
+            found = self.api.find(job)
+            if found is None or found.status in ("FAILED", "STOPPED"):
+                why = found.message if found else "Ray does not know it"
+                raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {why}")
+            why = why_waiting(found) if found.status == "PENDING" else "it looks at a node"
+            if why != shown:
+                say(why)
+                shown = why
+            if time.monotonic() > deadline:
+                self.api.stop(job)
+                raise FarError("HOST_UNUSABLE", f"no node has answered yet: {why}")
+            time.sleep(_LOOK_S)
+        self._require_usable(answer)
+        with contextlib.suppress(HostLost):
+            self.api.delete(job)
+        facts = hosts.note_facts(self.home, self.host, self.python, answer)
+        return Caps(facts.hardware.measured(), facts.packages)
+
+    def _require_usable(self, described: JsonObject) -> None:
+        """Raise FarError for a node that cannot train, or keeps no database in the folder."""
+        if described.get("database"):
+            raise FarError(
+                "HOST_UNUSABLE",
+                f"{self.root} does not keep a database: {described['database']}",
+                "Name a folder on another file system (folder of the host), one with locks.",
+            )
+        packages = described.get("packages")
+        if not isinstance(packages, dict) or "torch" not in packages:
+            raise FarError(
+                "HOST_UNUSABLE",
+                f"{self.python} has no torch on {one_line(str(described.get('node')), 100)}",
+                "Name an interpreter that has, on every node (python of the host), or leave python "
+                "out: then the set-up builds one in the folder.",
+            )
+
+    def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
+        """Put everything over there that the run needs; returns the bytes that were sent."""
+        folder = self.folder(run, handle)
+        bundle = bundles.bundle_of(run, config, self.root, self.home_id, folder)
+        sent = sum(bundles.send_folder(self.link, model, model.name) for model in bundle.models)
+        for version in bundle.envs:
+            bundles.send_env(self.link, self.home_id, version)
+        self._clear(run, handle)
+        sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
+        content = json.dumps(bundle.config).encode()
+        self.link.call("write", content, path=f"{folder}/{run.config.name}")
+        return sent
+
+    def _clear(self, run: RunDir, handle: Handle) -> None:
+        """Remove what older launches of the run left, which is stale; one that lives ends first.
+
+        Raises FarError where it does not.
+        """
+        deadline = time.monotonic() + _END_S
+        older: JsonObject = {"home_id": self.home_id, "run_id": run.id}
+        while not self.link.job("reap", **older, launch=handle.launch - 1).get("removed"):
+            if time.monotonic() > deadline:
+                raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
+            time.sleep(0.5)
+
+    def start(self, run: RunDir, handle: Handle) -> None:
+        """Submit the launch; its files are there. Again changes nothing."""
+        with Store(self.home) as store:
+            row = store.get_run(run.id)
+        config = run.read_config()
+        assert isinstance(config, TrainConfig)  # nothing else runs on another machine
+        order = {
+            "row": orders.columns(row, orders.cap_left(self.home, row)),
+            "lease_s": self._lease_s,
+            "config_toml": orders.config_toml(self.home),
+            "envs": [version.to_json() for version in bundles.env_versions(self.home, config)],
+        }
+        of_job = self._of(run, handle)
+        answer = self.link.job("start", **of_job, order=order, secrets=bundles.secrets_of(run))
+        job = self._job_name(run, handle)
+        if answer.get("needs_job") and self.api.find(job) is None:
+            command = self._command(self.root, self.home_id, run.id, str(handle.launch))
+            metadata = {"home": self.home_id, "run": run.id, "launch": str(handle.launch)}
+            self.api.submit(job, command, metadata, self._resources(row.gpus))
+
+    def probe(self, run: RunDir, handle: Handle) -> Probe:
+        """What became of it; `look` then holds which of its files changed."""
+        try:
+            self.look = self.link.job("look", **self._of(run, handle), lease_s=self._lease_s)
+        except (HostLost, FarError) as error:
+            self.look = {}
+            return Probe("unknown", why=one_line(str(error), 300))
+        if self.look.get("launch") != handle.launch:  # stale, or another's
+            return Probe("gone")
+        try:
+            life, end, why = self._standing(self._job_name(run, handle), self.look)
+        except (HostLost, FarError) as error:
+            life, end, why = "unknown", None, str(error)
+        spent_s = self.look.get("spent_s")
+        return Probe(
+            life,
+            state=str(self.look.get("state", "")),
+            device=one_line(str(self.look.get("device", "")), 200),
+            end=orders.end_of(end, run) if end else None,
+            why=one_line(why, 300),
+            spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
+        )
+
+    def _standing(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
+        """What became of a launch: its life, how it ended, and why it waits.
+
+        Raises HostLost where its own signs do not say, and Ray does not answer.
+        """
+        if look.get("has_words"):
+            return self._after_last_words(name, look)
+        if look.get("claim") == TAKEN_BACK:
+            return "exited", end_of(None, is_asked=look.get("asked_s") is not None), ""
+        watch = self._watches.setdefault(name, _Watch())
+        now = time.monotonic()
+        if look.get("beat") is not None and look.get("beat") != watch.beat:
+            watch.beat, watch.heard_at = look.get("beat"), now
+        asked_s = look.get("asked_s")
+        is_overdue = isinstance(asked_s, int | float) and asked_s > _STOP_S
+        if now - watch.heard_at < _SILENT_S and not is_overdue:
+            watch.silent_since = None
+            return "running", None, ""
+        job = self.api.find(name)
+        if job is not None and not job.is_ended:
+            watch.silent_since = None
+            if is_overdue:
+                self.api.stop(name)
+            is_waiting = job.status == "PENDING" and not look.get("claim")
+            return ("pending", None, why_waiting(job)) if is_waiting else ("running", None, "")
+        return self._after_silence(watch, job, look)
+
+    def _after_last_words(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
+        """The end that a job wrote, once all its files are seen as it left them."""
+        end = look.get("end")
+        if not isinstance(end, dict):
+            return "running", None, ""
+        if not look.get("is_taken"):
+            return "exited", end, ""
+        # It ended because its driver was gone, or Ray told it to. Why, Ray alone knows; where that
+        # is away, its daemons on that node are too.
+        try:
+            job = self.api.find(name)
+        except HostLost:
+            job = None
+        if job is not None and not job.is_ended:  # Ray takes a moment to see it
+            return "running", None, ""
+        return "exited", end_of(job), ""
+
+    def _after_silence(
+        self, watch: _Watch, job: Job | None, look: JsonObject
+    ) -> tuple[Life, JsonObject | None, str]:
+        """What became of a job that Ray says has ended, or does not know, without last words."""
+        now = time.monotonic()
+        if watch.silent_since is None:
+            watch.silent_since = now
+        if not look.get("claim"):
+            # It never began. Where Ray let it wait for too long, or forgot it, it is submitted
+            # anew: it may have its turn yet.
+            if job is None or job.error == NOT_STARTED:
+                return "gone", None, ""
+            return "exited", end_of(job, is_asked=look.get("asked_s") is not None), ""
+        # What its driver left behind saves and ends: it holds the run's lock until then.
+        patience_s = _HELD_S if look.get("is_held") else _SETTLE_S
+        if now - watch.silent_since < patience_s:
+            return "running", None, ""
+        return "exited", end_of(job, is_asked=look.get("asked_s") is not None), ""
+
+    def stop(self, run: RunDir, handle: Handle) -> None:
+        """Ask it to save and end; one that waits never begins. Ray itself would end it without time
+        to save."""
+        reason = "asked to end from where it started"
+        answer = self.link.job("stop", **self._of(run, handle), reason=reason)
+        if answer.get("taken_back"):
+            with contextlib.suppress(HostLost):  # it finds that it was taken back when it starts
+                self.api.stop(self._job_name(run, handle))
+
+    def reap(self, run: RunDir, handle: Handle) -> None:
+        """Remove what is left of it over there, and of older launches."""
+        self.link.job("reap", **self._of(run, handle))
+        for job in self.api.owned(f"{name_prefix(self.home_id)}{run.id}-"):
+            launch = job.id.rpartition("-")[2]
+            if not launch.isdigit() or int(launch) > handle.launch:
+                continue
+            if job.is_ended:
+                self.api.delete(job.id)
+            elif job.status == "PENDING":  # its folder is gone: it ends when it begins
+                self.api.stop(job.id)
+
+    def list_owned(self) -> Sequence[Owned]:
+        """Every job of this home that is there, and every folder of a launch without one."""
+        listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
+        present = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
+        owned = []
+        for each in listed if isinstance(listed, list) else []:
+            job = present.pop(str(each["job"]), None)
+            run_id, launch = one_line(str(each["run_id"]), 200), int(each["launch"])
+            owned.append(Owned(run_id, launch, _life(job, is_held=each["is_held"] is True)))
+        for name, job in present.items():
+            run_id, _, launch = name.removeprefix(name_prefix(self.home_id)).rpartition("-")
+            if run_id and launch.isdigit():
+                owned.append(Owned(one_line(run_id, 200), int(launch), _life(job, is_held=False)))
+        return owned
+
+    def folder(self, run: RunDir, handle: Handle) -> str:
+        """The folder of a launch of the run over there, below the root."""
+        return f"homes/{self.home_id}/{run.id}.{handle.launch}/runs/{run.id}"
+
+    @property
+    def _lease_s(self) -> float:
+        return 3600 * self.host.lease_hours
+
+    def _of(self, run: RunDir, handle: Handle) -> JsonObject:
+        """Which job is meant."""
+        return {"home_id": self.home_id, "run_id": run.id, "launch": handle.launch}
+
+    def _job_name(self, run: RunDir, handle: Handle) -> str:
+        """The id of the launch's job: whoever goes on after a crash finds it by this."""
+        return f"{name_prefix(self.home_id)}{run.id}-{handle.launch}"
+
+    def _command(self, *arguments: str) -> str:
+        """The command that Ray starts on a node; everybody at the cluster can read it."""
+        source = f"PYTHONPATH={self.root}/{self.source}"
+        command = ["/usr/bin/env", source, self.python, "-P", "-m", DRIVER, *arguments]
+        return f"exec {shlex.join(command)}"
+
+    def _resources(self, gpus: int) -> JsonObject:
+        """What a job of a run with so many devices asks for."""
+        asked = self.host.ray
+        return {
+            "entrypoint_num_gpus": max(1, gpus) if asked.on_gpu else 0,
+            "entrypoint_num_cpus": asked.cpus,
+            "entrypoint_resources": asked.amounts,
+        }
+
+
+def address_warnings(host: Host) -> Sequence[str]:
+    """What to say of the address at which a cluster is reached; nothing for most."""
+    parts = urlsplit(host.ray.address)
+    if parts.scheme == "https" or parts.hostname in _LOOPBACK:
+        return []
+    return [
+        f"{host.ray.address} is another machine over plain http: whoever reaches it, or is on the "
+        "way, can run code on the cluster and read its token. Better: `ssh -L 8265:127.0.0.1:8265` "
+        "to its head, and http://127.0.0.1:8265 here."
+    ]
+
+
+def _life(job: Job | None, *, is_held: bool) -> Life:
+    """Whether a job waits, runs or has ended."""
+    if job is None or job.is_ended:
+        return "running" if is_held else "exited"
+    return "pending" if job.status == "PENDING" else "running"

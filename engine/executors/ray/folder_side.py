@@ -1,0 +1,186 @@
+"""Launches on a shared folder, called over a connection to where that is seen (far_side.py).
+
+Ray is not asked here: whoever calls does that, and joins both.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engine.core.files import JsonObject, read_object, write_json
+from engine.executors import jobs
+from engine.executors.cluster.place import Place, places
+from engine.processes import launcher, lease
+
+TAKEN_BACK = "taken back"  # in the place of a job's id, in the claim of a launch that never runs
+
+
+def start(
+    root: str,
+    home_id: str,
+    run_id: str,
+    launch: int,
+    order: JsonObject,
+    secrets: Mapping[str, str],
+) -> JsonObject:
+    """Make the launch ready for its job, whose files were put; again changes nothing.
+
+    Args:
+        order: what the job is to do (engine/executors/cluster/node_side.py).
+        secrets: variables for the job. They lie in a file of this user alone until it has begun.
+
+    Answers whether it still needs a job.
+    """
+    place = Place(Path(root), home_id, run_id, launch)
+    jobs.forget_changes(run_id)
+    if place.ended.exists():
+        return {"needs_job": False}
+    lease.renew(place.run, float(order["lease_s"]))
+    is_claimed = place.claim.exists()
+    if not is_claimed:
+        write_json(place.secrets, dict(secrets))
+    if not place.order.exists():
+        place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.path.lexists(place.path / "envs"):
+            os.symlink(place.envs, place.path / "envs")
+        write_json(place.order, order)
+    return {"needs_job": not is_claimed}
+
+
+def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> JsonObject:
+    """Renew the lease of a run and tell what its job has written, and which of its files changed.
+
+    `end` is there once the last words are, and all files as they say. `is_held` says whether a
+    process of the run holds its lock, wherever it runs.
+    """
+    place = Place(Path(root), home_id, run_id, launch)
+    if not place.order.exists():
+        return {"launch": 0}
+    lease.renew(place.run, lease_s)
+    words = read_object(place.ended)  # before the files are listed: of an ended run all of them are
+    beat = read_object(place.beat)
+    is_whole = bool(words) and _are_here(place, words.get("sizes"))
+    return {
+        "launch": launch,
+        "claim": read_object(place.claim).get("job", ""),
+        "has_words": bool(words),
+        "end": words.get("end") if is_whole else None,
+        "is_taken": words.get("taken") is True,
+        "beat": beat.get("beat"),
+        "state": beat.get("state", ""),
+        "device": beat.get("device", ""),
+        "spent_s": float((words or beat).get("spent_s", 0.0)),
+        "asked_s": _asked_s(place),
+        "is_held": launcher.is_alive(place.run),
+        **jobs.changes_of(place.run),
+    }
+
+
+def _asked_s(place: Place) -> float | None:
+    """Seconds since the run was told to end; None where it was not."""
+    asked = read_object(place.stop).get("time")
+    return max(0.0, time.time() - asked) if isinstance(asked, int | float) else None
+
+
+def _are_here(place: Place, sizes: object) -> bool:
+    """Whether every file has the size here that it had on its node; a file that is opened is asked
+    about anew by file systems that keep what they knew."""
+    for path, size in sizes.items() if isinstance(sizes, dict) else ():
+        file = place.run.path / str(path)
+        try:
+            with file.open("rb") as stream:
+                if os.fstat(stream.fileno()).st_size < int(size):
+                    return False
+        except OSError:
+            return False
+    return True
+
+
+def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> JsonObject:
+    """Ask a run to save and end; one whose job has not begun is taken back, so that it never does.
+
+    Answers whether it was.
+    """
+    place = Place(Path(root), home_id, run_id, launch)
+    if not place.order.exists():
+        return {"taken_back": False}
+    if not place.stop.exists():
+        write_json(place.stop, {"reason": reason, "time": time.time()})
+    return {"taken_back": take_back(place)}
+
+
+def take_back(place: Place) -> bool:
+    """Claim a launch for nobody. Returns whether it is nobody's: False where its job has it."""
+    aside = place.claim.with_name(f".claim-{os.getpid()}")
+    write_json(aside, {"job": TAKEN_BACK})
+    with contextlib.suppress(FileExistsError):
+        os.link(aside, place.claim)
+    aside.unlink(missing_ok=True)
+    is_nobodys = read_object(place.claim).get("job") == TAKEN_BACK
+    if is_nobodys:
+        place.secrets.unlink(missing_ok=True)
+    return is_nobodys
+
+
+def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
+    """Remove every launch of a run up to this one; one that lives stays, and is told to end.
+
+    Answers whether nothing of them is left.
+    """
+    is_clear = True
+    for place in places(Path(root), home_id, run_id):
+        if place.launch > launch:
+            continue
+        if launcher.is_alive(place.run) and not place.ended.exists():
+            reason = "another launch takes its place"
+            stop(root, home_id, run_id, place.launch, reason)
+            lease.renew(place.run, 0)  # its supervisor reads that even where its job is gone
+            is_clear = False
+        else:
+            take_back(place)
+            shutil.rmtree(place.path, ignore_errors=True)
+    return {"removed": is_clear}
+
+
+def list_owned(root: str, home_id: str) -> JsonObject:
+    """Every launch of a home that has a folder here."""
+    return {
+        "owned": [
+            {
+                "run_id": place.run_id,
+                "launch": place.launch,
+                "job": place.job_name,
+                "is_held": launcher.is_alive(place.run) and not place.ended.exists(),
+            }
+            for place in places(Path(root), home_id)
+        ]
+    }
+
+
+def described(root: str, file: str, again: bool) -> JsonObject:
+    """What a job that looks at a node has written into `file`, a name below the root.
+
+    With `again` an older answer is removed first.
+    """
+    path = Path(root) / file
+    if again:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+    answer = read_object(path)
+    if answer:
+        shutil.rmtree(path.with_suffix(".home"), ignore_errors=True)
+        path.unlink(missing_ok=True)
+    return {"described": answer or None}
+
+
+CALLS: Mapping[str, Callable[..., JsonObject]] = {
+    "start": start,
+    "look": look,
+    "stop": stop,
+    "reap": reap,
+    "list_owned": list_owned,
+    "described": described,
+}
