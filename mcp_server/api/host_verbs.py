@@ -11,8 +11,8 @@ from engine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:
-    """List the machines of config.toml that runs can use over SSH, each as its last check found it.
-    Raises UserError SETTING_* if config.toml is damaged."""
+    """List the machines and clusters of config.toml that runs can use, each as its last check found
+    it. Raises UserError SETTING_* if config.toml is damaged."""
     from engine.executors import hosts
 
     shown_hosts = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
@@ -28,12 +28,11 @@ def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Rep
     from engine.executors import hosts
 
     host = hosts.add_host(home, name, values)
-    ways = [f"ssh {host.ssh}" if host.ssh else "", "sbatch" if host.kind == "slurm" else ""]
-    way = " ".join(part for part in ways if part)
     return {
-        "summary": f"{name} is added: `{way}`, runs go there with compute = "
+        "summary": f"{name} is added: {host.in_words}, runs go there with compute = "
         f'"{host.compute}". Make it ready: honesmith hosts setup {name}',
         **hosts.shown(home, host),
+        "warnings": list(host.warnings),
     }
 
 

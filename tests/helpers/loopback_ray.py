@@ -113,13 +113,14 @@ class LoopbackRay:
             "RAY_health_check_failure_threshold": "3",
         }
         with (self.folder / f"{node}.log").open("ab") as log:
-            subprocess.Popen(
-                ["ip", "netns", "exec", self._space(node), *inside],
+            # Forked away: it is no process of the test that happens to start it.
+            subprocess.run(
+                ["setsid", "--fork", "ip", "netns", "exec", self._space(node), *inside],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                check=True,
             )
 
     def start_head(self) -> None:

@@ -12,7 +12,6 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from engine.core.files import JsonObject
 from engine.executors import bundle as bundles
@@ -37,7 +36,6 @@ _HELD_S = 900.0  # that what a job has left may take to save and end
 _STOP_S = 600.0  # that a run may take to save before Ray ends its job
 _END_S = 960.0  # that an older launch may take to save and end
 _LOOK_S = 1.0  # between two looks at the job that describes a node
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -85,7 +83,7 @@ class RayExecutor:
 
     def warnings(self) -> list[str]:
         """What whoever uses this cluster should know of it; one sentence each."""
-        found = list(address_warnings(self.host))
+        found = list(self.host.warnings)
         self.api.version()
         if self.api.is_open():
             found.append(
@@ -301,15 +299,19 @@ class RayExecutor:
                 self.api.stop(job.id)
 
     def list_owned(self) -> Sequence[Owned]:
-        """Every job of this home that is there, and every folder of a launch without one."""
+        """Every job of this home that is there, and every folder of a launch without one; but for
+        jobs that were taken back, which Ray keeps until it has room for them."""
         listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
         present = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
         owned = []
         for each in listed if isinstance(listed, list) else []:
             job = present.pop(str(each["job"]), None)
             run_id, launch = one_line(str(each["run_id"]), 200), int(each["launch"])
-            owned.append(Owned(run_id, launch, _life(job, is_held=each["is_held"] is True)))
+            life = _life(job, is_held=each["is_held"] is True)
+            owned.append(Owned(run_id, launch, "exited" if each["is_taken_back"] else life))
         for name, job in present.items():
+            if job.status == "PENDING":  # its folder is gone: it ends as soon as it begins
+                continue
             run_id, _, launch = name.removeprefix(name_prefix(self.home_id)).rpartition("-")
             if run_id and launch.isdigit():
                 owned.append(Owned(one_line(run_id, 200), int(launch), _life(job, is_held=False)))
@@ -345,18 +347,6 @@ class RayExecutor:
             "entrypoint_num_cpus": asked.cpus,
             "entrypoint_resources": asked.amounts,
         }
-
-
-def address_warnings(host: Host) -> Sequence[str]:
-    """What to say of the address at which a cluster is reached; nothing for most."""
-    parts = urlsplit(host.ray.address)
-    if parts.scheme == "https" or parts.hostname in _LOOPBACK:
-        return []
-    return [
-        f"{host.ray.address} is another machine over plain http: whoever reaches it, or is on the "
-        "way, can run code on the cluster and read its token. Better: `ssh -L 8265:127.0.0.1:8265` "
-        "to its head, and http://127.0.0.1:8265 here."
-    ]
 
 
 def _life(job: Job | None, *, is_held: bool) -> Life:

@@ -154,6 +154,7 @@ def list_owned(root: str, home_id: str) -> JsonObject:
                 "launch": place.launch,
                 "job": place.job_name,
                 "is_held": launcher.is_alive(place.run) and not place.ended.exists(),
+                "is_taken_back": read_object(place.claim).get("job") == TAKEN_BACK,
             }
             for place in places(Path(root), home_id)
         ]

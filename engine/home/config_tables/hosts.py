@@ -5,10 +5,11 @@ Imported by the supervisor, which must start at once: standard library only.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from engine.core.errors import UserError
 
@@ -22,6 +23,7 @@ _WHOLE_PATH = re.compile(rf"(/{_FOLDER_NAME}){{1,9}}/\.?honesmith[A-Za-z0-9_.-]{
 # What Slurm is given: no space, so that a value stays one, and nothing that begins an option.
 _WORD = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.,:&|*/+-]{0,199}")
 NO_GRES = "none"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Of a Jobs API: scheme, host, port and the path before /api; no user, no key.
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}(/[A-Za-z0-9._/-]{0,200})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -112,6 +114,27 @@ class Host:
     def compute(self) -> str:
         """How the setting `compute` names it."""
         return f"{self.kind}:{self.name}"
+
+    @property
+    def in_words(self) -> str:
+        """How it is reached."""
+        if self.kind == RAY:
+            files = f"over `ssh {self.ssh}`" if self.ssh else f"through {self.folder} here"
+            return f"Ray at {self.ray.address}, files {files}"
+        ways = [f"ssh {self.ssh}" if self.ssh else "", "sbatch" if self.kind == SLURM else ""]
+        return f"`{' '.join(way for way in ways if way)}`"
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What to say of the address at which a cluster is reached; nothing for most."""
+        parts = urlsplit(self.ray.address)
+        if self.kind != RAY or parts.scheme == "https" or parts.hostname in _LOOPBACK:
+            return []
+        return [
+            f"{self.ray.address} is another machine over plain http: whoever reaches it, or is on "
+            "the way, can run code on the cluster and read its token. Better: "
+            "`ssh -N -L 8265:127.0.0.1:8265 HEAD`, and http://127.0.0.1:8265 here."
+        ]
 
 
 _CLUSTER_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own

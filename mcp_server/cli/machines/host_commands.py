@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from engine.home.config_tables.hosts import RAY, SLURM
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import host_verbs
 from mcp_server.screen.terminal import (
@@ -19,12 +20,10 @@ from mcp_server.screen.terminal import (
 )
 
 app = typer.Typer(
-    help="Other machines: over SSH, and Slurm clusters.", no_args_is_help=True, cls=CommandGroup
+    help="Other machines: over SSH, or a cluster.", no_args_is_help=True, cls=CommandGroup
 )
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="As `compute` names it after ssh:, slurm:")
-]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As `compute` names it after the colon.")]
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,28 @@ class HostOptions:
         float, typer.Option(min=0, help="A run ends without a word for so long. Default: 24.")
     ] = 0
     gpu_hour_price: Annotated[float, typer.Option(min=0, help="Of one device.")] = 0
+    ray: Annotated[
+        str, typer.Option(metavar="URL", help="Of the Jobs API of a Ray cluster, seen from here.")
+    ] = ""
+    token_env: Annotated[str, typer.Option(help="Variable with the token of a Ray cluster.")] = ""
+    resources: Annotated[
+        str, typer.Option(help='Of each job of a Ray cluster, such as "h100=1".')
+    ] = ""
+    without_gpu: Annotated[
+        bool, typer.Option("--without-gpu", help="Jobs of a Ray cluster ask for no GPU.")
+    ] = False
 
     def given(self) -> dict[str, str | int | float]:
-        """The options that were given."""
+        """The options that were given, as keys of the table."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        kind = {"kind": "slurm"} if values.pop("slurm") else {}
-        return kind | {name: value for name, value in values.items() if value}
+        given = {name: value for name, value in values.items() if value}
+        if given.pop("slurm", False):
+            given["kind"] = SLURM
+        if "ray" in given:
+            given |= {"kind": RAY, "address": given.pop("ray")}
+        if given.pop("without_gpu", False):
+            given["on_gpu"] = False
+        return given
 
 
 @app.command("list")
@@ -83,7 +98,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @app.command("add")
 @command
 def add(name: Name, options: HostOptions, home: HomeFolder = None, as_json: Json = False) -> None:
-    """Add a machine of your ssh config, or a Slurm cluster; nothing is connected to."""
+    """Add a machine of your ssh config, or a cluster; nothing is connected to."""
     values = options.given()
     reply = call_and_record(
         home_of(home), "add_host", host_verbs.add_host, name=name, values=values

@@ -28,7 +28,16 @@ class Pool:
         self.home, self.ray, self.root = home, ray, root
         # What runs at another place have in common with those of a host over SSH.
         self.queue, self.start, self.until_ended = box.queue, box.start, box.until_ended
-        self.events, self.handle, self.bench = box.events, box.handle, box.bench
+        self.handle, self.bench, self._events = box.handle, box.bench, box.events
+
+    def events(self, run: RunDir) -> list[str]:
+        """The names of the run's events here."""
+        return self._events(run) if run.events.exists() else []
+
+    def until_launch(self, run: RunDir, number: int, seconds: float) -> None:
+        """Until the run was put there for the `number`-th time."""
+        text = f"it is put there as launch {number}"
+        self.bench.until(lambda: self.handle(run).launch == number, text, seconds)
 
     def place(self, run: RunDir) -> Place:
         """The launch of a run at the other side."""
@@ -64,6 +73,16 @@ class Pool:
             if of_driver or f"/{run.id}." in " ".join(words):
                 found.append(process)
         return found
+
+    def require_ended(self, processes: list[psutil.Process]) -> None:
+        """Fail where one of these still runs."""
+
+        def have_ended() -> bool:
+            return not any(
+                each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes
+            )
+
+        self.bench.until(have_ended, "they have ended", 10)
 
     def driver(self, run: RunDir) -> psutil.Process:
         """The program that Ray started."""
