@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.core.files import JsonObject, read_object, write_json
 from engine.executors import jobs
 from engine.executors.cluster.place import Place, places
-from engine.processes import launcher, lease
+from engine.processes import launcher, limits
 
 TAKEN_BACK = "taken back"  # in the place of a job's id, in the claim of a launch that never runs
 
@@ -38,7 +38,7 @@ def start(
     jobs.forget_changes(run_id)
     if place.ended.exists():
         return {"needs_job": False}
-    lease.renew(place.run, float(order["lease_s"]))
+    limits.renew_lease(place.run, float(order["lease_s"]))
     is_claimed = place.claim.exists()
     if not is_claimed:
         write_json(place.secrets, dict(secrets))
@@ -59,7 +59,7 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
     place = Place(Path(root), home_id, run_id, launch)
     if not place.order.exists():
         return {"launch": 0}
-    lease.renew(place.run, lease_s)
+    limits.renew_lease(place.run, lease_s)
     words = read_object(place.ended)  # before the files are listed: of an ended run all of them are
     beat = read_object(place.beat)
     is_whole = bool(words) and _are_here(place, words.get("sizes"))
@@ -137,7 +137,7 @@ def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
         if launcher.is_alive(place.run) and not place.ended.exists():
             reason = "another launch takes its place"
             stop(root, home_id, run_id, place.launch, reason)
-            lease.renew(place.run, 0)  # its supervisor reads that even where its job is gone
+            limits.renew_lease(place.run, 0)  # its supervisor reads that even where its job is gone
             is_clear = False
         else:
             take_back(place)
