@@ -228,8 +228,7 @@ class Mirror:
 
     @property
     def _console_marks(self) -> Path:
-        """How much of each console was handed on, kept for the next process."""
-        return self.run.logs / ".shown.json"
+        return console_marks(self.run)
 
     def _take_checkpoints(self, best: object) -> None:
         """Bring back every complete checkpoint that is not here, drop those that are gone over
@@ -317,6 +316,11 @@ class Mirror:
                 f"{path} from the host has {size(more)}, and {size(free)} are free here",
                 "Free some space.",
             )
+
+
+def console_marks(run: RunDir) -> Path:
+    """How much of each console of a launch was handed on, kept for the next process."""
+    return run.logs / ".shown.json"
 
 
 # Names that a run's folder holds over there and that nobody needs here.

@@ -11,8 +11,8 @@ from engine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:
-    """List the other machines of config.toml that runs can use, each as its last check found it.
-    Raises UserError SETTING_* if config.toml is damaged."""
+    """List the machines and clusters of config.toml that runs can use, each as its last check found
+    it. Raises UserError SETTING_* if config.toml is damaged."""
     from engine.executors import hosts
 
     shown_hosts = [hosts.shown(home, host) for host in home.user_config().hosts.values()]

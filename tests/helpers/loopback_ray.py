@@ -137,17 +137,18 @@ class LoopbackRay:
         self._until(lambda: self.get("/api/jobs/").status_code == httpx.codes.OK, "head")
 
     def start_worker(self) -> None:
-        """Start the worker; returns when the head counts it."""
+        """Start the worker; returns when the head counts one that it did not know."""
+        before = self._nodes()
         self._start(
             "worker",
             f"--address={_HEAD_IP}:{_GCS_PORT}",
             f"--node-ip-address={_WORKER_IP}",
             "--num-cpus=2",
         )
-        self._until(lambda: self._alive() > 1, "worker")
+        self._until(lambda: bool(self._nodes() - before), "worker")
 
     def mend(self) -> None:
-        """Start again what an earlier test has ended."""
+        """Start again what a test has ended."""
         try:
             is_up = self.get("/api/jobs/").status_code == httpx.codes.OK
         except httpx.HTTPError:
@@ -156,14 +157,15 @@ class LoopbackRay:
             self.kill("worker")  # of a head that is gone
             self.kill("head")
             self.start_head()
-        if not is_up or self._alive() < 2:
+        if not self._programs("worker").get("raylet"):  # the head takes a while to see it
             self.kill("worker")
             self.start_worker()
 
-    def _alive(self) -> int:
-        """How many nodes the head counts."""
+    def _nodes(self) -> set[str]:
+        """The ids of the nodes that the head counts as alive."""
         summary = self.get("/nodes?view=summary").json()["data"]["summary"]
-        return sum(node["raylet"].get("state") == "ALIVE" for node in summary)
+        rays = [node["raylet"] for node in summary]
+        return {ray["nodeId"] for ray in rays if ray.get("state") == "ALIVE"}
 
     def _until(self, holds, node: str) -> None:
         deadline = time.monotonic() + _START_S
@@ -184,12 +186,20 @@ class LoopbackRay:
         listed = _ip("netns", "pids", self._space(node), check=False).stdout
         return [int(pid) for pid in listed.split()]
 
-    def kill(self, node: str, program: str = "") -> None:
-        """Kill every process of a node, or those of one program, such as "raylet"."""
+    def _programs(self, node: str) -> dict[str, list[int]]:
+        """The processes of a node by the name of their program."""
+        found: dict[str, list[int]] = {}
         for pid in self.pids(node):
             with contextlib.suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()
-                if not program or command.rpartition("/")[2] == program:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                found.setdefault(words[0].decode().rpartition("/")[2], []).append(pid)
+        return found
+
+    def kill(self, node: str, program: str = "") -> None:
+        """Kill every process of a node, or those of one program, such as "raylet"."""
+        for name, pids in self._programs(node).items():
+            for pid in pids if program in ("", name) else ():
+                with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ from engine.core.hints import Hint
 from engine.executors import hosts
 from engine.executors.attending import hours
 from engine.executors.attending.places import FarExecutor, connected
-from engine.executors.mirror import HostileFiles, Mirror
+from engine.executors.mirror import HostileFiles, Mirror, console_marks
 from engine.executors.ssh import FarError, HostLost, HostRefused
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
@@ -149,6 +149,7 @@ class Attendant:
             losses=last.losses if last else 0,
             lost_at_step=last.lost_at_step if last else 0,
         ).write(self.run)
+        console_marks(self.run).unlink(missing_ok=True)  # its consoles begin anew
         hub.ensure_weights(Path(self.config.base.path))
         sent = executor.send(self.run, self.config, handle)
         executor.start(self.run, handle)

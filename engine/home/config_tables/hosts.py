@@ -122,8 +122,7 @@ class Host:
             files = f"over `ssh {self.ssh}`" if self.ssh else f"through {self.folder} here"
             return f"Ray at {self.ray.address}, files {files}"
         ways = [f"ssh {self.ssh}" if self.ssh else "", "sbatch" if self.kind == SLURM else ""]
-        way = " ".join(part for part in ways if part)
-        return f"`{way}`"
+        return f"`{' '.join(way for way in ways if way)}`"
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -80,9 +80,9 @@ class HostOptions:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         given = {name: value for name, value in values.items() if value}
         if given.pop("slurm", False):
-            given = {"kind": SLURM, **given}
+            given["kind"] = SLURM
         if "ray" in given:
-            given = {"kind": RAY, "address": given.pop("ray"), **given}
+            given |= {"kind": RAY, "address": given.pop("ray")}
         if given.pop("without_gpu", False):
             given["on_gpu"] = False
         return given

@@ -1,7 +1,9 @@
 """Runs as jobs of a real Ray of two nodes, with a trainer without torch at the other end."""
 
+import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,31 @@ class Pool:
             and "--carry-out" not in process.cmdline()
         ]
         return driver
+
+
+@pytest.fixture(autouse=True)
+def no_process_survives() -> Iterator[None]:
+    """Fails a test that leaves a process of ours running. Ray's own outlive a test that starts a
+    node again."""
+    yield
+
+    def ours() -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                words = process.cmdline()
+                if "-P" in words or "-I" in words:  # as everything of ours is started
+                    found.append(process)
+        return found
+
+    deadline = time.monotonic() + 10
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = ours()
+    said = [" ".join(process.cmdline())[:200] for process in left]
+    for process in left:
+        process.kill()
+    assert not said
 
 
 @pytest.fixture(scope="session")
