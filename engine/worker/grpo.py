@@ -127,19 +127,23 @@ def update(
     # Conversations (parts) without a sampled token have no place in a mean over tokens.
     scored = [part for rollout in rollouts for part in rollout.parts if part.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
-    trained = scored if settings.kl_coef > 0 else [member for member in scored if member.trains]
+    trained = scored
+    if settings.kl_coef == 0:
+        trained = [part for part in scored if part.trains]
     if not trained:
         zeros = dict.fromkeys(("grad_norm", "lr", "clip_share", "microbatches"), 0.0)
         return zeros | {"kl": None, "replay_loss": None}
     normaliser = Normaliser(
         trajectories=len(scored),
-        tokens=sum(member.trained_tokens for member in scored),
+        tokens=sum(part.trained_tokens for part in scored),
         max_tokens=settings.max_tokens,
     )
     policy_pass = PolicyPass(training.policy, settings, trained, normaliser)
     batch_pass = PassWithReplay(policy_pass, replay.of_full_step(step) if replay else [])
     measured = _optimizer_steps(training, batch_pass, step, budget)
-    return measured if settings.kl_coef > 0 else measured | {"kl": None}
+    if settings.kl_coef == 0:
+        measured["kl"] = None
+    return measured
 
 
 def _optimizer_steps(

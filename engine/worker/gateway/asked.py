@@ -80,11 +80,11 @@ def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> Jso
     """
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")
-    given = {name: value for name, value in body.items() if value is not None}
-    unknown = sorted(given.keys() - {*acted_on, *decided})
+    set_fields = {name: value for name, value in body.items() if value is not None}
+    unknown = sorted(set_fields.keys() - {*acted_on, *decided})
     if unknown:
         raise Refused(400, f"Not supported by this gateway: {', '.join(unknown)}.")
-    return {name: value for name, value in given.items() if name in acted_on}
+    return {name: value for name, value in set_fields.items() if name in acted_on}
 
 
 def conversation(messages: Any) -> list[ChatMessage]:
@@ -129,8 +129,8 @@ def token_limit(value: Any, name: str) -> int | None:
 def stop_strings(value: Any) -> tuple[str, ...]:
     """Return stop strings given as a text, a list of texts or None. Raises Refused (400) for
     anything else, and for more than MAX_STOPS."""
-    listed = [value] if isinstance(value, str) else (value or [])
-    is_texts = isinstance(listed, list) and all(isinstance(item, str) and item for item in listed)
-    if not is_texts or len(listed) > MAX_STOPS:
+    texts = [value] if isinstance(value, str) else (value or [])
+    is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+    if not is_valid or len(texts) > MAX_STOPS:
         raise Refused(400, f"stop must be a text or a list of at most {MAX_STOPS} texts.")
-    return tuple(listed)
+    return tuple(texts)

@@ -28,8 +28,8 @@ def read(body: Any) -> Asked:
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     _require_plain_text(fields.get("text", {}))
-    tools = _tools(fields.get("tools", []), fields.get("tool_choice", "auto"))
-    messages = _messages(fields.get("input"))
+    tools = _offered_tools(fields.get("tools", []), fields.get("tool_choice", "auto"))
+    messages = _as_messages(fields.get("input"))
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
     return sized(
@@ -51,7 +51,7 @@ def _require_plain_text(form: Any) -> None:
         raise Refused(400, "text.format must be text: nothing else is enforced here.")
 
 
-def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
+def _offered_tools(tools: Any, choice: Any) -> list[ToolSchema]:
     """Return the tools that the model may call, in the form of chat completions; [] if the
     request's tool choice is "none". Raises Refused (400) for a choice other than "auto" and "none",
     and for a tool that is no function."""
@@ -59,10 +59,10 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
     if not isinstance(tools, list):
         raise Refused(400, "tools must be a list of objects.")
-    return [_tool(tool) for tool in tools] if choice == "auto" else []
+    return [_as_chat_tool(tool) for tool in tools] if choice == "auto" else []
 
 
-def _tool(tool: Any) -> ToolSchema:
+def _as_chat_tool(tool: Any) -> ToolSchema:
     """Convert one tool of a Responses request to the form of chat completions: {"type": "function",
     "function": {name, description, parameters}}. Raises Refused (400) if it is no function, such as
     a web search that the vendor runs itself."""
@@ -73,7 +73,7 @@ def _tool(tool: Any) -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def _messages(given: Any) -> list[ChatMessage]:
+def _as_messages(given: Any) -> list[ChatMessage]:
     """Convert the items of a request to messages. Function calls that follow one another, or an
     assistant's text, become one message. Raises Refused (400) for an item of another kind."""
     if isinstance(given, str):
@@ -97,7 +97,7 @@ def _add_item(messages: list[ChatMessage], item: Any) -> None:
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        messages[-1].setdefault("tool_calls", []).append(_call(item))
+        messages[-1].setdefault("tool_calls", []).append(_as_chat_call(item))
     elif kind == "function_call_output":
         call_id = str(item.get("call_id", ""))
         output = item.get("output", "")
@@ -106,7 +106,7 @@ def _add_item(messages: list[ChatMessage], item: Any) -> None:
         raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
 
 
-def _call(item: Mapping[str, Any]) -> JsonObject:
+def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
     """Convert an item `function_call` to a call in the form of chat completions."""
     function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
@@ -114,11 +114,11 @@ def _call(item: Mapping[str, Any]) -> JsonObject:
 
 def whole(asked: Asked, answered: Answered) -> JsonObject:
     """Return the answer as OpenAI's response object."""
-    return _response(asked) | _ended(answered) | {"output": _output(answered)}
+    return _empty_response(asked) | _final_fields(answered) | {"output": _output_items(answered)}
 
 
-def _response(asked: Asked) -> JsonObject:
-    """Return the response object before anything of the answer was written."""
+def _empty_response(asked: Asked) -> JsonObject:
+    """Return OpenAI's response object as a stream begins with it: without any output yet."""
     return {
         "id": f"resp_{uuid.uuid4().hex[:24]}",
         "object": "response",
@@ -139,7 +139,7 @@ def _response(asked: Asked) -> JsonObject:
     }
 
 
-def _ended(answered: Answered) -> JsonObject:
+def _final_fields(answered: Answered) -> JsonObject:
     """Return the fields that the end of the answer sets in a response object."""
     is_cut = answered.finish == "length"
     return {
@@ -155,7 +155,7 @@ def _ended(answered: Answered) -> JsonObject:
     }
 
 
-def _output(answered: Answered) -> list[JsonObject]:
+def _output_items(answered: Answered) -> list[JsonObject]:
     """Return the items of the answer. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
     if answered.text or not answered.tool_calls:
@@ -165,7 +165,7 @@ def _output(answered: Answered) -> list[JsonObject]:
                 "id": f"msg_{uuid.uuid4().hex[:24]}",
                 "role": "assistant",
                 "status": "completed",
-                "content": [_part(answered.text)],
+                "content": [_text_part(answered.text)],
             }
         )
     for call in answered.tool_calls:
@@ -182,7 +182,7 @@ def _output(answered: Answered) -> list[JsonObject]:
     return items
 
 
-def _part(text: str) -> JsonObject:
+def _text_part(text: str) -> JsonObject:
     """Return a text as a content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
@@ -193,57 +193,58 @@ def events(asked: Asked, answered: Answered) -> list[str]:
 
     A stream consists of the created response, several events for each item, and the ended response.
     """
-    response = _response(asked)
-    items = _output(answered)
-    steps: list[JsonObject] = [{"type": "response.created", "response": response}]
+    response = _empty_response(asked)
+    items = _output_items(answered)
+    payloads: list[JsonObject] = [{"type": "response.created", "response": response}]
     for index, item in enumerate(items):
-        steps += _steps_of_item(index, item)
-    ended = response | _ended(answered) | {"output": items}
+        payloads += _item_events(index, item)
+    ended = response | _final_fields(answered) | {"output": items}
     kind = "response.incomplete" if answered.finish == "length" else "response.completed"
-    steps.append({"type": kind, "response": ended})
+    payloads.append({"type": kind, "response": ended})
     return [
-        f"event: {step['type']}\ndata: {json.dumps(step | {'sequence_number': number})}\n\n"
-        for number, step in enumerate(steps)
+        f"event: {payload['type']}\ndata: {json.dumps(payload | {'sequence_number': number})}\n\n"
+        for number, payload in enumerate(payloads)
     ]
 
 
-def _steps_of_text(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """Return the events that write the text of a message item. `place` are the keys common to
-    all."""
+def _text_events(item: JsonObject, position: JsonObject) -> list[JsonObject]:
+    """Return the events that write the text of a message item. `position` holds the keys that tell
+    in each event which item it belongs to."""
     (part,) = item["content"]
-    inside = place | {"content_index": 0}
+    inside = position | {"content_index": 0}
     text = part["text"]
     delta = {"delta": text, "logprobs": []}
     return [
-        {"type": "response.content_part.added", **inside, "part": _part("")},
+        {"type": "response.content_part.added", **inside, "part": _text_part("")},
         {"type": "response.output_text.delta", **inside, **delta},
         {"type": "response.output_text.done", **inside, "text": text, "logprobs": []},
         {"type": "response.content_part.done", **inside, "part": part},
     ]
 
 
-def _steps_of_arguments(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """Return the events that write the arguments of a call. `place` are the keys common to all."""
+def _argument_events(item: JsonObject, position: JsonObject) -> list[JsonObject]:
+    """Return the events that write the arguments of a call. `position` holds the keys that tell in
+    each event which item it belongs to."""
     arguments = item["arguments"]
     done = {"name": item["name"], "arguments": arguments}
     return [
-        {"type": "response.function_call_arguments.delta", **place, "delta": arguments},
-        {"type": "response.function_call_arguments.done", **place, **done},
+        {"type": "response.function_call_arguments.delta", **position, "delta": arguments},
+        {"type": "response.function_call_arguments.done", **position, **done},
     ]
 
 
-def _steps_of_item(index: int, item: JsonObject) -> list[JsonObject]:
+def _item_events(index: int, item: JsonObject) -> list[JsonObject]:
     """Return the events that write one item of the answer, which has the number `index`."""
-    place: JsonObject = {"item_id": item["id"], "output_index": index}
-    begun = item | {"status": "in_progress"}
+    position: JsonObject = {"item_id": item["id"], "output_index": index}
+    item_at_start = item | {"status": "in_progress"}
     if item["type"] == "message":
-        begun["content"] = []
-        written = _steps_of_text(item, place)
+        item_at_start["content"] = []
+        content_events = _text_events(item, position)
     else:
-        begun["arguments"] = ""
-        written = _steps_of_arguments(item, place)
+        item_at_start["arguments"] = ""
+        content_events = _argument_events(item, position)
     return [
-        {"type": "response.output_item.added", "output_index": index, "item": begun},
-        *written,
+        {"type": "response.output_item.added", "output_index": index, "item": item_at_start},
+        *content_events,
         {"type": "response.output_item.done", "output_index": index, "item": item},
     ]

@@ -128,8 +128,10 @@ class RolloutServer:
         """Yield the answer as server-sent events. Until it is sampled, a comment is sent every
         `BEAT_S` seconds, which clients skip."""
         answering = asyncio.ensure_future(self.answered(turn, future))
-        while not (await asyncio.wait({answering}, timeout=BEAT_S))[0]:
-            yield ": waiting\n\n"
+        answered, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+        while not answered:
+            yield ": waiting\n\n"  # a comment
+            answered, _ = await asyncio.wait({answering}, timeout=BEAT_S)
         try:
             for event in dialect.events(turn.asked, answering.result()):
                 yield event
@@ -188,4 +190,5 @@ async def _cancel_all() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.wait(others, timeout=1.0) if others else None
+    if others:  # `wait` refuses an empty set
+        await asyncio.wait(others, timeout=1.0)

@@ -37,7 +37,8 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = sum(rewards)
-    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+    other_count = len(rewards) - 1
+    return [reward - (total - reward) / other_count for reward in rewards]
 
 
 ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
