@@ -57,18 +57,13 @@ class JudgeUse:
         """
         if not isinstance(data, dict):
             return JudgeUse()
-        known = {f.name for f in fields(JudgeUse)}
-        return JudgeUse(
-            **{
-                name: value
-                for name, value in data.items()
-                if name in known
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-                and value >= 0
-            }
-        )
+        known_names = {field.name for field in fields(JudgeUse)}
+        accepted: dict[str, float] = {}
+        for name, value in data.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name in known_names and is_number and math.isfinite(value) and value >= 0:
+                accepted[name] = value
+        return JudgeUse(**accepted)
 
 
 NOTHING = JudgeUse()
