@@ -241,7 +241,7 @@ class Task:
     @property
     def answer_text(self) -> str:
         """The text of the reference completion's last assistant message; "" if there is none."""
-        texts = [m.content for m in self.answer_messages if m.role == "assistant"]
+        texts = [message.content for message in self.answer_messages if message.role == "assistant"]
         return texts[-1] if texts else ""
 
     @property

@@ -106,9 +106,11 @@ class GymnasiumText(MultiTurnEnv):
     def _task(self, seed: int) -> Task:
         """Make the task for a seed."""
         env, observation = self._reset_environment(seed)
-        shown = self._observation_text(env, observation)
+        first_observation = self._observation_text(env, observation)
         env.close()
-        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        prompt = "\n\n".join(
+            part for part in (self.options.instructions, first_observation) if part
+        )
         return Task(f"{self.options.env}-{seed}", prompt, metadata={"seed": seed})
 
     def _reset_environment(self, seed: int) -> tuple[Any, Any]:

@@ -121,8 +121,10 @@ class OpenEnv(MultiTurnEnv):
         """Make the task for a seed."""
         client, observation = self._reset_session(seed)
         client.close()
-        shown = self._observation_text(observation)
-        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        first_observation = self._observation_text(observation)
+        prompt = "\n\n".join(
+            part for part in (self.options.instructions, first_observation) if part
+        )
         return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
 
     def _reset_session(self, seed: int) -> tuple[Any, Any]:

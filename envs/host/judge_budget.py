@@ -48,8 +48,8 @@ class JudgeBudget:
         with self._lock:
             calls: float | None = None
             if self.max_calls is not None:
-                left = max(0.0, self.max_calls - self.used.calls - self._borrowed_calls)
-                calls = min(left, max(1.0, left // self.borrowers))
+                calls_left = max(0.0, self.max_calls - self.used.calls - self._borrowed_calls)
+                calls = min(calls_left, max(1.0, calls_left // self.borrowers))
                 self._borrowed_calls += calls
             cost = None if self.max_cost is None else self.max_cost - self.used.cost
             return {"calls": calls, "cost": cost}

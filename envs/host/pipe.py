@@ -253,8 +253,8 @@ class Pipe:
         if self.relay is None:
             yield
             return
-        left = body.get("judge_left") or {}
-        self.relay.meter.allow(left.get("calls"), left.get("cost"))
+        judge_allowance = body.get("judge_left") or {}
+        self.relay.meter.allow(judge_allowance.get("calls"), judge_allowance.get("cost"))
         try:
             yield
         finally:

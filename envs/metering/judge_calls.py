@@ -33,12 +33,18 @@ class JudgeUse:
 
     def __add__(self, other: "JudgeUse") -> "JudgeUse":
         """Return the sums of both, field by field."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        sums = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+        }
         return JudgeUse(**sums)
 
     def __sub__(self, other: "JudgeUse") -> "JudgeUse":
         """Return the differences, field by field."""
-        rest = {f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
+        rest = {
+            field.name: getattr(self, field.name) - getattr(other, field.name)
+            for field in fields(self)
+        }
         return JudgeUse(**rest)
 
     def __bool__(self) -> bool:

@@ -81,8 +81,8 @@ def _padded(rows: Sequence[Row], pad: int) -> torch.Tensor:
     """The ids of the rows, each filled up on the right with `pad`: [rows, longest row] int64."""
     length = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = _int64(row.ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = _int64(row.ids)
     return ids
 
 

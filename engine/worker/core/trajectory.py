@@ -139,12 +139,12 @@ class Group:
     @property
     def scored(self) -> list[Trajectory]:
         """The trajectories that were scored without an error."""
-        return [t for t in self.members if t.error is None]
+        return [trajectory for trajectory in self.members if trajectory.error is None]
 
     @property
     def rewards(self) -> list[float]:
         """The shaped rewards of the scored members, which are compared with each other."""
-        return [t.shaped_reward for t in self.scored]
+        return [trajectory.shaped_reward for trajectory in self.scored]
 
     @property
     def uniform(self) -> bool:

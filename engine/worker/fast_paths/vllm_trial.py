@@ -123,11 +123,11 @@ def _plan(device: torch.device, folder: Path) -> Plan:
     load, kind = LOADS[device.type], device.type
     memory = float(2**30)  # on a CPU: bytes for keys and values; on a GPU: a share of its memory
     if kind == "cuda":
-        wanted = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
+        needed_bytes = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
         free, total = torch.cuda.mem_get_info(device)
-        if free < wanted + TRAINER_RESERVE + _weight_bytes():
+        if free < needed_bytes + TRAINER_RESERVE + _weight_bytes():
             raise NotHere(f"{free / 1e9:.1f} GB of the GPU are free, which is too little to try it")
-        memory = wanted / total
+        memory = needed_bytes / total
     return Plan(
         python=python,
         model=folder / "model",
@@ -259,11 +259,12 @@ def _sleep(sampler: VllmSampler, device: torch.device) -> None:
     release_memory()
     free_before, total = torch.cuda.mem_get_info(device)
     sampler.release_memory()
-    given_back = torch.cuda.mem_get_info(device)[0] - free_before
-    taken = sampler.process.plan.memory * total
-    if given_back < (1 - KEPT_ASLEEP) * taken:
+    freed_bytes = torch.cuda.mem_get_info(device)[0] - free_before
+    taken_bytes = sampler.process.plan.memory * total
+    if freed_bytes < (1 - KEPT_ASLEEP) * taken_bytes:
         raise Wrong(
-            f"asleep it gives back {given_back / 1e9:.1f} GB of the {taken / 1e9:.1f} that it took"
+            f"asleep it gives back {freed_bytes / 1e9:.1f} GB of the {taken_bytes / 1e9:.1f} "
+            "that it took"
         )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.worker.gateway.asked import (
-    Answered,
-    Asked,
+    Answer,
+    Question,
     conversation,
     fields_of,
     sized,
@@ -27,7 +27,7 @@ _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _THOUGHTS = ("thinking", "redacted_thinking")  # earlier thoughts, which programs send back
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> Question:
     """Read what a program asks from the decoded JSON body of its request: the conversation, the
     tools that may be called, and the limits of the answer.
 
@@ -44,7 +44,7 @@ def read(body: Any) -> Asked:
     if fields.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
     return sized(
-        Asked(
+        Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
             tools=_offered_tools(
@@ -143,45 +143,45 @@ def _as_openai_call(block: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(block.get("id", "")), "function": function}
 
 
-def whole(asked: Asked, answered: Answered) -> JsonObject:
+def whole(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as Anthropic's message object."""
-    return _message(asked, answered) | {
-        "content": _content(answered),
-        "stop_reason": _FINISH[answered.finish],
-        "usage": _token_counts(answered),
+    return _message(question, answer) | {
+        "content": _content(answer),
+        "stop_reason": _FINISH[answer.finish],
+        "usage": _token_counts(answer),
     }
 
 
-def _message(asked: Asked, answered: Answered) -> JsonObject:
+def _message(question: Question, answer: Answer) -> JsonObject:
     """Return Anthropic's message object as a stream begins with it: without any content yet."""
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": question.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _token_counts(answered) | {"output_tokens": 0},
+        "usage": _token_counts(answer) | {"output_tokens": 0},
     }
 
 
-def _token_counts(answered: Answered) -> JsonObject:
+def _token_counts(answer: Answer) -> JsonObject:
     """Return Anthropic's `usage` object; nothing is cached here."""
     return {
-        "input_tokens": answered.prompt_tokens,
-        "output_tokens": answered.completion_tokens,
+        "input_tokens": answer.prompt_tokens,
+        "output_tokens": answer.completion_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }
 
 
-def _content(answered: Answered) -> list[JsonObject]:
+def _content(answer: Answer) -> list[JsonObject]:
     """Return the blocks of the answer. An empty answer becomes one empty text block."""
     blocks: list[JsonObject] = []
-    if answered.text or not answered.tool_calls:
-        blocks.append({"type": "text", "text": answered.text})
-    for call in answered.tool_calls:
+    if answer.text or not answer.tool_calls:
+        blocks.append({"type": "text", "text": answer.text})
+    for call in answer.tool_calls:
         function = call["function"]
         arguments = json.loads(function["arguments"])
         blocks.append(
@@ -190,24 +190,24 @@ def _content(answered: Answered) -> list[JsonObject]:
     return blocks
 
 
-def events(asked: Asked, answered: Answered) -> list[str]:
+def events(question: Question, answer: Answer) -> list[str]:
     """Return the answer as server-sent events, each of which has a name (`event: ...`).
 
     A stream consists of the start of the message, three events for each block, and its end.
     """
     payloads: list[JsonObject] = [
-        {"type": "message_start", "message": _message(asked, answered)},
+        {"type": "message_start", "message": _message(question, answer)},
     ]
-    for index, block in enumerate(_content(answered)):
+    for index, block in enumerate(_content(answer)):
         block_at_start, delta = _start_and_delta(block)
         payloads += [
             {"type": "content_block_start", "index": index, "content_block": block_at_start},
             {"type": "content_block_delta", "index": index, "delta": delta},
             {"type": "content_block_stop", "index": index},
         ]
-    ending = {"stop_reason": _FINISH[answered.finish], "stop_sequence": None}
+    ending = {"stop_reason": _FINISH[answer.finish], "stop_sequence": None}
     payloads += [
-        {"type": "message_delta", "delta": ending, "usage": _token_counts(answered)},
+        {"type": "message_delta", "delta": ending, "usage": _token_counts(answer)},
         {"type": "message_stop"},
     ]
     return [f"event: {payload['type']}\ndata: {json.dumps(payload)}\n\n" for payload in payloads]

@@ -13,7 +13,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A request for one assistant message.
 
     Attributes:
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """The model's answer.
 
     Attributes:
@@ -59,11 +59,11 @@ class Dialect(Protocol):
     """A protocol for asking over HTTP: a module with these functions. `read` parses a request,
     `whole` makes the reply, `events` makes it as server-sent events."""
 
-    def read(self, body: Any) -> Asked: ...
+    def read(self, body: Any) -> Question: ...
 
-    def whole(self, asked: Asked, answered: Answered) -> JsonObject: ...
+    def whole(self, question: Question, answer: Answer) -> JsonObject: ...
 
-    def events(self, asked: Asked, answered: Answered) -> list[str]: ...
+    def events(self, question: Question, answer: Answer) -> list[str]: ...
 
 
 def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:
@@ -104,18 +104,18 @@ def same_form(message: Mapping[str, Any]) -> ChatMessage:
     return Message.from_dict(message).to_dict()
 
 
-def sized(asked: Asked) -> Asked:
+def sized(question: Question) -> Question:
     """Check the size and the tools of a request, and return the request unchanged.
 
     Raises Refused (400) for tools that have no valid form, Refused (413) for too many messages,
     tools or characters.
     """
     try:
-        checked_tools(asked.tools)
-        check_size(asked.messages, asked.tools)
+        checked_tools(question.tools)
+        check_size(question.messages, question.tools)
     except BadMessages as error:
         raise Refused(413 if error.is_too_large else 400, str(error)) from error
-    return asked
+    return question
 
 
 def token_limit(value: Any, name: str) -> int | None:

@@ -7,7 +7,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from engine.worker.gateway.asked import Answered, Asked, conversation, fields_of, sized, token_limit
+from engine.worker.gateway.asked import (
+    Answer,
+    Question,
+    conversation,
+    fields_of,
+    sized,
+    token_limit,
+)
 from engine.worker.gateway.chat_request import Refused
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
@@ -19,7 +26,7 @@ _DECIDED_BY_THE_RUN = (
 ).split()
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> Question:
     """Read what a program asks from the decoded JSON body of its request: the conversation, the
     tools that may be called, and the limits of the answer.
 
@@ -33,7 +40,7 @@ def read(body: Any) -> Asked:
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
     return sized(
-        Asked(
+        Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
             tools=tools,
@@ -112,12 +119,12 @@ def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
 
 
-def whole(asked: Asked, answered: Answered) -> JsonObject:
+def whole(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as OpenAI's response object."""
-    return _empty_response(asked) | _final_fields(answered) | {"output": _output_items(answered)}
+    return _empty_response(question) | _final_fields(answer) | {"output": _output_items(answer)}
 
 
-def _empty_response(asked: Asked) -> JsonObject:
+def _empty_response(question: Question) -> JsonObject:
     """Return OpenAI's response object as a stream begins with it: without any output yet."""
     return {
         "id": f"resp_{uuid.uuid4().hex[:24]}",
@@ -128,7 +135,7 @@ def _empty_response(asked: Asked) -> JsonObject:
         "incomplete_details": None,
         "instructions": None,
         "metadata": {},
-        "model": asked.model,
+        "model": question.model,
         "output": [],
         "parallel_tool_calls": True,
         "temperature": None,
@@ -139,36 +146,36 @@ def _empty_response(asked: Asked) -> JsonObject:
     }
 
 
-def _final_fields(answered: Answered) -> JsonObject:
+def _final_fields(answer: Answer) -> JsonObject:
     """Return the fields that the end of the answer sets in a response object."""
-    is_cut = answered.finish == "length"
+    is_cut = answer.finish == "length"
     return {
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "usage": {
-            "input_tokens": answered.prompt_tokens,
+            "input_tokens": answer.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answered.completion_tokens,
+            "output_tokens": answer.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answered.prompt_tokens + answered.completion_tokens,
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         },
     }
 
 
-def _output_items(answered: Answered) -> list[JsonObject]:
+def _output_items(answer: Answer) -> list[JsonObject]:
     """Return the items of the answer. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
-    if answered.text or not answered.tool_calls:
+    if answer.text or not answer.tool_calls:
         items.append(
             {
                 "type": "message",
                 "id": f"msg_{uuid.uuid4().hex[:24]}",
                 "role": "assistant",
                 "status": "completed",
-                "content": [_text_part(answered.text)],
+                "content": [_text_part(answer.text)],
             }
         )
-    for call in answered.tool_calls:
+    for call in answer.tool_calls:
         items.append(
             {
                 "type": "function_call",
@@ -187,19 +194,19 @@ def _text_part(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def events(asked: Asked, answered: Answered) -> list[str]:
+def events(question: Question, answer: Answer) -> list[str]:
     """Return the answer as server-sent events, each of which has a name (`event: ...`) and a
     number.
 
     A stream consists of the created response, several events for each item, and the ended response.
     """
-    response = _empty_response(asked)
-    items = _output_items(answered)
+    response = _empty_response(question)
+    items = _output_items(answer)
     payloads: list[JsonObject] = [{"type": "response.created", "response": response}]
     for index, item in enumerate(items):
         payloads += _item_events(index, item)
-    ended = response | _final_fields(answered) | {"output": items}
-    kind = "response.incomplete" if answered.finish == "length" else "response.completed"
+    ended = response | _final_fields(answer) | {"output": items}
+    kind = "response.incomplete" if answer.finish == "length" else "response.completed"
     payloads.append({"type": kind, "response": ended})
     return [
         f"event: {payload['type']}\ndata: {json.dumps(payload | {'sequence_number': number})}\n\n"

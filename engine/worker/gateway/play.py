@@ -175,10 +175,10 @@ class _Playground:
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
-    """Return the task as its program may see it, without `gold` and `asked`, which only this
+    """Return the task as its program may see it, without `gold` and `question`, which only this
     project's own code uses. `prompt` is that of the task, or the same task in other words."""
-    shown = {name: value for name, value in task.items() if name not in ("gold", "asked")}
-    return shown | {"prompt": prompt}
+    fields = {name: value for name, value in task.items() if name not in ("gold", "asked")}
+    return fields | {"prompt": prompt}
 
 
 def _report_for_reward_server(row: TaskRow, trajectory: Trajectory) -> JsonObject:

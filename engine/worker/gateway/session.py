@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.models.chat_format import TemplateError
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion, Trajectory
-from engine.worker.gateway.asked import Answered, Asked, same_form
+from engine.worker.gateway.asked import Answer, Question, same_form
 from engine.worker.gateway.chat_request import Refused, tool_call_as_openai
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import append_turn
@@ -63,7 +63,7 @@ class Turn:
         length: how many ids that conversation has; 0 for a new one.
     """
 
-    asked: Asked
+    question: Question
     prompt: list[int]
     max_tokens: int
     stop: tuple[str, ...]
@@ -94,7 +94,7 @@ class Session:
         with self._lock:
             self._closed = True
 
-    def prepare(self, asked: Asked) -> Turn:
+    def prepare(self, question: Question) -> Turn:
         """Turn a question into token ids for the sampler.
 
         Raises Refused (400) if the chat template refuses the messages, the conversation leaves no
@@ -107,15 +107,15 @@ class Session:
                 self.trajectory.stop_reason = "max_turns"
                 message = f"The rollout has had its {self.rules.max_turns} turns (max_turns)."
                 raise Refused(400, message)
-            turn = self._prepare_turn(asked)
+            turn = self._prepare_turn(question)
             self._turn_count += 1
             return turn
 
-    def _prepare_turn(self, asked: Asked) -> Turn:
+    def _prepare_turn(self, question: Question) -> Turn:
         """Return the question with its ids, the limits of its answer, and the conversation that it
         continues. Raises Refused (400) if the template refuses the messages or they leave no room
         for an answer."""
-        conversation, prompt = self._continued_conversation(asked)
+        conversation, prompt = self._continued_conversation(question)
         room = self.rules.max_length - len(prompt)
         if room < 1:
             self.trajectory.stop_reason = "max_context"
@@ -125,29 +125,29 @@ class Session:
                 f"{self.rules.max_length} (context_length_exceeded).",
             )
         limits = [room, self.rules.params.max_tokens]
-        if asked.max_tokens is not None:
-            limits.append(asked.max_tokens)
-        stop = tuple(dict.fromkeys((*self.rules.params.stop, *asked.stop)))
+        if question.max_tokens is not None:
+            limits.append(question.max_tokens)
+        stop = tuple(dict.fromkeys((*self.rules.params.stop, *question.stop)))
         known_ids = len(conversation.ids) if conversation else 0
-        return Turn(asked, prompt, min(limits), stop, conversation, known_ids)
+        return Turn(question, prompt, min(limits), stop, conversation, known_ids)
 
-    def _continued_conversation(self, asked: Asked) -> tuple[_Conversation | None, list[int]]:
+    def _continued_conversation(self, question: Question) -> tuple[_Conversation | None, list[int]]:
         """Find the conversation that a program's question continues. Returns (that conversation or
         None, the token ids of the whole question)."""
         candidates = [
             conversation
             for conversation in self._conversations
-            if conversation.trajectory.tools == asked.tools
+            if conversation.trajectory.tools == question.tools
         ]
         # The longest match wins.
         candidates.sort(key=lambda conversation: len(conversation.ids), reverse=True)
-        rendered = self._rendered_ids(asked.messages, asked.tools)
+        rendered = self._rendered_ids(question.messages, question.tools)
         for conversation in candidates:
             ids = conversation.ids
             if len(rendered) > len(ids) and rendered[: len(ids)] == ids:
                 return conversation, rendered
         for conversation in candidates:
-            continuation = self._continuation_ids(conversation, asked)
+            continuation = self._continuation_ids(conversation, question)
             if continuation is not None:
                 return conversation, conversation.ids + continuation
         return None, rendered
@@ -161,13 +161,15 @@ class Session:
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
 
-    def _continuation_ids(self, conversation: _Conversation, asked: Asked) -> list[int] | None:
+    def _continuation_ids(
+        self, conversation: _Conversation, question: Question
+    ) -> list[int] | None:
         """Return the ids that follow a conversation, if the question continues it: the question
         repeats all its messages and adds further ones. Returns None if not, if an added message is
         an assistant's, or if the chat template refuses the added messages."""
         count = len(conversation.messages)
-        added_messages = asked.messages[count:]
-        if not added_messages or asked.messages[:count] != conversation.messages:
+        added_messages = question.messages[count:]
+        if not added_messages or question.messages[:count] != conversation.messages:
             return None
         # The program wrote such a message itself, so it must not be trained as the model's.
         if any(message["role"] == "assistant" for message in added_messages):
@@ -176,12 +178,12 @@ class Session:
         before = [*trajectory.prompt, *trajectory.messages]
         try:
             return self.rules.renderer.between_turns(
-                before, added_messages, asked.tools, last_id=trajectory.ids[-1]
+                before, added_messages, question.tools, last_id=trajectory.ids[-1]
             )
         except (WorkerFailure, TemplateError):
             return None
 
-    def record(self, turn: Turn, completion: Completion) -> Answered:
+    def record(self, turn: Turn, completion: Completion) -> Answer:
         """Write a sampled answer into the trajectory that it belongs to, and return it for the
         program. Raises Refused (401) if the rollout is over."""
         with self._lock:
@@ -192,7 +194,7 @@ class Session:
                 conversation = self._new_conversation(turn)
             else:
                 conversation.trajectory.add_environment(turn.prompt[turn.length :])
-                added_messages = turn.asked.messages[len(conversation.messages) :]
+                added_messages = turn.question.messages[len(conversation.messages) :]
                 conversation.trajectory.messages += added_messages
             return self._append_completion(conversation, turn, completion)
 
@@ -206,9 +208,9 @@ class Session:
         first, else in a branch."""
         is_first = not self._conversations
         trajectory = self.trajectory if is_first else Trajectory(self.trajectory.task_id, [], [])
-        trajectory.prompt = turn.asked.messages
+        trajectory.prompt = turn.question.messages
         trajectory.prompt_ids = turn.prompt
-        trajectory.tools = turn.asked.tools
+        trajectory.tools = turn.question.tools
         if not is_first:
             self.trajectory.branches.append(trajectory)
         conversation = _Conversation(trajectory, [])
@@ -217,16 +219,16 @@ class Session:
 
     def _append_completion(
         self, conversation: _Conversation, turn: Turn, completion: Completion
-    ) -> Answered:
+    ) -> Answer:
         """Append a completion to its conversation, and return it in the form for the program."""
         renderer, trajectory = self.rules.renderer, conversation.trajectory
         append_turn(trajectory, completion, renderer, turn.stop)
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        conversation.messages = [*turn.asked.messages, _as_sent_back(text, calls)]
+        conversation.messages = [*turn.question.messages, _as_sent_back(text, calls)]
         finish = "stop" if completion.finished else "length"
-        return Answered(
+        return Answer(
             text=text,
             reasoning=str(message.get("reasoning_content") or ""),
             tool_calls=calls,

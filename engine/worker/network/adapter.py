@@ -297,11 +297,11 @@ class FlatAdapter:
         """Take the next rows * columns numbers of the buffer, as a view [rows, columns]. Autograd
         treats the view as a parameter of its own, whose gradient is a view of the buffer's
         gradient."""
-        place = slice(self._allocated, self._allocated + rows * columns)
-        self._allocated = place.stop
-        leaf = self.flat.detach()[place].view(rows, columns).requires_grad_()
+        span = slice(self._allocated, self._allocated + rows * columns)
+        self._allocated = span.stop
+        leaf = self.flat.detach()[span].view(rows, columns).requires_grad_()
         assert self.flat.grad is not None
-        leaf.grad = self.flat.grad[place].view(rows, columns)
+        leaf.grad = self.flat.grad[span].view(rows, columns)
         return leaf
 
     def _initialise(self, seed: int) -> None:

@@ -348,7 +348,7 @@ def probe_ids(vocab: int) -> list[int]:
     """Return 24 ids from all over the vocabulary, on which two forward passes are compared. They
     are the same in every run."""
     # 7919 is a prime, so the steps hit different ids in any vocabulary.
-    return [(7 + 7919 * i) % vocab for i in range(24)]
+    return [(7 + 7919 * index) % vocab for index in range(24)]
 
 
 def _try_choice(

@@ -71,8 +71,8 @@ def training_ranks(config: RunConfig, ranks: int) -> int:
 
 def is_sharded(config: RunConfig, ranks: int) -> bool:
     """Whether the layers of the base are cut over those ranks of the run that train."""
-    wanted = isinstance(config, TrainConfig) and config.settings.shard_base
-    return wanted and training_ranks(config, ranks) > 1
+    is_wanted = isinstance(config, TrainConfig) and config.settings.shard_base
+    return is_wanted and training_ranks(config, ranks) > 1
 
 
 def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
@@ -490,12 +490,14 @@ class Ranks:
         """Check that the weights of all ranks that train have this fingerprint. Raises
         WorkerFailure (kind internal) if those of a rank differ: its gradients would be those of a
         model that is not saved."""
-        for rank, other in enumerate(self.carry_out(Fingerprint(), self.trainers), start=1):
-            if other != fingerprint:
+        for rank, rank_fingerprint in enumerate(
+            self.carry_out(Fingerprint(), self.trainers), start=1
+        ):
+            if rank_fingerprint != fingerprint:
                 raise WorkerFailure(
                     "internal",
                     f"Rank {rank} has other weights than rank 0.",
-                    evidence=f"SHA-256 {other.hex()[:16]} and {fingerprint.hex()[:16]}",
+                    evidence=f"SHA-256 {rank_fingerprint.hex()[:16]} and {fingerprint.hex()[:16]}",
                 )
 
 

@@ -43,7 +43,7 @@ class RolloutBatch:
     @property
     def members(self) -> list[Trajectory]:
         """Every sampled trajectory; those of dropped groups come last."""
-        return [t for group in self.groups + self.dropped for t in group.members]
+        return [trajectory for group in self.groups + self.dropped for trajectory in group.members]
 
 
 @dataclass(frozen=True)
