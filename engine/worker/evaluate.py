@@ -290,8 +290,8 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
 def _record_base(job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str]) -> None:
     """Write down the weights under the models on this base, so that a later comparison can tell
     them from others that lie there by then. `base_weights` is file name -> SHA-256."""
-    known = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
-    BasesAsked(weights=known | {str(base_path): base_weights}).write(job.run.bases)
+    recorded = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
+    BasesAsked(weights=recorded | {str(base_path): base_weights}).write(job.run.bases)
 
 
 def _reworded_exams(

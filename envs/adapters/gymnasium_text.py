@@ -75,8 +75,8 @@ class GymnasiumText(MultiTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed: the instructions and the first observation."""
-        first_action = self.options.seed
-        return [self._task(seed) for seed in range(first_action, first_action + self.options.size)]
+        first_seed = self.options.seed
+        return [self._task(seed) for seed in range(first_seed, first_seed + self.options.size)]
 
     def start(self, task: Task) -> State:
         """Begin a rollout: an environment of its own, reset with the task's seed."""

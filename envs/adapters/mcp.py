@@ -68,8 +68,8 @@ class McpTools(MultiTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return the rows as tasks; each needs an answer."""
-        named = self.options.data
-        files = [self.folder / named] if named else data_files(self.folder)
+        data_file = self.options.data
+        files = [self.folder / data_file] if data_file else data_files(self.folder)
         return read_tasks(*files, require_answer=True)
 
     def start(self, task: Task) -> State:

@@ -87,8 +87,8 @@ class OpenEnv(MultiTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed: the instructions and the first observation."""
-        first = self.options.seed
-        return [self._task(seed) for seed in range(first, first + self.options.size)]
+        first_seed = self.options.seed
+        return [self._task(seed) for seed in range(first_seed, first_seed + self.options.size)]
 
     def start(self, task: Task) -> State:
         """Begin a rollout: a session of its own, reset with the task's seed."""

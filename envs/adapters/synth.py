@@ -61,9 +61,10 @@ class SynthApp(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed, with what the app's `/task_info` says about it."""
-        first = self.options.seed
+        first_seed = self.options.seed
         with self._app() as url:
-            return [_task(url, seed) for seed in range(first, first + self.options.size)]
+            seeds = range(first_seed, first_seed + self.options.size)
+            return [_task(url, seed) for seed in seeds]
 
     @contextmanager
     def _app(self) -> Iterator[str]:

@@ -81,7 +81,7 @@ LEARNING = [
     Fault(
         "completions whose scoring failed are trained",
         "core/trajectory.py",
-        "return [t for t in self.members if t.error is None]",
+        "return [trajectory for trajectory in self.members if trajectory.error is None]",
         "return list(self.members)",
         (
             gradient("dapo"),

@@ -74,7 +74,7 @@ class Trajectory:
     @property
     def parts(self) -> list["Trajectory"]:
         """All that is trained: this trajectory, and its branches with the same advantage."""
-        return [self, *(replace(b, advantage=self.advantage) for b in self.branches)]
+        return [self, *(replace(branch, advantage=self.advantage) for branch in self.branches)]
 
     @property
     def sampled_tokens(self) -> int:

@@ -175,7 +175,7 @@ class _Playground:
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
-    """Return the task as its program may see it, without `gold` and `question`, which only this
+    """Return the task as its program may see it, without `gold` and `asked`, which only this
     project's own code uses. `prompt` is that of the task, or the same task in other words."""
     fields = {name: value for name, value in task.items() if name not in ("gold", "asked")}
     return fields | {"prompt": prompt}

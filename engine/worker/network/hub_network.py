@@ -81,7 +81,7 @@ class HubAdapter:
     @property
     def version(self) -> int:
         """A number that changes whenever the weights do: torch counts the changes of a tensor."""
-        return sum(p._version for p in self.parameters())
+        return sum(parameter._version for parameter in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's tensors, which the optimizer moves."""
@@ -255,7 +255,7 @@ class HubNetwork:
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Divide `rows` into microbatches of at most `budget` tokens, padding included. Returns
         for each microbatch the indices of its rows."""
-        return microbatches([len(r.ids) for r in rows], budget)
+        return microbatches([len(row.ids) for row in rows], budget)
 
     def logprobs(
         self,

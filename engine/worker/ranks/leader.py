@@ -65,8 +65,8 @@ class RankDevice(NamedTuple):
 def training_ranks(config: RunConfig, ranks: int) -> int:
     """How many of a run's ranks train; these are the first ones. With `async_sampling` the other
     ranks sample beside them."""
-    beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
-    return training_devices(ranks, beside=beside)
+    samples_beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
+    return training_devices(ranks, beside=samples_beside)
 
 
 def is_sharded(config: RunConfig, ranks: int) -> bool:

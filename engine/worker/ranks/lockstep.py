@@ -41,7 +41,7 @@ class EmptyPasses(Protocol):
         ...
 
 
-def errors_translated(call: Callable[[], None]) -> None:
+def run_collectively(call: Callable[[], None]) -> None:
     """Make this rank's side of a collective call. Stands in for a function that also translates
     errors."""
     call()
@@ -61,7 +61,7 @@ class Lockstep:
         self,
         network: EmptyPasses,
         group: "distributed.ProcessGroup",
-        collectively: Callable[[Callable[[], None]], None] = errors_translated,
+        collectively: Callable[[Callable[[], None]], None] = run_collectively,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep what the passes need; the class describes the arguments."""

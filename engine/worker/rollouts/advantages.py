@@ -28,7 +28,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
 def group_center(rewards: Sequence[float]) -> list[float]:
     """Return reward - mean for each reward."""
     mean = statistics.fmean(rewards)
-    return [r - mean for r in rewards]
+    return [reward - mean for reward in rewards]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
