@@ -57,7 +57,7 @@ class Start:
     trained: Sequence[TaskRow] = ()
 
 
-class OwnAnswers:
+class TaughtAnswers:
     """The answers that a run's own rows teach, and how many rows would have taught others.
 
     `opposed` counts the rows that `agreeing` left out.
@@ -103,7 +103,7 @@ class ReplaySource:
         self.settings = job.config.settings
         self.start = start
         self.needed = min(needed, MOST_ROWS)
-        self.own_answers = OwnAnswers(start.trained)
+        self.taught_answers = TaughtAnswers(start.trained)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
@@ -153,7 +153,7 @@ class ReplaySource:
                 answer for answer in answers if practice.is_right(answer.task, answer.text)
             ]
             new_rows = [answer.row(practice.name) for answer in right_answers]
-            rows += self.own_answers.agreeing(new_rows)
+            rows += self.taught_answers.agreeing(new_rows)
         self.start.sampler.release_memory()
         question_count = len(practice.tasks) - len(remaining_tasks)
         return rows, self._manifest_entry(practice.name, rows, question_count)
@@ -182,7 +182,7 @@ class ReplaySource:
                     new_rows = self._rightly_played_rows(record, batch, context)
                 else:
                     new_rows = self._unscored_rows(batch)
-                rows += self.own_answers.agreeing(new_rows)
+                rows += self.taught_answers.agreeing(new_rows)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
         return rows, self._manifest_entry(record.env_id, rows, question_count)
@@ -241,7 +241,7 @@ class ReplaySource:
                 break
             if task["gold"]:
                 reference_rows = list(self._rows_of_reference(record, task))
-                rows += self.own_answers.agreeing(reference_rows)
+                rows += self.taught_answers.agreeing(reference_rows)
         return rows, self._manifest_entry(record.env_id, rows)
 
     def _rows_of_reference(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
@@ -290,7 +290,7 @@ class ReplaySource:
         `questions` is how many questions the model was asked; None if it was asked none. The count
         of opposed rows begins anew for the next source.
         """
-        opposed, self.own_answers.opposed = self.own_answers.opposed, 0
+        opposed, self.taught_answers.opposed = self.taught_answers.opposed, 0
         return ReplayUsed(
             share=self.settings.keep,
             source=source,
