@@ -108,19 +108,10 @@ class Collector:
         tasks = [self.tasks[index] for index in task_indices]
         if self.varied is not None:
             tasks = self.varied.of_all(tasks, step, lambda task: fits(task, self.context, params))
-        groups, times = collect(
-            tasks,
-            settings.group_size,
-            self.context,
-            self.sampler,
-            params,
-        )
+        groups, times = collect(tasks, settings.group_size, self.context, self.sampler, params)
         if settings.thinking_length_penalty > 0:
             penalise_thinking(
-                groups,
-                settings.thinking_length_penalty,
-                settings.max_tokens,
-                self.context.renderer,
+                groups, settings.thinking_length_penalty, settings.max_tokens, self.context.renderer
             )
         return groups, times
 
@@ -146,9 +137,8 @@ class BatchSource:
         self.collector = collector
         self.policy = policy
         self.last_step = last_step
-        self._sampled_ahead: tuple[int, RolloutBatch] | None = (
-            None  # the step sampled ahead, its batch
-        )
+        # The step that was sampled ahead, and its batch.
+        self._sampled_ahead: tuple[int, RolloutBatch] | None = None
         self.load_s = 0.0  # how long the last handover of weights to the sampler took
         self._adapter_copy = None
         if collector.settings.async_sampling and not collector.sampler.samples_elsewhere:
@@ -171,12 +161,11 @@ class BatchSource:
             batch_step, batch = sampled_ahead
             if batch_step == step:  # a batch of another step is dropped
                 return batch
-        sampler = self.collector.sampler
         rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
         with pulse.phase("sampling", of=rows):
             self._load(self.policy.adapter)
             batch = self.collector.batch(step, policy_step=step - 1)
-            sampler.release_memory()  # the update comes next
+            self.collector.sampler.release_memory()  # the update comes next
         return batch
 
     @contextmanager
@@ -191,9 +180,8 @@ class BatchSource:
             self._adapter_copy.load(self.policy.adapter.state())
         self._load(self._adapter_copy or self.policy.adapter)
         policy_step = step - 2  # the copy's last update; that of step - 1 comes next
-        if (
-            not self.collector.sampler.samples_beside_training
-        ):  # it cannot run in parallel: sample before the update
+        # A sampler that cannot run in parallel samples before the update.
+        if not self.collector.sampler.samples_beside_training:
             self._sampled_ahead = step, self.collector.batch(step, policy_step)
             yield
             return

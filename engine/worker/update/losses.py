@@ -117,8 +117,7 @@ def token_weights(kind: str, tokens: Tokens, normaliser: Normaliser) -> torch.Te
         return 1 / (tokens.lengths[tokens.row] * normaliser.trajectories)
     if kind == "dr_grpo":  # as if every trajectory had max_tokens tokens
         return torch.full_like(tokens.policy, 1 / (normaliser.trajectories * normaliser.max_tokens))
-    # dapo and cispo: a mean over all tokens
-    return torch.full_like(tokens.policy, 1 / normaliser.tokens)
+    return torch.full_like(tokens.policy, 1 / normaliser.tokens)  # dapo, cispo: mean over tokens
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -130,8 +129,7 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def clipped_tokens(kind: str, tokens: Tokens, clip: Clip) -> torch.Tensor:
-    """Count the tokens on which the clipping of the loss called `kind` acts. Returns a tensor of
-    shape [].
+    """Count the tokens on which the clipping of the loss `kind` acts, in a tensor of shape [].
 
     In cispo these are the tokens whose weight is limited. In every other loss they are the tokens
     that get no gradient; gspo clips all tokens of a trajectory together.

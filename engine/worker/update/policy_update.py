@@ -165,9 +165,8 @@ class PolicyPass:
         tokens, entropy, missing = self._forward(microbatch)
         loss, kl = self._loss(tokens, microbatch.reference)
         loss.backward()
-        gap = (
-            tokens.old - microbatch.sampled
-        ).abs()  # the same in every pass, so it is counted once
+        # The gap to the sampler; the same in every pass, so it is counted once.
+        gap = (tokens.old - microbatch.sampled).abs()
         clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
         sums = [loss.detach(), entropy.sum(), kl, clipped, missing, gap.sum(), gap.max()]
         return torch.stack([value.double() for value in sums])
@@ -175,11 +174,10 @@ class PolicyPass:
     def _forward(self, microbatch: Microbatch) -> tuple[losses.Tokens, torch.Tensor, torch.Tensor]:
         """Run one microbatch forward. Returns (its trained tokens, their entropies, the number of
         tokens without a log-probability from the sampler). The first pass also stores its
-        log-probabilities: all in `microbatch.old`, and those that the sampler did not give in
-        `microbatch.sampled`."""
-        settings = self.settings
+        log-probabilities: all in `old`, and those that the sampler did not give in `sampled`."""
+        cap = self.settings.tis_cap
         logprobs, entropy = self.policy.logprobs(
-            microbatch.batch, settings.temperature, entropies=self.is_first_pass
+            microbatch.batch, self.settings.temperature, entropies=self.is_first_pass
         )
         missing = entropy.new_zeros(())
         if microbatch.old is None:
@@ -189,9 +187,7 @@ class PolicyPass:
             policy=logprobs,
             old=microbatch.old,
             advantage=microbatch.advantage,
-            correction=losses.truncated_importance(
-                microbatch.old, microbatch.sampled, settings.tis_cap
-            ),
+            correction=losses.truncated_importance(microbatch.old, microbatch.sampled, cap),
             row=microbatch.batch.row,
             lengths=microbatch.lengths,
         )
@@ -235,8 +231,7 @@ def _pass_sums(
     all_sums = []
     starts = range(0, len(numbers), _NUMBERS_PER_MICROBATCH)
     for start, count in zip(starts, tokens, strict=True):
-        own_numbers = numbers[start : start + _NUMBERS_PER_MICROBATCH]
-        loss, entropy, kl, clipped, missing, *gap = own_numbers
+        loss, entropy, kl, clipped, missing, *gap = numbers[start : start + _NUMBERS_PER_MICROBATCH]
         gap_sum, gap_max = gap if is_first_pass else (0.0, 0.0)
         counted = (count, entropy, kl, clipped, gap_sum, gap_max, int(missing))
         all_sums.append(PassSums(loss, *counted, is_first_pass))

@@ -142,7 +142,7 @@ def test_an_answer_that_was_cut_is_ended_before_the_next_question(renderer: Rend
     assert answer.finish == "length"
     turn = rollout.prepare([user("Say x."), spoken(answer), user("Go on.")])
     text = renderer.token_text(turn.prompt)
-    assert turn.chain is not None
+    assert turn.conversation is not None
     assert text == renderer.token_text(
         renderer.prompt([user("Say x."), spoken(answer), user("Go on.")])
     )
