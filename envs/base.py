@@ -241,7 +241,7 @@ class Task:
     @property
     def answer_text(self) -> str:
         """The text of the reference completion's last assistant message; "" if there is none."""
-        texts = [m.content for m in self.answer_messages if m.role == "assistant"]
+        texts = [message.content for message in self.answer_messages if message.role == "assistant"]
         return texts[-1] if texts else ""
 
     @property
@@ -269,7 +269,9 @@ class Task:
         row's `text` lists which of the two were strings, e.g. ["answer"]. The keys `group` and
         `tools` are present only if the task has values of its own for them.
         """
-        answer = None if self.answer is None else [m.to_dict() for m in self.answer_messages]
+        answer = None
+        if self.answer is not None:
+            answer = [message.to_dict() for message in self.answer_messages]
         given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
         row: TaskRow = {
             "id": self.id,

@@ -110,7 +110,7 @@ def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -
     output = run([str(test["call"]) for test in tests], stdin="")
     # One line per call; there are fewer where the code was stopped.
     return sum(
-        _equal(_returned_value(line), test["expect"])
+        _is_same_value(_returned_value(line), test["expect"])
         for test, line in zip(tests, output.splitlines(), strict=False)
     )
 
@@ -236,7 +236,7 @@ class _Nothing:
     """Stands for a call that returned no value; it equals no expected value."""
 
 
-def _equal(returned: Any, expected: Any) -> bool:
+def _is_same_value(returned: Any, expected: Any) -> bool:
     """Whether a value that came back as JSON equals the expected one.
 
     - Numbers may differ by rounding, but True is not 1.
@@ -248,17 +248,17 @@ def _equal(returned: Any, expected: Any) -> bool:
     if isinstance(returned, int | float) and isinstance(expected, int | float):
         return math.isclose(returned, expected, rel_tol=1e-9, abs_tol=1e-12)
     if isinstance(returned, list) and isinstance(expected, list | tuple):
-        return len(returned) == len(expected) and all(map(_equal, returned, expected))
+        return len(returned) == len(expected) and all(map(_is_same_value, returned, expected))
     if isinstance(returned, dict) and isinstance(expected, Mapping):
-        return _equal_objects(returned, {str(key): value for key, value in expected.items()})
+        return _are_same_objects(returned, {str(key): value for key, value in expected.items()})
     return type(returned) is type(expected) and returned == expected
 
 
-def _equal_objects(returned: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+def _are_same_objects(returned: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     """Whether two JSON objects have the same keys with equal values."""
     if returned.keys() != expected.keys():
         return False
-    return all(_equal(returned[key], value) for key, value in expected.items())
+    return all(_is_same_value(returned[key], value) for key, value in expected.items())
 
 
 def _comparable_lines(text: str) -> list[str]:

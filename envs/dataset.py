@@ -89,9 +89,9 @@ class DatasetEnv(SingleTurnEnv):
 def data_files(folder: Path) -> list[Path]:
     """Return the data files in `folder`/datasets or, if it has none, directly in `folder`; sorted
     by name, [] if neither folder holds a file of a known format."""
-    for place in (folder / "datasets", folder):
-        if place.is_dir():
-            files = sorted(path for path in place.iterdir() if path.suffix.lower() in FORMATS)
+    for candidate in (folder / "datasets", folder):
+        if candidate.is_dir():
+            files = sorted(path for path in candidate.iterdir() if path.suffix.lower() in FORMATS)
             if files:
                 return files
     return []
@@ -240,7 +240,10 @@ def split_of(path: Path) -> str | None:
     words = path.stem.lower().replace("-", "_").split("_")
     if any(word in HELDOUT_NAMES for word in words):
         return "heldout"
-    return next((split for split in ("dev", "train") if split in words), None)
+    for split in ("dev", "train"):
+        if split in words:
+            return split
+    return None
 
 
 def _read_jsonl(data: DataFile) -> None:
@@ -325,26 +328,26 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     bracket. At the first error the reason is added to `data.bad` and reading stops.
     """
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-    place = _Place(text)
-    place.move_to(position)  # every `move_to` also skips the white space that follows
-    is_end = place.is_before("]")  # an empty list
+    cursor = _Cursor(text)
+    cursor.move_to(position)  # every `move_to` also skips the white space that follows
+    is_end = cursor.is_before("]")  # an empty list
     while not is_end:
         try:
-            value, end = decoder.raw_decode(text, place.position)
+            value, end = decoder.raw_decode(text, cursor.position)
         except (ValueError, RecursionError) as error:
-            data.bad.append(_bad_element(error, place.line))
+            data.bad.append(_bad_element(error, cursor.line))
             return
-        yield place.line, value
-        place.move_to(end)
-        is_end = place.is_before("]")
+        yield cursor.line, value
+        cursor.move_to(end)
+        is_end = cursor.is_before("]")
         if not is_end:
-            if not place.is_before(","):
+            if not cursor.is_before(","):
                 missing = "a comma or ] is missing here; the rest is not read"
-                data.bad.append(BadRow(place.line, missing))
+                data.bad.append(BadRow(cursor.line, missing))
                 return
-            place.move_to(place.position + 1)
-    if text[place.position + 1 :].strip():  # behind the closing bracket
-        data.bad.append(BadRow(place.line, "there is text after the list"))
+            cursor.move_to(cursor.position + 1)
+    if text[cursor.position + 1 :].strip():  # behind the closing bracket
+        data.bad.append(BadRow(cursor.line, "there is text after the list"))
 
 
 def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
@@ -354,7 +357,7 @@ def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
     return BadRow(fault_line, f"{_fault_of(error)}; the rest is not read")
 
 
-class _Place:
+class _Cursor:
     """A reading position in a text: the index of a character and its line number; starts at the
     top."""
 
@@ -506,8 +509,8 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
     row = dict(pairs)
     if len(row) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} occurs twice")
+        repeated_key = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated_key!r} occurs twice")
     return row
 
 
@@ -536,7 +539,10 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     of the first bad line.
     """
     faulty = [data for data in files if data.bad]
-    faults = [(data, row) for data in faulty for row in sorted(data.bad, key=lambda row: row.line)]
+    faults: list[tuple[DataFile, BadRow]] = []
+    for data in faulty:
+        by_line = sorted(data.bad, key=lambda row: row.line)
+        faults += [(data, row) for row in by_line]
     texts = _fault_texts(faults[:SHOWN], name_files=len(faulty) > 1)
     more = f"; and {len(faults) - len(texts)} more" if len(faults) > len(texts) else ""
     row_count = sum(_count_lines(data) for data in files)
@@ -565,7 +571,8 @@ def _fault_texts(faults: Sequence[tuple[DataFile, BadRow]], *, name_files: bool)
             file_name = f"{data.path.name} " if name_files else ""
             text = f"{file_name}line {row.line}: {row.message}"[:FAULT_CHARS]
         texts.append(text)
-        if len("; ".join(texts) + "; ") > SHOWN_CHARS and len(texts) > 1:
+        is_too_long = len("; ".join(texts) + "; ") > SHOWN_CHARS
+        if is_too_long and len(texts) > 1:  # the first fault is always shown
             texts.pop()
             break
     return texts

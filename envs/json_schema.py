@@ -180,9 +180,9 @@ def _canonical(value: Any) -> str:
         if isinstance(item, float) and item.is_integer():
             return int(item)
         if isinstance(item, list):
-            return [plain(i) for i in item]
+            return [plain(element) for element in item]
         if isinstance(item, dict):
-            return {k: plain(v) for k, v in item.items()}
+            return {key: plain(value) for key, value in item.items()}
         return item
 
     return json.dumps(plain(value), sort_keys=True)

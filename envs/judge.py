@@ -103,24 +103,24 @@ class Judge:
         """Fill in what the home says of an endpoint asked by name. Raises ValueError as the class
         says."""
         if is_reference(self.url):
-            self._take_endpoint(self.url)
+            self._fill_in_endpoint(self.url)
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 
-    def _take_endpoint(self, reference: str) -> None:
+    def _fill_in_endpoint(self, reference: str) -> None:
         """Become the judge that the env process reaches by the name `reference`.
 
         Raises ValueError if this is no env process, or if it may not ask that endpoint.
         """
-        known = json.loads(os.environ.get(NAMES, "{}"))
+        known_endpoints = json.loads(os.environ.get(NAMES, "{}"))
         name = reference.partition(":")[2]
-        if name not in known:
+        if name not in known_endpoints:
             raise ValueError(
                 f"the judge {reference} cannot be asked here: an env process asks it, of an "
                 f'environment whose environment.toml says endpoints = ["{reference}"] or whose '
                 f'rubric.toml says judge = "{reference}"'
             )
-        endpoint = known[name]
+        endpoint = known_endpoints[name]
         self.url = f"{os.environ[PLACE]}/{name}/v1"
         self.model, self.key = endpoint["model"], endpoint["token"]
         self.timeout_s = endpoint["timeout_s"] + 5.0  # the relay gives up first
@@ -150,7 +150,9 @@ class Judge:
                 )
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ValueError(f"{path}: {name} of [judge] cannot be {value!r}")
-        key = os.environ.get(table["key"]) if "key" in table else None
+        key = None
+        if "key" in table:  # the name of a variable, so that no secret stands in the file
+            key = os.environ.get(table["key"])
         return Judge(**{**table, "key": key}, cache=cache)
 
     @property
@@ -171,7 +173,7 @@ class Judge:
         Raises JudgeError if the model cannot be reached, if the run allows no more judge calls, or
         if the reply holds no verdict.
         """
-        return self._kept(
+        return self._cached_verdict(
             _question(criteria, task, completion), lambda reply: _verdict_in(reply, criteria)
         )
 
@@ -185,9 +187,10 @@ class Judge:
         JudgeError if the model cannot be reached, if no more calls are allowed, or if a reply holds
         no verdict.
         """
-        forward = self._ranked(criteria, task, completions)
-        backward = self._ranked(criteria, task, completions[::-1])[::-1]
-        return [(one + other) / 2 for one, other in zip(forward, backward, strict=True)]
+        forward = self._grades_in_this_order(criteria, task, completions)
+        backward = self._grades_in_this_order(criteria, task, completions[::-1])[::-1]
+        pairs = zip(forward, backward, strict=True)
+        return [(grade + grade_backward) / 2 for grade, grade_backward in pairs]
 
     def prefers_first(
         self, criteria: Sequence[Criterion], task: Task, first: str, second: str
@@ -198,21 +201,21 @@ class Judge:
         The model is asked once, with the answers in this order. Raises JudgeError if the model
         cannot be reached, if no more calls are allowed, or if the reply holds no verdict.
         """
-        first_grade, second_grade = self._ranked(criteria, task, [first, second])
+        first_grade, second_grade = self._grades_in_this_order(criteria, task, [first, second])
         return first_grade - second_grade
 
-    def _ranked(
+    def _grades_in_this_order(
         self, criteria: Sequence[Criterion], task: Task, completions: Sequence[str]
     ) -> list[float]:
         """Return the model's value (0 to 1) for each completion, asked once with the completions in
         this order."""
         names = [str(number) for number in range(1, len(completions) + 1)]
-        verdict = self._kept(
+        verdict = self._cached_verdict(
             _comparison(criteria, task, completions), lambda reply: _numbers_in(reply, names)
         )
         return [verdict[name] for name in names]
 
-    def _kept(
+    def _cached_verdict(
         self, messages: list[dict[str, str]], read: Callable[[str], dict[str, float]]
     ) -> dict[str, float]:
         """Return the verdict on a question: from memory, from the cache folder, or else from the
@@ -220,13 +223,15 @@ class Judge:
 
         `messages` is the question; `read` parses the model's reply into name -> value.
         """
-        asked = self._identity or self.url  # the port of a named one is another in every process
-        question = json.dumps([asked, self.model, messages], sort_keys=True)
+        judge_identity = (
+            self._identity or self.url
+        )  # the port of a named one is another in every process
+        question = json.dumps([judge_identity, self.model, messages], sort_keys=True)
         question_hash = hashlib.sha256(question.encode()).hexdigest()
-        verdict = self._verdicts.get(question_hash) or self._from_disk(question_hash)
+        verdict = self._verdicts.get(question_hash) or self._read_cached(question_hash)
         if verdict is None:
             verdict = read(self._ask(messages))
-            self._to_disk(question_hash, verdict)
+            self._write_cached(question_hash, verdict)
         else:
             METER.count(JudgeUse(cached=1))
         self._verdicts[question_hash] = verdict
@@ -283,9 +288,8 @@ class Judge:
         """Count an answered request, its time, and the tokens and money that its `usage` says it
         took."""
         usage = reply.get("usage") or {}
-        prompt, completion = (
-            int(usage.get(f"{part}_tokens") or 0) for part in ("prompt", "completion")
-        )
+        prompt = int(usage.get("prompt_tokens") or 0)
+        completion = int(usage.get("completion_tokens") or 0)
         tokens = int(usage.get("total_tokens") or prompt + completion)
         self.calls += 1
         self.tokens += tokens
@@ -294,7 +298,7 @@ class Judge:
         cost = (prompt * self.prompt_price + completion * self.completion_price) / 1e6
         METER.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
 
-    def _from_disk(self, question_hash: str) -> dict[str, float] | None:
+    def _read_cached(self, question_hash: str) -> dict[str, float] | None:
         """Return the verdict that the cache folder holds for a question; None if there is no cache
         folder, or no readable file for the question in it."""
         if self.cache is None:
@@ -304,7 +308,7 @@ class Judge:
         except (OSError, ValueError):  # not there, or no JSON
             return None
 
-    def _to_disk(self, question_hash: str, verdict: dict[str, float]) -> None:
+    def _write_cached(self, question_hash: str, verdict: dict[str, float]) -> None:
         """Store a verdict (criterion id -> value from 0 to 1) under the hash of its question.
 
         Does nothing without a cache folder.
@@ -337,7 +341,7 @@ def _question(criteria: Sequence[Criterion], task: Task, completion: str) -> lis
     )
     if any(criterion.levels for criterion in criteria):
         system += " Where levels are listed, give the number of the level that fits instead."
-    user = f"{blocks}\n\nCriteria for the answer:\n{_listed(criteria)}\n\nJSON:"
+    user = f"{blocks}\n\nCriteria for the answer:\n{_criteria_text(criteria)}\n\nJSON:"
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
@@ -351,11 +355,11 @@ def _comparison(
         'by its number such as "1", a number from 0 (meets no criterion) to 1 (meets all fully).'
     )
     blocks = _fenced_blocks(task, completions)
-    user = f"{blocks}\n\nCriteria for the answers:\n{_listed(criteria)}\n\nJSON:"
+    user = f"{blocks}\n\nCriteria for the answers:\n{_criteria_text(criteria)}\n\nJSON:"
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def _listed(criteria: Sequence[Criterion]) -> str:
+def _criteria_text(criteria: Sequence[Criterion]) -> str:
     """Return the criteria as text for the judge, one per line, each followed by its numbered
     levels."""
     lines = []
@@ -376,8 +380,10 @@ def _fenced_blocks(task: Task, completions: Sequence[str]) -> str:
     fence = hashlib.sha256(joined.encode("utf-8", "replace")).hexdigest()[:16]
     parts = {"TASK": task.prompt_text, "REFERENCE": task.answer_text}
     blocks = [(name, text) for name, text in parts.items() if text]
+    has_several = len(completions) > 1
     for number, completion in enumerate(completions, 1):  # an empty answer is graded too
-        blocks.append((f"ANSWER-{number}" if len(completions) > 1 else "ANSWER", completion))
+        name = f"ANSWER-{number}" if has_several else "ANSWER"
+        blocks.append((name, completion))
     return "\n\n".join(
         f"<{name}-{fence}>\n{text[:MAX_CHARS]}\n</{name}-{fence}>" for name, text in blocks
     )
@@ -390,10 +396,14 @@ def _verdict_in(reply: str, criteria: Sequence[Criterion]) -> dict[str, float]:
     has no valid number in it (from 0 to 1, or the number of a level).
     """
     data = _object_in(reply)
-    return {
-        c.id: _level(c, data.get(c.id)) if c.levels else _grade(c.id, data.get(c.id))
-        for c in criteria
-    }
+    verdict: dict[str, float] = {}
+    for criterion in criteria:
+        value = data.get(criterion.id)
+        if criterion.levels:
+            verdict[criterion.id] = _level_value(criterion, value)
+        else:
+            verdict[criterion.id] = _checked_grade(criterion.id, value)
+    return verdict
 
 
 def _numbers_in(reply: str, names: Sequence[str]) -> dict[str, float]:
@@ -402,7 +412,7 @@ def _numbers_in(reply: str, names: Sequence[str]) -> dict[str, float]:
     Raises JudgeError if there is no object, or if a name has no number from 0 to 1 in it.
     """
     data = _object_in(reply)
-    return {name: _grade(name, data.get(name)) for name in names}
+    return {name: _checked_grade(name, data.get(name)) for name in names}
 
 
 def _object_in(reply: str) -> Mapping[str, Any]:
@@ -417,7 +427,7 @@ def _object_in(reply: str) -> Mapping[str, Any]:
     return data
 
 
-def _level(criterion: Criterion, value: Any) -> float:
+def _level_value(criterion: Criterion, value: Any) -> float:
     """Return the value (0 to 1) of the level whose number a judge chose.
 
     Raises JudgeError if the criterion has no level of that number.
@@ -428,7 +438,7 @@ def _level(criterion: Criterion, value: Any) -> float:
     return float(value) / best
 
 
-def _grade(name: str, value: Any) -> float:
+def _checked_grade(name: str, value: Any) -> float:
     """Return the judge's value for the criterion or answer `name` as a float.
 
     Raises JudgeError unless it is a number from 0 to 1.

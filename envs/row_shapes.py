@@ -160,7 +160,7 @@ def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObje
     tools = _tools_value(row, shape)
     if tools:
         # LLaMA-Factory's ShareGPT rows hold the tools as JSON text.
-        unused["tools"] = _tools(_json_or_same(tools))
+        unused["tools"] = _checked_row_tools(_json_or_same(tools))
     return unused
 
 
@@ -236,15 +236,13 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     if shape == PREFERENCE_OPENAI:
         answer_keys = ("preferred_output", "non_preferred_output")
     prompt, prompt_keys = _preference_prompt(row, shape)
-    answers = [_reply(row[key], key) for key in answer_keys]
+    answers = [_answer_messages(row[key], key) for key in answer_keys]
     # Without a prompt of its own the row holds two whole chats, which begin with the prompt.
     if prompt is None:
         prompt = _common_start(answers[0], answers[1])
     prompt_messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-    chosen, rejected = (
-        _after_prompt(answer, prompt_messages, key)
-        for key, answer in zip(answer_keys, answers, strict=True)
-    )
+    chosen = _after_prompt(answers[0], prompt_messages, answer_keys[0])
+    rejected = _after_prompt(answers[1], prompt_messages, answer_keys[1])
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same answer")
     return prompt, {CHOSEN: chosen, REJECTED: rejected}, prompt_keys | {*answer_keys}
@@ -311,7 +309,7 @@ def _pair_beside_answer(row: JsonObject) -> JsonObject:
     return pair
 
 
-def _reply(value: Any, key: str) -> list[Message]:
+def _answer_messages(value: Any, key: str) -> list[Message]:
     """Return one answer of a preference as messages. Raises ValueError unless it is text or
     messages."""
     if isinstance(value, dict):  # ShareGPT's pairs hold a single message
@@ -511,7 +509,7 @@ def _text_or_chat(value: Any, key: str) -> str | list[Message]:
     raise ValueError(f"{key} is text or messages, got {type(value).__name__}")
 
 
-def _tools(value: Any) -> list[Any]:
+def _checked_row_tools(value: Any) -> list[Any]:
     """Return a row's `tools`. Raises ValueError unless they are a list of objects."""
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise ValueError("tools is a list of function schemas")

@@ -138,10 +138,18 @@ class Rubric:
 
         A calibration of a judge is valid only for the rubric with the same hash.
         """
-        asked = [
-            [c.id, c.description, c.weight, c.required, list(c.levels)] for c in self.for_judge
+        judged_fields = [
+            [
+                criterion.id,
+                criterion.description,
+                criterion.weight,
+                criterion.required,
+                list(criterion.levels),
+            ]
+            for criterion in self.for_judge
         ]
-        return hashlib.sha256(json.dumps([asked, self.pass_at]).encode()).hexdigest()[:16]
+        text = json.dumps([judged_fields, self.pass_at])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def score(self, task: Task, completion: str, judge: Grader | None = None) -> Score:
         """Score an answer by the weighted mean of all criteria, or 0 if a required one fails.
@@ -156,8 +164,8 @@ class Rubric:
             for criterion in self.criteria
             if criterion.check
         }
-        if not self._required_met(values):
-            failed = [c.id for c in self.criteria if c.required and not self._met(c, values)]
+        if not self._are_required_met(values):
+            failed = self._failed_required(self.criteria, values)
             reason = f"required and not met: {', '.join(failed)}"
             return Score(0.0, False, values, reason=reason, parts=self._parts(values))
         if self.for_judge and judge is not None:
@@ -184,25 +192,39 @@ class Rubric:
         parts = self._parts(values)
         if not has_required:
             return Score(reward, success=reward >= self.pass_at, metrics=values, parts=parts)
-        failed = [c.id for c in decided if c.required and not self._met(c, values)]
+        failed = self._failed_required(decided, values)
         reason = f"required and not met: {', '.join(failed)}" if failed else ""
         return Score(0.0 if failed else reward, not failed, values, reason=reason, parts=parts)
 
     def _parts(self, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
         """Return id -> (weight, value) of each decided criterion."""
-        return {c.id: (c.weight, values[c.id]) for c in self.criteria if c.id in values}
+        return {
+            criterion.id: (criterion.weight, values[criterion.id])
+            for criterion in self.criteria
+            if criterion.id in values
+        }
 
-    def _met(self, criterion: Criterion, values: Mapping[str, float]) -> bool:
+    def _is_met(self, criterion: Criterion, values: Mapping[str, float]) -> bool:
         """Whether a criterion is met. One that is not in `values` is undecided and counts as
         met."""
         return values.get(criterion.id, 1.0) >= self.pass_at
 
-    def _required_met(self, values: Mapping[str, float]) -> bool:
+    def _are_required_met(self, values: Mapping[str, float]) -> bool:
         """Whether every required criterion that is in `values` (id -> value) is met.
 
         Criteria that are not in `values` are ignored: the judge has not decided them yet.
         """
-        return all(self._met(c, values) for c in self.criteria if c.required)
+        return not self._failed_required(self.criteria, values)
+
+    def _failed_required(
+        self, criteria: Sequence[Criterion], values: Mapping[str, float]
+    ) -> list[str]:
+        """Return the ids of those criteria that are required and not met."""
+        return [
+            criterion.id
+            for criterion in criteria
+            if criterion.required and not self._is_met(criterion, values)
+        ]
 
 
 def read_rubric_file(path: str | Path) -> JsonObject:

@@ -112,7 +112,8 @@ def fitting_scorer(answers: Sequence[str]) -> str:
         return "number"
     if all(_is_json(answer) for answer in answers):
         return "json"
-    return "exact" if max(map(len, answers)) <= _SHORT_ANSWER else ""
+    longest = max(len(answer) for answer in answers)
+    return "exact" if longest <= _SHORT_ANSWER else ""
 
 
 def _is_json(text: str) -> bool:

@@ -167,8 +167,9 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
     training = training_ranks(job.config, len(devices))
     count = max(len(devices), rank_count())
-    gpus = [gpu for gpu in detect().devices if gpu.kind == "cuda"] if devices else []
+    gpus = []
     if devices:
+        gpus = [gpu for gpu in detect().devices if gpu.kind == "cuda"]
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
     set_threads(count)
     device = pick_device(job.device)
@@ -195,7 +196,7 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
     sampler = _sampler_of(job, base, needs, size, ranks)
     if ranks is not None and is_sharded(job.config, len(devices)):
         network: Any = base.network  # a transformers network, whose type is slow to import
-        ranks.keep_step(network)
+        ranks.start_lockstep(network)
     return Components(base, renderer, sampler, env, size, ranks)
 
 
@@ -209,7 +210,7 @@ def _usable_memory(job: Job[RunConfig], device: torch.device, ranks: int) -> int
     if device.type == "cpu":
         return memory // ranks
     if job.run.home.user_config().runs_per_gpu > 1:
-        return room.keep_to(device, min(memory, job.config.planned_memory or memory))
+        return room.limit_gpu_memory(device, min(memory, job.config.planned_memory or memory))
     return memory
 
 
@@ -239,8 +240,8 @@ def _load(
 def _sampler_of(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
 ) -> Sampler:
-    """Make the sampler of this process: its own, one shared by all ranks, or one beside
-    training."""
+    """Make the sampler of this process: its own, one shared by all ranks (processes of the run), or
+    one on devices that do not train."""
     if ranks is None:
         if training_ranks(job.config, rank_count()) < rank_count():
             return base.network.sampler(needs)  # this rank samples alone, or not at all
@@ -250,10 +251,10 @@ def _sampler_of(
     if is_sharded(job.config, ranks.devices):
         # Making a sampler runs checks, whose passes all ranks of a sharded base must do together.
         base.network.sampler(needs)
-    return _sampler_beside(job, base, needs, size, ranks)
+    return _sampler_on_other_devices(job, base, needs, size, ranks)
 
 
-def _sampler_beside(
+def _sampler_on_other_devices(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
 ) -> Sampler:
     """Make the sampler of a run in which some devices do nothing but sample: a vLLM server on all
@@ -381,10 +382,10 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
         try:
             yield process
         finally:
-            _tell_judge_use(job, process.judge_budget.used)
+            _report_judge_use(job, process.judge_budget.used)
 
 
-def _tell_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
+def _report_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
     """Write the event `judge`: what language models as judges cost the whole run. Nothing is
     written if none was asked."""
     if not use:
@@ -425,7 +426,7 @@ def sample_rows(tasks: Sequence[TaskRow], limit: int | None, seed: int) -> Seque
     if not limit or limit >= len(tasks):
         return tasks
     indices = random.Random(f"{seed}-examples").sample(range(len(tasks)), limit)
-    return [tasks[i] for i in sorted(indices)]
+    return [tasks[index] for index in sorted(indices)]
 
 
 def training_tasks(
@@ -442,7 +443,7 @@ def training_tasks(
     """
     params = SamplingParams.drawn(settings, seed=0)  # used by `fits` only; nothing is drawn
     every_task = tasks_of(components, "train")
-    tasks = [t for t in every_task if fits(t, context, params)]
+    tasks = [task for task in every_task if fits(task, context, params)]
     require(tasks, "training tasks that fit into max_length", "Raise max_length.")
     if left_out := len(every_task) - len(tasks):
         text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"

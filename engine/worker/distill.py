@@ -102,7 +102,8 @@ def read_by_teacher(
     """Have the teacher read the scored completions of the batch of `step`, at most `budget` tokens
     at once, and set the advantages of their tokens. Returns the metrics of `assign`, and
     `teacher_s`, the seconds that the teacher took."""
-    rated = [t for group in batch.groups for t in group.scored if t.trained_tokens]
+    scored = [trajectory for group in batch.groups for trajectory in group.scored]
+    rated = [trajectory for trajectory in scored if trajectory.trained_tokens]
     began = time.monotonic()
     by_teacher = training.within_memory(step, budget, TeacherPass(teacher, rated))
     metrics = assign(rated, by_teacher)

@@ -84,7 +84,8 @@ def train(job: Job[DPOConfig]) -> Result:
         for step in training.steps():
             began = time.monotonic()
             indices = rows_of_step(step, len(pairs), settings.batch_size, settings.seed)
-            measured = update(training, settings, [pairs[i] for i in indices], step, budget)
+            batch = [pairs[index] for index in indices]
+            measured = update(training, settings, batch, step, budget)
             train_s = time.monotonic() - began  # without evaluations and checkpoints
             speed = {"train_s": train_s, "tokens_per_s": measured["tokens"] / train_s}
             training.log(step, measured | speed)
@@ -176,7 +177,7 @@ def render(
 
         def render_one(task: TaskRow) -> Pair | None:
             """Render the pair of one task when a step needs it; None if nothing can be compared."""
-            rendered = _pair(job, components, task)
+            rendered = _render_pair(job, components, task)
             return rendered.pair if rendered is not None else None
 
         return RowsOnDemand(tasks, render_one)
@@ -221,7 +222,7 @@ def pairs_of(
     job: Job[DPOConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> RenderedPairs:
     """Render the pairs of those tasks that have one, and count the pairs that are cut or split."""
-    rendered_or_none = [_pair(job, components, task) for task in tasks]
+    rendered_or_none = [_render_pair(job, components, task) for task in tasks]
     rendered = [pair for pair in rendered_or_none if pair is not None]
     return RenderedPairs(
         pairs=[pair.pair for pair in rendered],
@@ -244,7 +245,9 @@ class _RenderedPair:
     is_split: bool
 
 
-def _pair(job: Job[DPOConfig], components: Components, task: TaskRow) -> _RenderedPair | None:
+def _render_pair(
+    job: Job[DPOConfig], components: Components, task: TaskRow
+) -> _RenderedPair | None:
     """Render the pair of one task; None if nothing can be compared within max_length.
 
     A chat template that changes earlier turns splits a conversation into several rows. Only the
@@ -299,8 +302,8 @@ class PairLoss:
         """
         pairs = [pair for pair in self.pairs if pair.task_id in tasks]
         measured: list[MeasuredLoss] = []
-        for members in split_pairs(policy, pairs, budget):
-            measured += self._losses(policy, [pairs[i] for i in members])
+        for pair_indices in split_pairs(policy, pairs, budget):
+            measured += self._losses(policy, [pairs[index] for index in pair_indices])
             pulse.beat()  # a sign of life
         return measured
 

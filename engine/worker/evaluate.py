@@ -65,8 +65,8 @@ def evaluate(job: Job[EvaluateConfig]) -> Result:
                 groups = _play_model(job, index, setup)
                 is_last_model = len(results) == len(models) - 1
                 if is_last_model:  # the environment's process has scored all answers by now
-                    _rescore(job, setup, index)
-                results[index] = _result(models[index].ref, groups, setup.left_out)
+                    _score_sample_again(job, setup, index)
+                results[index] = _model_result(models[index].ref, groups, setup.left_out)
                 _report_model(job, len(results), results[index], groups)
     return evaluation_result(job.run, [results[index] for index in sorted(results)])
 
@@ -270,7 +270,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
         base_weights = weight_hashes(job.run.home, components.base.path)
         _record_base(job, base_path, base_weights)
         context = components.context(process, config.settings)
-        params = _sampling(config.settings, config.attempts)
+        params = _sampling_params(config.settings, config.attempts)
         pool = tasks_of(components, config.split)
         all_tasks, half_of_task = exam.chosen_tasks(config, components.env, pool)
         tasks = [task for task in all_tasks if fits(task, context, params)]
@@ -290,8 +290,8 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
 def _record_base(job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str]) -> None:
     """Write down the weights under the models on this base, so that a later comparison can tell
     them from others that lie there by then. `base_weights` is file name -> SHA-256."""
-    known = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
-    BasesAsked(weights=known | {str(base_path): base_weights}).write(job.run.bases)
+    recorded = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
+    BasesAsked(weights=recorded | {str(base_path): base_weights}).write(job.run.bases)
 
 
 def _reworded_exams(
@@ -331,7 +331,7 @@ def _scoring_process(
         yield process
 
 
-def _sampling(settings: EvaluationSettings, attempts: int) -> SamplingParams:
+def _sampling_params(settings: EvaluationSettings, attempts: int) -> SamplingParams:
     """Return how answers are sampled: greedily if there is one attempt per task. Several attempts
     use the settings' temperature, as greedy answers to a task would all be the same."""
     if attempts == 1:
@@ -392,7 +392,7 @@ def _groups_by_slice(
         )
 
 
-def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
+def _score_sample_again(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
     """Let a second env process (which runs the environment's code) score a sample of the answers of
     the model at `index` again, to check that scores are repeatable, and wait for it. If that is
     impossible, the event `rescore_skipped` gives the reason."""
@@ -404,7 +404,7 @@ def _rescore(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
         begin(job.run.model_evals(index), both_halves, task_by_id)
 
 
-def _result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
+def _model_result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
     """Summarise one model for result.json. `left_out` is the number of tasks that were not played,
     since their prompts leave no room for an answer."""
     answers = (answer for group in groups for answer in group.members)

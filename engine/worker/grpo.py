@@ -76,12 +76,8 @@ def train(job: Job[GRPOConfig]) -> Result:
         tasks, left_out = training_tasks(job, components, context, settings)
         replay = replay_of(job, start_of(components, training.policy))
         training.replayed = replay.used if replay else None
-        training.start(
-            exam.exam_tasks(components.env, settings.eval_rows),
-            context=context,
-            limits=settings,
-            budget=budget,
-        )
+        exam_tasks = exam.exam_tasks(components.env, settings.eval_rows)
+        training.start(exam_tasks, context=context, limits=settings, budget=budget)
         guard = Guard(settings.max_reward_errors, training.state, job.run.id)
         order = task_order(tasks, settings, training.state)
         varied = varied_wording(settings, components.env, process, job.event)
@@ -127,13 +123,13 @@ def update(
     # Conversations (parts) without a sampled token have no place in a mean over tokens.
     scored = [part for rollout in rollouts for part in rollout.parts if part.trained_tokens]
     # With a KL term even an advantage of zero pulls towards the reference.
-    trained = scored if settings.kl_coef > 0 else [member for member in scored if member.trains]
+    trained = scored if settings.kl_coef > 0 else [part for part in scored if part.trains]
     if not trained:
         zeros = dict.fromkeys(("grad_norm", "lr", "clip_share", "microbatches"), 0.0)
         return zeros | {"kl": None, "replay_loss": None}
     normaliser = Normaliser(
         trajectories=len(scored),
-        tokens=sum(member.trained_tokens for member in scored),
+        tokens=sum(part.trained_tokens for part in scored),
         max_tokens=settings.max_tokens,
     )
     policy_pass = PolicyPass(training.policy, settings, trained, normaliser)

@@ -89,7 +89,7 @@ def small_model(device: torch.device) -> Qwen3ForCausalLM:
 def parameters(model: torch.nn.Module) -> int:
     """Count the weights that take part in matrix products: all but the embedding, which is looked
     up."""
-    return sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
+    return sum(weight.numel() for name, weight in model.named_parameters() if "embed" not in name)
 
 
 def measure(device: torch.device) -> dict[str, float]:

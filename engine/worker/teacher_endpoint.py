@@ -78,7 +78,10 @@ class EndpointTeacher:
             WorkerFailure: kind infra, if the server does not answer; kind config, if it refuses or
                 gives no log-probabilities of the prompt.
         """
-        futures = [self._pool.submit(self._rate, t.prompt_ids + t.ids) for t in trajectories]
+        futures = [
+            self._pool.submit(self._rate, trajectory.prompt_ids + trajectory.ids)
+            for trajectory in trajectories
+        ]
         try:
             self._wait(futures)
         finally:
@@ -87,8 +90,8 @@ class EndpointTeacher:
         rated = []
         for trajectory, future in zip(trajectories, futures, strict=True):
             logprobs = future.result()[len(trajectory.prompt_ids) :]  # those of the completion
-            mask = trajectory.loss_mask
-            rated.append([p for p, trained in zip(logprobs, mask, strict=True) if trained])
+            with_mask = zip(logprobs, trajectory.loss_mask, strict=True)
+            rated.append([logprob for logprob, is_trained in with_mask if is_trained])
         return rated
 
     def _wait(self, futures: Sequence[Future[list[float]]]) -> None:

@@ -61,9 +61,9 @@ class NetworkTeacher:
         `Teacher`. `budget`: the most tokens that go through the model at once."""
         rows = rows_of(trajectories)
         rated: list[list[float]] = [[] for _ in trajectories]
-        for members in self.network.split(rows, budget):
-            microbatch = [rows[i] for i in members]
-            for index, logprobs in zip(members, self._rate(microbatch), strict=True):
+        for row_indices in self.network.split(rows, budget):
+            microbatch = [rows[index] for index in row_indices]
+            for index, logprobs in zip(row_indices, self._rate(microbatch), strict=True):
                 rated[index] = logprobs
         return rated
 

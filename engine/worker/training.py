@@ -82,7 +82,7 @@ class Training:
         self.settings = job.config.settings
         self.base_weights = weight_hashes(job.run.home, components.base.path)
         self.policy = self._starting_policy()
-        self._start_weights = self.policy.adapter.state()  # the best ones if training does harm
+        self._initial_weights = self.policy.adapter.state()  # the best ones if training does harm
         self.parameters = self.policy.parameters()
         self.optimizer = make_optimizer(self.parameters, self.settings)
         self.ranks = components.ranks
@@ -98,7 +98,7 @@ class Training:
         self.replayed: ReplayUsed | None = None  # what the loop replays; set before `start`
         # Seconds spent between the steps: on evaluations ("exam") and on checkpoints.
         self.phase_s = {"exam_s": 0.0, "save_s": 0.0}
-        self._start_fingerprint = fingerprint(self.parameters)  # `finish` expects a different one
+        self._initial_fingerprint = fingerprint(self.parameters)  # `finish` expects a different one
         self._last_saved_step = -1  # none yet
 
     def _starting_policy(self) -> Policy:
@@ -168,10 +168,10 @@ class Training:
         )
         self._report_start(self.evaluation)
         # With more tasks in an evaluation, a smaller change of its score raises an alert.
-        self.watch.exam_tasks = self.evaluation.choosing_count
+        self.watch.exam_tasks = self.evaluation.validation_count
         resumed = self._resume()
         if self.ranks is not None:  # the other ranks begin with the same weights as this one
-            self.ranks.hand_on_state(self.policy.adapter, self.optimizer)
+            self.ranks.broadcast_state(self.policy.adapter, self.optimizer)
         self._plan_work(self.evaluation, resumed=resumed)
         if tasks and not resumed:
             self._evaluate_start(self.evaluation)
@@ -179,17 +179,17 @@ class Training:
 
     def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
         """Note how much work this attempt will do, for the forecast of its end."""
-        asked = Exam(
+        exam_size = Exam(
             choosing=evaluation.units(exam.VALIDATION),
             reported=evaluation.units(exam.TEST),
             questions=evaluation.prior_skills.question_count() if evaluation.tasks else 0,
         )
         outlook = Outlook(
             steps_before=self.done,
-            answers_at_end=asked.reported,
+            answers_at_end=exam_size.reported,
             earliest_end=self._earliest_end(evaluation.best),
         )
-        units = work_ahead(self.settings, self.done, self.total, asked, resumed=resumed)
+        units = work_ahead(self.settings, self.done, self.total, exam_size, resumed=resumed)
         pulse.plan(units, outlook)
 
     def _earliest_end(self, best: Best) -> int | None:
@@ -212,7 +212,7 @@ class Training:
     def _report_start(self, evaluation: HeldoutEvaluation) -> None:
         """Write the event `started`: how many steps there are, how many tasks choose the
         checkpoint, and on how many others the result is reported."""
-        task_count, choosing_count = len(evaluation.tasks), evaluation.choosing_count
+        task_count, choosing_count = len(evaluation.tasks), evaluation.validation_count
         reported_count = task_count - choosing_count
         message = f"{self.total} steps, {task_count} held-out tasks"
         if evaluation.dev_count:
@@ -277,21 +277,21 @@ class Training:
             clear_gradients=self.policy.adapter.clear_gradients,
             report=partial(self._report_memory, step),
         )
-        any_pass: object = batch_pass
+        any_pass: object = batch_pass  # `object`: the type of `batch_pass` excludes the check below
         if isinstance(any_pass, PassWithReplay):  # only rank 0 trains on the replayed rows
-            any_pass.first = self._shared(step, any_pass.policy_pass)
-        shared = self._shared(step, batch_pass)
+            any_pass.first = self._shared_by_ranks(step, any_pass.policy_pass)
+        shared = self._shared_by_ranks(step, batch_pass)
         if self.ranks is not None and self.ranks.lockstep is not None:
             # A pass over a sharded base cannot be repeated: other ranks wait in the middle of it.
             return shared.run(tokens_at_once(budget, self.state))
         return retry.run(shared)
 
-    def _shared(self, step: int, batch_pass: BatchPass[Sums]) -> BatchPass[Sums]:
+    def _shared_by_ranks(self, step: int, batch_pass: BatchPass[Sums]) -> BatchPass[Sums]:
         """Return the pass as all ranks do it together, or the pass itself if this process is the
         whole run or ranks cannot do parts of this pass."""
         if self.ranks is None or not self.ranks.trainers or not isinstance(batch_pass, SHAREABLE):
             return batch_pass
-        if self._shared_pass is None or self._shared_pass.whole is not batch_pass:
+        if self._shared_pass is None or self._shared_pass.batch_pass is not batch_pass:
             seed = self.settings.seed * 1_000_003 + step
             self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
         shared: Any = self._shared_pass
@@ -437,7 +437,9 @@ class Training:
         state = dict(self.state)
         if best.step > 0:  # -1 before there is a best step
             # JSON has no infinity; a field left out is read back as its default, which is infinite.
-            state["best"] = {k: v for k, v in asdict(best).items() if math.isfinite(v)}
+            state["best"] = {
+                name: value for name, value in asdict(best).items() if math.isfinite(value)
+            }
         return state
 
     def finish(self) -> Result:
@@ -470,7 +472,7 @@ class Training:
         """Save the adapter that the run started with as the checkpoint of step 0, and mark it as
         the best, so that `@best` never names a model that is worse than the start. The verdict
         stays that of the best trained checkpoint."""
-        self.policy.adapter.load(self._start_weights)
+        self.policy.adapter.load(self._initial_weights)
         checkpoint.save(
             self.job.run,
             self.policy,
@@ -501,7 +503,7 @@ class Training:
     def _require_changed_weights(self) -> None:
         """Raise WorkerFailure (kind no_update) if the adapter has the same weights as at the start
         of the run."""
-        if fingerprint(self.parameters) == self._start_fingerprint:
+        if fingerprint(self.parameters) == self._initial_fingerprint:
             raise WorkerFailure(
                 "no_update",
                 "The adapter did not change.",

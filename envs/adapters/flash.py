@@ -41,7 +41,7 @@ class Options:
     data: str = ""
 
 
-class _Foreign:
+class _SdkEnvironment:
     """An environment of the SDK with its rows and evaluation suites."""
 
     def __init__(self, env: Any, folder: Path, options: Options) -> None:
@@ -54,18 +54,22 @@ class _Foreign:
         self.suites = list(_suites(folder, env))
 
     def tasks(self) -> list[Task]:
-        """Return the rows as tasks, followed by the cases of the suites as held-out tasks."""
-        rows = [self._task(number, split, record) for number, split, record in self._rows()]
-        return rows + [
-            Task(
-                f"{suite.name}-{number}",
-                _messages(self.env.start_episode(self._of_case(case), self.options.prompt)),
-                split="heldout",
-                metadata={"suite": place, "case": number},
-            )
-            for place, suite in enumerate(self.suites)
-            for number, case in enumerate(suite.cases())
-        ]
+        """Return the rows as tasks, followed by the cases of the SDK's evaluation suites as
+        held-out tasks."""
+        tasks = [self._task(number, split, record) for number, split, record in self._rows()]
+        for suite_number, suite in enumerate(self.suites):
+            for case_number, case in enumerate(suite.cases()):
+                example = self._example_of_case(case)
+                prompt = self.env.start_episode(example, self.options.prompt)
+                tasks.append(
+                    Task(
+                        f"{suite.name}-{case_number}",
+                        _messages(prompt),
+                        split="heldout",
+                        metadata={"suite": suite_number, "case": case_number},
+                    )
+                )
+        return tasks
 
     def example(self, task: Task) -> Any:
         """Return the SDK's example from which a task was made."""
@@ -79,7 +83,8 @@ class _Foreign:
         return self.scored(suite.score(case, text))
 
     def scored(self, result: Any) -> Score:
-        """Return a `RewardResult`, a suite's result or a number as a score."""
+        """Convert what the SDK's scorer returned (a `RewardResult`, a suite's result or a number)
+        to a score."""
         if isinstance(result, bool):
             return Score(float(result), success=result)
         if isinstance(result, int | float):
@@ -108,7 +113,9 @@ class _Foreign:
         )
 
     def _rows(self) -> Iterator[tuple[int, str | None, JsonObject]]:
-        """Yield (number, split, record) of every row."""
+        """Yield (number, split, record) of every row: of the SDK's environment if it holds its rows
+        itself and no data file is named, otherwise of the folder's data files. A split of None is
+        undecided."""
         examples = getattr(self.env, "dataset", None)
         if examples is None:
             examples = getattr(self.env, "examples", None)
@@ -119,7 +126,7 @@ class _Foreign:
         for number, row in enumerate(data_rows(self.folder, self.options.data)):
             yield number, row.split, row.value
 
-    def _of_case(self, case: Any) -> Any:
+    def _example_of_case(self, case: Any) -> Any:
         """Return a case as an example of the SDK; some suites have examples as cases already."""
         if hasattr(case, "record"):
             return case
@@ -130,7 +137,7 @@ class _Foreign:
 class FlashSingleTurn(SingleTurnEnv):
     """A single-turn environment of the SDK."""
 
-    def __init__(self, foreign: _Foreign) -> None:
+    def __init__(self, foreign: _SdkEnvironment) -> None:
         """Wrap an environment of the SDK."""
         self.foreign = foreign
 
@@ -139,8 +146,8 @@ class FlashSingleTurn(SingleTurnEnv):
         return self.foreign.tasks()
 
     def score(self, task: Task, completion: str) -> Score:
-        """Return what `score_response` gives for the normalised completion, or the suite for its
-        case."""
+        """Score an answer with the SDK's `score_response`, or, for a case of an evaluation suite,
+        with the suite."""
         if "suite" in task.metadata:
             return self.foreign.score_case(task, completion)
         env, example = self.foreign.env, self.foreign.example(task)
@@ -172,7 +179,7 @@ class State:
 class FlashMultiTurn(MultiTurnEnv):
     """A multi-turn environment of the SDK."""
 
-    def __init__(self, foreign: _Foreign) -> None:
+    def __init__(self, foreign: _SdkEnvironment) -> None:
         """Wrap an environment of the SDK."""
         self.foreign = foreign
 
@@ -225,9 +232,9 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     base = importlib.import_module(f"{SDK}.environments")
     env = load_name(folder, options.file, "load_environment")(**params)
     if isinstance(env, base.EnvironmentMultiTurn):
-        return FlashMultiTurn(_Foreign(env, folder, options))
+        return FlashMultiTurn(_SdkEnvironment(env, folder, options))
     if isinstance(env, base.EnvironmentSingleTurn):
-        return FlashSingleTurn(_Foreign(env, folder, options))
+        return FlashSingleTurn(_SdkEnvironment(env, folder, options))
     message = f"load_environment() returned {type(env).__name__}, no environment of {SDK}"
     hint = "Return an EnvironmentSingleTurn or EnvironmentMultiTurn."
     raise EnvProblem("ENV_INVALID", message, hint=hint, file=options.file)
@@ -238,8 +245,8 @@ def _suites(folder: Path, env: Any) -> Iterable[Any]:
     if not (folder / EVALUATIONS).is_file():
         return []
     make = load_name(folder, EVALUATIONS, "load_evaluations")
-    needed = inspect.signature(make).parameters.get("environment")
-    takes_environment = needed is not None and needed.default is inspect.Parameter.empty
+    parameter = inspect.signature(make).parameters.get("environment")
+    takes_environment = parameter is not None and parameter.default is inspect.Parameter.empty
     suites = make(environment=env) if takes_environment else make()
     return suites if isinstance(suites, Sequence) else [suites]
 

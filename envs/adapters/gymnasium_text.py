@@ -69,18 +69,18 @@ class GymnasiumText(MultiTurnEnv):
         self.gym = importlib.import_module(PACKAGE)
         if options.module:
             load_file(folder, options.module)
-        space = self._begun(options.seed)[0].action_space
-        self.names = _action_names(space, options)
-        self.first = int(getattr(space, "start", 0))  # the number of the first action
+        space = self._reset_environment(options.seed)[0].action_space
+        self.action_names = _action_names(space, options)
+        self.first_action = int(getattr(space, "start", 0))  # the number of the first action
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed: the instructions and the first observation."""
-        first = self.options.seed
-        return [self._task(seed) for seed in range(first, first + self.options.size)]
+        first_seed = self.options.seed
+        return [self._task(seed) for seed in range(first_seed, first_seed + self.options.size)]
 
     def start(self, task: Task) -> State:
         """Begin a rollout: an environment of its own, reset with the task's seed."""
-        return State(self._begun(task.metadata["seed"])[0])
+        return State(self._reset_environment(task.metadata["seed"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Take the action that the completion names; return the next observation, or None at the
@@ -88,13 +88,13 @@ class GymnasiumText(MultiTurnEnv):
         action = self._action(completion.content)
         if action is None:
             state.invalid += 1
-            listed = ", ".join(self.names[:_SHOWN])
-            return [Message("user", f"That names no action. Actions: {listed}.")]
+            some_actions = ", ".join(self.action_names[:_SHOWN])
+            return [Message("user", f"That names no action. Actions: {some_actions}.")]
         observation, reward, terminated, truncated, _ = state.env.step(action)
         state.rewards.append(float(reward))
         if terminated or truncated:
             return None
-        return [Message("user", self._shown(state.env, observation))]
+        return [Message("user", self._observation_text(state.env, observation))]
 
     def score(self, task: Task, state: State) -> Score:
         """Return the sum of the rewards, and close the environment."""
@@ -105,32 +105,36 @@ class GymnasiumText(MultiTurnEnv):
 
     def _task(self, seed: int) -> Task:
         """Make the task for a seed."""
-        env, observation = self._begun(seed)
-        shown = self._shown(env, observation)
+        env, observation = self._reset_environment(seed)
+        first_observation = self._observation_text(env, observation)
         env.close()
-        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        prompt = "\n\n".join(
+            part for part in (self.options.instructions, first_observation) if part
+        )
         return Task(f"{self.options.env}-{seed}", prompt, metadata={"seed": seed})
 
-    def _begun(self, seed: int) -> tuple[Any, Any]:
+    def _reset_environment(self, seed: int) -> tuple[Any, Any]:
         """Return (an environment reset with `seed`, its first observation)."""
         env = self.gym.make(self.options.env, **self.options.settings)
         observation, _ = env.reset(seed=seed)
         return env, observation
 
-    def _shown(self, env: Any, observation: Any) -> str:
+    def _observation_text(self, env: Any, observation: Any) -> str:
         """Return the text of an observation that the model reads."""
         return str(env.render() if self.options.observe == "render" else observation).strip()
 
     def _action(self, text: str) -> Any:
         """Return the last action that a completion names; None if it names none."""
-        if not self.names:  # in a Text space any text is an action
+        if not self.action_names:  # in a Text space any text is an action
             return text
-        words = "|".join(re.escape(name) for name in sorted(self.names, key=len, reverse=True))
+        words = "|".join(
+            re.escape(name) for name in sorted(self.action_names, key=len, reverse=True)
+        )
         named = re.findall(rf"(?<![\w-])(?:{words})(?!\w)", text, re.IGNORECASE)
         if not named:
             return None
-        lowered = [name.lower() for name in self.names]
-        return self.first + lowered.index(named[-1].lower())
+        lowered = [name.lower() for name in self.action_names]
+        return self.first_action + lowered.index(named[-1].lower())
 
 
 def _action_names(space: Any, options: Options) -> Sequence[str]:
@@ -146,12 +150,14 @@ def _action_names(space: Any, options: Options) -> Sequence[str]:
         message = f"{options.env} has actions of {kind}; words can name those of Text and Discrete"
         raise EnvProblem("ENV_INVALID", message, hint="Wrap it in an environment of one of these.")
     count = int(space.n)
-    first = int(space.start)
-    names = options.actions or tuple(str(number) for number in range(first, first + count))
-    if len(names) != count or len({name.lower() for name in names}) != count:
-        message = f"[adapter] actions names {len(names)} actions, {options.env} has {count}"
+    first_action = int(space.start)
+    action_names = options.actions or tuple(
+        str(number) for number in range(first_action, first_action + count)
+    )
+    if len(action_names) != count or len({name.lower() for name in action_names}) != count:
+        message = f"[adapter] actions names {len(action_names)} actions, {options.env} has {count}"
         raise EnvProblem("ENV_INVALID", message, hint="Name each once, in their order.")
-    return names
+    return action_names
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> GymnasiumText:

@@ -60,21 +60,21 @@ class McpTools(MultiTurnEnv):
         """Start a server to read its tools; keep it only if all rollouts share it."""
         self.folder = folder
         self.options = options
-        first = self._started()
+        first = self._start_server()
         self.tools = first.tools()
-        self.common = first if options.shared else None
-        if self.common is None:
+        self.shared_server = first if options.shared else None
+        if self.shared_server is None:
             first.close()
 
     def tasks(self) -> list[Task]:
         """Return the rows as tasks; each needs an answer."""
-        named = self.options.data
-        files = [self.folder / named] if named else data_files(self.folder)
+        data_file = self.options.data
+        files = [self.folder / data_file] if data_file else data_files(self.folder)
         return read_tasks(*files, require_answer=True)
 
     def start(self, task: Task) -> State:
         """Begin a rollout. Its server starts with the first call of a tool, unless it is shared."""
-        return State(self.common)
+        return State(self.shared_server)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Return the results of the called tools; None (the rollout is over) if the message calls
@@ -82,26 +82,26 @@ class McpTools(MultiTurnEnv):
         state.text = completion.content
         if not completion.tool_calls:
             return None
-        return [self._called(state, call) for call in completion.tool_calls]
+        return [self._call_tool(state, call) for call in completion.tool_calls]
 
     def score(self, task: Task, state: State) -> Score:
         """Score the last message, and end the rollout's own server."""
-        if state.server is not None and state.server is not self.common:
+        if state.server is not None and state.server is not self.shared_server:
             state.server.close()
         reward = SCORERS[self.options.scorer](state.text, task.answer_text)
         metrics = {"tool_calls": float(state.calls), "failed_calls": float(state.failed)}
         return Score(reward, success=reward == 1.0, metrics=metrics)
 
-    def _called(self, state: State, call: ToolCall) -> Message:
+    def _call_tool(self, state: State, call: ToolCall) -> Message:
         """Call a tool, starting the server if necessary; return its result as a tool message."""
         if state.server is None:
-            state.server = self._started()
+            state.server = self._start_server()
         state.calls += 1
         text, has_failed = state.server.call(call.name, call.arguments or {})
         state.failed += has_failed
         return Message("tool", text, tool_call_id=call.id, name=call.name)
 
-    def _started(self) -> McpServer:
+    def _start_server(self) -> McpServer:
         """Start a server."""
         return McpServer(self.options.server, self.folder)
 

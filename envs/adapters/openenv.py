@@ -87,12 +87,12 @@ class OpenEnv(MultiTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed: the instructions and the first observation."""
-        first = self.options.seed
-        return [self._task(seed) for seed in range(first, first + self.options.size)]
+        first_seed = self.options.seed
+        return [self._task(seed) for seed in range(first_seed, first_seed + self.options.size)]
 
     def start(self, task: Task) -> State:
         """Begin a rollout: a session of its own, reset with the task's seed."""
-        return State(self._begun(task.metadata["seed"])[0])
+        return State(self._reset_session(task.metadata["seed"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Take the action in the completion; return the next observation, or None at the end."""
@@ -103,7 +103,9 @@ class OpenEnv(MultiTurnEnv):
         result = state.client.step(action)
         if result.reward is not None:
             state.rewards.append(float(result.reward))
-        return None if result.done else [Message("user", self._shown(result.observation))]
+        return (
+            None if result.done else [Message("user", self._observation_text(result.observation))]
+        )
 
     def score(self, task: Task, state: State) -> Score:
         """Return the sum of the rewards, and close the session."""
@@ -117,20 +119,22 @@ class OpenEnv(MultiTurnEnv):
 
     def _task(self, seed: int) -> Task:
         """Make the task for a seed."""
-        client, observation = self._begun(seed)
+        client, observation = self._reset_session(seed)
         client.close()
-        shown = self._shown(observation)
-        prompt = "\n\n".join(part for part in (self.options.instructions, shown) if part)
+        first_observation = self._observation_text(observation)
+        prompt = "\n\n".join(
+            part for part in (self.options.instructions, first_observation) if part
+        )
         return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
 
-    def _begun(self, seed: int) -> tuple[Any, Any]:
+    def _reset_session(self, seed: int) -> tuple[Any, Any]:
         """Return (a session that was reset with `seed`, its first observation)."""
         client = self.module.GenericEnvClient(base_url=self.url).sync()
         client.connect()
         result = client.reset(seed=seed, **self.options.reset)
         return client, result.observation
 
-    def _shown(self, observation: Any) -> str:
+    def _observation_text(self, observation: Any) -> str:
         """Return the part of an observation that the model reads."""
         name = self.options.observation
         if name and isinstance(observation, dict):

@@ -85,15 +85,17 @@ def family_module(family: str) -> Any:
     if importlib.util.find_spec(PACKAGE) is None:
         raise ModuleNotFoundError(f"No module named {PACKAGE!r}", name=PACKAGE)
     try:
-        return _alone(family)
+        return _import_family_alone(family)
     except Exception:  # noqa: BLE001 - the normal import works whatever a release has moved
-        # Remove what `_alone` has put into sys.modules, so that the package is imported as usual.
-        for name in [n for n in sys.modules if n.split(".")[0] == PACKAGE]:
+        # Remove what `_import_family_alone` has put into sys.modules, so that the package is
+        # imported as usual.
+        loaded = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
+        for name in loaded:
             del sys.modules[name]
         return importlib.import_module(PACKAGE)
 
 
-def _alone(family: str) -> Any:
+def _import_family_alone(family: str) -> Any:
     """Return the package's module `factory` after importing, besides it, only the module of
     `family`.
 
@@ -106,7 +108,7 @@ def _alone(family: str) -> Any:
     (path,) = root.glob(f"*/{family}.py")
     for name, folder in ((PACKAGE, root), (f"{PACKAGE}.{path.parent.name}", path.parent)):
         if name not in sys.modules:
-            sys.modules[name] = _bare(name, folder)
+            sys.modules[name] = _package_without_init(name, folder)
     importlib.import_module(f"{PACKAGE}.{path.parent.name}.{family}")
     factory = importlib.import_module(f"{PACKAGE}.factory")
     if family not in factory.DATASETS:
@@ -114,7 +116,7 @@ def _alone(family: str) -> Any:
     return factory
 
 
-def _bare(name: str, folder: Path) -> ModuleType:
+def _package_without_init(name: str, folder: Path) -> ModuleType:
     """Return an empty package for `folder`: its modules can be imported, but its `__init__` is not
     run."""
     module = ModuleType(name)

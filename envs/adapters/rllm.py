@@ -67,7 +67,7 @@ class Rllm(SingleTurnEnv):
         self.folder = folder
         self.options = options
         self.types = importlib.import_module(f"{rllm_names.PACKAGE}.types")
-        self.evaluate = _evaluate_of(load_name(folder, options.evaluator, "evaluate"))
+        self.evaluate = _evaluator_function(load_name(folder, options.evaluator, "evaluate"))
 
     def tasks(self) -> list[Task]:
         """Return one task per row."""
@@ -91,20 +91,22 @@ class Rllm(SingleTurnEnv):
         episode = self.types.Episode(
             task=foreign, trajectories=[trajectory], artifacts={"answer": completion}
         )
-        return _score_of(self._asked(foreign, episode, completion))
+        return _score_of(self._call_evaluator(foreign, episode, completion))
 
-    def _asked(self, task: ForeignTask, episode: Any, completion: str) -> Any:
+    def _call_evaluator(self, task: ForeignTask, episode: Any, completion: str) -> Any:
         """Call the evaluator with the arguments that its parameters name, else with (task,
         episode)."""
-        by_name = {
+        argument_by_name = {
             "task": task,
             "metadata": task.metadata,
             "episode": episode,
             "trajectory": {"output": completion, "steps": [{"output": completion}]},
         }
         names = list(inspect.signature(self.evaluate).parameters)
-        if any(name in by_name for name in names):
-            return self.evaluate(**{name: by_name[name] for name in names if name in by_name})
+        if any(name in argument_by_name for name in names):
+            return self.evaluate(
+                **{name: argument_by_name[name] for name in names if name in argument_by_name}
+            )
         return self.evaluate(task, episode)
 
     def _task(self, row_id: str, split: str | None, row: JsonObject) -> Task:
@@ -130,7 +132,7 @@ class Rllm(SingleTurnEnv):
         )
 
 
-def _evaluate_of(evaluator: Any) -> Callable[..., Any]:
+def _evaluator_function(evaluator: Any) -> Callable[..., Any]:
     """Return the function that evaluates: for an object or a class, its method `evaluate`."""
     if inspect.isclass(evaluator):
         evaluator = evaluator()

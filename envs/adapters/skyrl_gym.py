@@ -62,14 +62,14 @@ class SkyrlGym(MultiTurnEnv):
         """Return one task per row, with the prompt that the environment's `init` makes of it."""
         tasks = []
         for row in data_rows(self.folder, self.options.data):
-            env, prompt = self._begun(row.value)
+            env, prompt = self._begin_environment(row.value)
             env.close()
             tasks.append(Task(row.id, prompt, split=row.split, metadata={"row": row.value}))
         return tasks
 
     def start(self, task: Task) -> State:
         """Begin a rollout with an environment of its own."""
-        return State(self._begun(task.metadata["row"])[0])
+        return State(self._begin_environment(task.metadata["row"])[0])
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Return the environment's reply to the completion; None once it is done."""
@@ -92,15 +92,15 @@ class SkyrlGym(MultiTurnEnv):
         }
         return Score(reward, success=reward >= self.options.success_reward, metrics=numbers)
 
-    def _begun(self, row: JsonObject) -> tuple[Any, list[Message]]:
+    def _begin_environment(self, row: JsonObject) -> tuple[Any, list[Message]]:
         """Return (an environment that has begun with the row, the prompt for the model)."""
         name = row.get("env_class") or self.options.env
         prompt = row["prompt"]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         extras = {key: value for key, value in row.items() if key not in ("prompt", "env_class")}
         env = self.gym.make(name, env_config=_as_config(self.options.config), extras=extras)
-        shown, _ = env.init(messages)
-        return env, [Message.from_dict(message) for message in shown]
+        opening, _ = env.init(messages)
+        return env, [Message.from_dict(message) for message in opening]
 
 
 def _as_config(options: JsonObject) -> Any:

@@ -61,9 +61,10 @@ class SynthApp(SingleTurnEnv):
 
     def tasks(self) -> list[Task]:
         """Return one task for each seed, with what the app's `/task_info` says about it."""
-        first = self.options.seed
+        first_seed = self.options.seed
         with self._app() as url:
-            return [_task(url, seed) for seed in range(first, first + self.options.size)]
+            seeds = range(first_seed, first_seed + self.options.size)
+            return [_task(url, seed) for seed in seeds]
 
     @contextmanager
     def _app(self) -> Iterator[str]:
@@ -82,12 +83,12 @@ def _task(url: str, seed: int) -> Task:
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     query = urlencode({"seed": seed})
     headers = {"X-API-Key": key} if key else None
-    answer = local_server.asked(f"{url}/task_info?{query}", INFO_S, headers=headers)
+    answer = local_server.request_json(f"{url}/task_info?{query}", INFO_S, headers=headers)
     info = answer[0] if isinstance(answer, list) and answer else answer
-    return Task(f"seed-{seed}", _shown(info, seed), metadata={"seed": seed})
+    return Task(f"seed-{seed}", _prompt_text(info, seed), metadata={"seed": seed})
 
 
-def _shown(info: Any, seed: int) -> str:
+def _prompt_text(info: Any, seed: int) -> str:
     """Return a text to show as the task's prompt, from the app's `/task_info` (`info`).
 
     The real prompt is unknown until the app asks the model.
@@ -95,8 +96,8 @@ def _shown(info: Any, seed: int) -> str:
     facts = info if isinstance(info, Mapping) else {}
     task = facts.get("task")
     task = task if isinstance(task, Mapping) else {}
-    about = task.get("description") or task.get("name") or "A task app"
-    parts = [f"{about} (seed {seed})"]
+    description = task.get("description") or task.get("name") or "A task app"
+    parts = [f"{description} (seed {seed})"]
     for name in ("task_metadata", "observation"):
         if facts.get(name):
             parts.append(json.dumps(facts[name], ensure_ascii=False)[:SHOWN_CHARS])

@@ -43,7 +43,7 @@ class Options:
     config: JsonObject = field(default_factory=dict)
 
 
-class _Foreign:
+class _VerifiersTaskset:
     """A taskset with its tasks; also turns scored traces into scores."""
 
     def __init__(self, options: Options, plugin: Plugin) -> None:
@@ -83,7 +83,7 @@ class _Foreign:
     def scored(self, trace: Any) -> Score:
         """Return a scored trace as a score: the sum of its weighted rewards, each reward as a part,
         and its metrics."""
-        rewards = {name: each for name, each in trace.rewards.items() if each is not None}
+        rewards = {name: reward for name, reward in trace.rewards.items() if reward is not None}
         reward = float(trace.reward)
         return Score(
             reward,
@@ -91,7 +91,7 @@ class _Foreign:
             metrics={
                 name: float(value) for name, value in trace.metrics.items() if value is not None
             },
-            parts={name: (float(each.weight), float(each.score)) for name, each in rewards.items()},
+            parts={name: (float(part.weight), float(part.score)) for name, part in rewards.items()},
         )
 
     def _answer(self, data: Any) -> str:
@@ -112,23 +112,25 @@ class _Foreign:
 class VerifiersSingleTurn(SingleTurnEnv):
     """A taskset whose tasks are answered with one message."""
 
-    def __init__(self, foreign: _Foreign) -> None:
+    def __init__(self, foreign: _VerifiersTaskset) -> None:
         """Wrap a taskset."""
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
-        """Return its tasks, each with the system message and prompt that verifiers would send."""
-        return [
-            Task(task_id, [as_message(each) for each in opening(task)], answer, metadata=metadata)
-            for task, task_id, answer, metadata in self.foreign.rows()
-        ]
+        """Return the taskset's tasks, each with the system message and prompt that verifiers would
+        send."""
+        tasks = []
+        for foreign_task, task_id, answer, metadata in self.foreign.rows():
+            messages = [as_message(message) for message in opening(foreign_task)]
+            tasks.append(Task(task_id, messages, answer, metadata=metadata))
+        return tasks
 
     def score(self, task: Task, completion: str) -> Score:
         """Return what the task's own rewards and metrics give for a trace with this one answer."""
         foreign = self.foreign
-        return foreign.scored(run(foreign.loop, self._played(task, completion)))
+        return foreign.scored(run(foreign.loop, self._trace_of_answer(task, completion)))
 
-    async def _played(self, task: Task, completion: str) -> Any:
+    async def _trace_of_answer(self, task: Task, completion: str) -> Any:
         """Return the scored trace of an exchange with this one answer."""
         exchange = Exchange(self.foreign.task_of(task))
         async with exchange.open():
@@ -148,24 +150,24 @@ class State:
 class VerifiersMultiTurn(MultiTurnEnv):
     """A taskset whose own `Env` talks with one agent."""
 
-    def __init__(self, foreign: _Foreign) -> None:
+    def __init__(self, foreign: _VerifiersTaskset) -> None:
         """Wrap a taskset and start its `Env`."""
         self.foreign = foreign
         run(foreign.loop, foreign.plugin.env.start())
 
     def tasks(self) -> list[Task]:
-        """Return its tasks. If the `Env` speaks first, each task is begun once to get the opening
-        messages."""
-        made = []
-        for task, task_id, answer, metadata in self.foreign.rows():
-            shown = opening(task)
-            if task.data.prompt is None:
-                play = Play(self.foreign.loop, self.foreign.plugin.env, task)
-                shown = play.until_asked() or []
+        """Return the taskset's tasks. If its `Env` speaks first, each task is begun once to get the
+        opening messages."""
+        tasks = []
+        for foreign_task, task_id, answer, metadata in self.foreign.rows():
+            opening_messages = opening(foreign_task)
+            if foreign_task.data.prompt is None:
+                play = Play(self.foreign.loop, self.foreign.plugin.env, foreign_task)
+                opening_messages = play.until_asked() or []
                 play.drop()
-            messages = [as_message(each) for each in shown]
-            made.append(Task(task_id, messages, answer, metadata=metadata))
-        return made
+            messages = [as_message(message) for message in opening_messages]
+            tasks.append(Task(task_id, messages, answer, metadata=metadata))
+        return tasks
 
     def start(self, task: Task) -> State:
         """Begin a rollout; the `Env` runs until it asks the model. Raises ValueError if it ends
@@ -179,8 +181,10 @@ class VerifiersMultiTurn(MultiTurnEnv):
         """Give the reply to the `Env`; return the messages that it asks next, or None once it is
         done."""
         state.play.reply(completion.content)
-        asked = state.play.until_asked()
-        return None if asked is None else [as_message(each) for each in asked]
+        question = state.play.until_asked()
+        if question is None:
+            return None
+        return [as_message(message) for message in question]
 
     def score(self, task: Task, state: State) -> Score:
         """Return what the `Env` and the task recorded on the trace."""
@@ -196,5 +200,5 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     options = read_options(adapter, Options)
     importlib.import_module(PACKAGE)  # a missing package is reported like any other
     plugin = load_plugin(folder, options.taskset, options.config)
-    foreign = _Foreign(options, plugin)
+    foreign = _VerifiersTaskset(options, plugin)
     return VerifiersMultiTurn(foreign) if plugin.env is not None else VerifiersSingleTurn(foreign)

@@ -145,7 +145,7 @@ class Findings:
         """Return the counts as a JSON object; the answers to be scored again are left out."""
         return {
             "tallies": {name: asdict(tally) for name, tally in self.tallies.items()},
-            **{name: getattr(self, name) for name in _COUNTED},
+            **{name: getattr(self, name) for name in _COUNTED_FIELDS},
         }
 
     def count_repeated(self, task_id: str, first_reward: float, second_reward: float) -> None:
@@ -164,7 +164,7 @@ class Findings:
 
 
 # The fields besides the tallies that are stored, and added up when findings are merged.
-_COUNTED = (
+_COUNTED_FIELDS = (
     "gold_failing",
     "gold_rows",
     "repeated",
@@ -180,18 +180,18 @@ def findings_from_json(data: JsonObject) -> Findings:
     """Read the findings that `Findings.to_json` wrote. Raises LookupError or TypeError if `data`
     has another form."""
     tallies = {name: Tally(**tally) for name, tally in data["tallies"].items()}
-    return Findings(tallies=tallies, **{name: data[name] for name in _COUNTED})
+    return Findings(tallies=tallies, **{name: data[name] for name in _COUNTED_FIELDS})
 
 
 def merged(parts: Sequence[Findings]) -> Findings:
     """Add the findings of several parts of the rows up to the findings of all of them."""
-    whole = Findings()
+    total = Findings()
     for part in parts:
         for name, tally in part.tallies.items():
-            whole.tallies.setdefault(name, Tally()).add(tally)
-        for name in _COUNTED:
-            setattr(whole, name, getattr(whole, name) + getattr(part, name))
-    return whole
+            total.tallies.setdefault(name, Tally()).add(tally)
+        for name in _COUNTED_FIELDS:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+    return total
 
 
 def shortened(answer: Any) -> str:

@@ -58,15 +58,15 @@ class FullAudit:
                 interrupted.
         """
         done = self.done()
-        free: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
+        idle_scorers: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
         for scorer in scorers:
-            free.put(scorer)
+            idle_scorers.put(scorer)
         missing = [index for index in range(len(self.rows)) if index not in done]
         with (
             ThreadPoolExecutor(len(scorers), thread_name_prefix="audit") as threads,
             self.file.open("a", encoding="utf-8") as file,
         ):
-            futures = [threads.submit(self._line_of_row, index, free) for index in missing]
+            futures = [threads.submit(self._line_of_row, index, idle_scorers) for index in missing]
             try:
                 for number, future in enumerate(as_completed(futures), len(done) + 1):
                     file.write(future.result() + "\n")
@@ -77,17 +77,17 @@ class FullAudit:
                 raise
         return self._report(scorers[0], fresh, seconds)
 
-    def _line_of_row(self, index: int, free: "queue.SimpleQueue[Scorer]") -> str:
+    def _line_of_row(self, index: int, idle_scorers: "queue.SimpleQueue[Scorer]") -> str:
         """Score row number `index` with the next free scorer; return the line for the file (its
         findings as JSON).
 
-        `free` is the queue of idle scorers; the scorer returns to it afterwards.
+        `idle_scorers` is the queue of idle scorers; the scorer returns to it afterwards.
         """
-        scorer = free.get()
+        scorer = idle_scorers.get()
         try:
-            findings = score_row(scorer, self._probed(index), index)
+            findings = score_row(scorer, self._row_with_probes(index), index)
         finally:
-            free.put(scorer)
+            idle_scorers.put(scorer)
         return json.dumps({"row": index, "findings": findings.to_json()})
 
     def done(self) -> dict[int, Findings]:
@@ -107,10 +107,10 @@ class FullAudit:
         if not self.file.exists():
             return
         data = self.file.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            self.file.write_bytes(whole)
-        yield from whole.decode("utf-8", "replace").splitlines()
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        if len(complete_lines) < len(data):
+            self.file.write_bytes(complete_lines)
+        yield from complete_lines.decode("utf-8", "replace").splitlines()
 
     def _report(
         self, scorer: Scorer, fresh: Callable[[], Scorer], seconds: Callable[[], float]
@@ -122,14 +122,16 @@ class FullAudit:
         """
         by_row = self.done()
         findings = merged([by_row[index] for index in sorted(by_row)])
-        answers = [self._again(index, by_row[index]) for index in self._sample(sorted(by_row))]
+        answers = [
+            self._answer_to_rescore(index, by_row[index]) for index in self._sample(sorted(by_row))
+        ]
         findings.rescoring = rescore.score_again(
             [answer for answer in answers if answer is not None], fresh, lambda: False
         )
         if compares_groups(scorer, self.kind):
             findings.of_groups = GroupFindings()
             for index in self._sample(range(len(self.rows))):
-                answers = self._probed(index).answers
+                answers = self._row_with_probes(index).answers
                 audit_group(findings.of_groups, scorer.score_group, self.rows[index], answers)  # type: ignore[attr-defined]
         return verdict.report(findings, len(self.rows), self.seed, seconds())
 
@@ -138,16 +140,16 @@ class FullAudit:
         count = min(2 * FRESH, len(rows))
         return [rows[index * len(rows) // count] for index in range(count)]
 
-    def _again(self, index: int, findings: Findings) -> Scored | None:
+    def _answer_to_rescore(self, index: int, findings: Findings) -> Scored | None:
         """Return one answer of row `index`, with the reward it earned, to be scored again; None if
         scoring that answer failed. Different rows take different probes."""
-        probed = self._probed(index)
+        probed = self._row_with_probes(index)
         names = [name for name in probed.answers if name in findings.tallies]
         name = names[index % len(names)]
         tally = findings.tallies[name]
         return None if tally.errors else probed.scored(name, tally.rewards[0])
 
-    def _probed(self, index: int) -> Any:
+    def _row_with_probes(self, index: int) -> Any:
         """Return row `index` with its probes. The random choices depend on the seed and the row
         number alone."""
         rng = random.Random(f"{self.seed} {index}")

@@ -238,7 +238,8 @@ def _core_probes(core: Core, other_golds: Sequence[str], rng: random.Random) -> 
         probes["gold then wrong"] = f"{gold}\n{wrong}"
         probes["wrong then gold"] = f"{wrong}\n{gold}"
     # Half of a value is wrong, but half of a sentence may still say enough: keep a quarter of it.
-    truncated = core.text[: len(core.text) // (4 if core.is_prose else 2)]
+    kept_length = len(core.text) // 4 if core.is_prose else len(core.text) // 2
+    truncated = core.text[:kept_length]
     if truncated:
         probes["truncated gold"] = core.head + truncated
     if not core.is_prose:  # then `wrong` is the value, changed a little
@@ -341,7 +342,9 @@ def _with_changed_letter(text: str) -> str:
 
     z, Z and 9 are replaced by the one before. If the text has no letter or digit, " x" is appended.
     """
-    positions = [i for i, letter in enumerate(text) if letter.isascii() and letter.isalnum()]
+    positions = [
+        position for position, letter in enumerate(text) if letter.isascii() and letter.isalnum()
+    ]
     if not positions:
         return text + " x"
     last = positions[-1]

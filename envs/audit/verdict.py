@@ -108,7 +108,7 @@ def _stability_risks(findings: Findings) -> list[str]:
       `_is_wavering`; this risk excludes the others
     - "order dependent": more than the share UNSTABLE of the answers scored again after others
       differ
-    - "fresh process": more answers than `_tolerated` differ in a new process
+    - "fresh process": more answers than `_tolerated_count` differ in a new process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
@@ -116,7 +116,7 @@ def _stability_risks(findings: Findings) -> list[str]:
     risks = []
     if len(findings.drifted) > UNSTABLE * findings.revisited:
         risks.append("order dependent")
-    if _differing(findings) > _tolerated(findings):
+    if _differing_count(findings) > _tolerated_count(findings):
         risks.append("fresh process")
     return risks
 
@@ -141,10 +141,10 @@ def _is_wavering(findings: Findings) -> bool:
     The second process scored the answers of the audit again, the third those that had changed.
     """
     rescoring = findings.rescoring
-    return rescoring is not None and rescoring["wavering"] > _tolerated(findings)
+    return rescoring is not None and rescoring["wavering"] > _tolerated_count(findings)
 
 
-def _tolerated(findings: Findings) -> float:
+def _tolerated_count(findings: Findings) -> float:
     """Return how many answers may get another reward in a new process without counting as a risk.
 
     This is UNSTABLE times the number of answers that were scored again, but at least 1.
@@ -154,7 +154,7 @@ def _tolerated(findings: Findings) -> float:
     return max(1.0, UNSTABLE * findings.rescoring["scored"])
 
 
-def _differing(findings: Findings) -> int:
+def _differing_count(findings: Findings) -> int:
     """Return how many answers a new process rewarded differently or failed on; 0 if none was
     started."""
     return rescore.differing(findings.rescoring) if findings.rescoring else 0
@@ -205,7 +205,7 @@ def _stability_problems(findings: Findings) -> list[str]:
         problems.append(
             f"{share} answers got another reward once others had been scored: it keeps a state"
         )
-    if findings.rescoring and _differing(findings):
+    if findings.rescoring and _differing_count(findings):
         problems.append(rescore.sentence(findings.rescoring))
     return problems
 
@@ -222,17 +222,17 @@ def _saturation(findings: Findings) -> Saturation:
     The two shares are None if there are no such answers.
     """
     by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
-    top = max(reward for rewards in by_probe.values() for reward in rewards)
+    all_rewards: list[float] = []
+    other_rewards: list[float] = []
+    for name, rewards in by_probe.items():
+        all_rewards += rewards
+        if name not in INFORMATIVE:
+            other_rewards += rewards
+    top = max(all_rewards)
     gold_rewards = by_probe.get(GOLD, [])
-    other_rewards = [
-        reward
-        for name, rewards in by_probe.items()
-        if name not in INFORMATIVE
-        for reward in rewards
-    ]
     return {
         "top": round(top, 4),
-        "levels": len({round(reward, 6) for rewards in by_probe.values() for reward in rewards}),
+        "levels": len({round(reward, 6) for reward in all_rewards}),
         "gold_at_top": _share_equal(gold_rewards, top),
         "others_at_top": _share_equal(other_rewards, top),
     }

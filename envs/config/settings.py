@@ -239,8 +239,11 @@ def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, .
         )
     if listed and "command" in data:
         raise _problem_at(text, "endpoints", "a command can ask no model but the one that it plays")
+    names = list(listed)
     judge = judge_reference(folder)
-    return tuple(dict.fromkeys([*listed, judge] if judge else listed))
+    if judge:
+        names.append(judge)
+    return tuple(dict.fromkeys(names))  # each once, in order
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
@@ -252,7 +255,8 @@ def _limits(data: Mapping[str, Any], text: str) -> Limits:
     table = data.get("limits", {})
     if not isinstance(table, dict):
         raise _problem_at(text, "limits", "limits is a table: [limits]")
-    _refuse_unknown(table, tuple(f.name for f in fields(Limits)), text, kind="limit")
+    limit_names = tuple(field.name for field in fields(Limits))
+    _refuse_unknown(table, limit_names, text, kind="limit")
     for name, value in table.items():
         if name != "network":
             default = getattr(Limits(), name)
@@ -319,7 +323,7 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
         raise _problem_at(
             text, "command", 'command is a program and its arguments: ["python3", "agent.py"]'
         )
-    names = tuple(each.name for each in fields(Rollout) if each.name != "command")
+    names = tuple(field.name for field in fields(Rollout) if field.name != "command")
     _refuse_unknown(table, names, text, kind="rollout setting")
     _check_rollout_numbers(table, text)
     if table.get("reward", "exit") not in REWARDS:
@@ -466,9 +470,11 @@ def _is_address(url: object) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        return bool(parts.hostname) and not (parts.username or parts.fragment or parts.port == 0)
+        port = parts.port
     except ValueError:  # a port that is no number
         return False
+    is_plain = not parts.username and not parts.fragment and port != 0
+    return bool(parts.hostname) and is_plain
 
 
 def _check_number(

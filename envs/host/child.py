@@ -100,8 +100,8 @@ class _Host:
         text.
         """
         request_id = request["id"]
-        left = request.get("judge_left") or {}
-        METER.allow(left.get("calls"), left.get("cost"))
+        judge_allowance = request.get("judge_left") or {}
+        METER.allow(judge_allowance.get("calls"), judge_allowance.get("cost"))
         try:
             if request["op"] == "tasks":
                 value: Any = self.tasks(request_id)
@@ -150,7 +150,7 @@ class _Host:
             raise BadReturn("a multi-turn environment is scored at the end of an episode")
         task = Task.from_row(request["task"])
         returned = self.env.score(task, request["completion"])  # type: ignore[attr-defined]
-        return _score_reply(self._awaited(returned))
+        return _score_reply(self._result_or_awaited(returned))
 
     def score_group(self, request: Request) -> list[ScoreReply]:
         """Return the scores of `request["completions"]`, answers to the task `request["task"]`,
@@ -159,7 +159,7 @@ class _Host:
         Raises BadReturn unless score_group() returned a list with one score per completion.
         """
         task, completions = Task.from_row(request["task"]), list(request["completions"])
-        scores = self._awaited(self.env.score_group(task, completions))  # type: ignore[attr-defined]
+        scores = self._result_or_awaited(self.env.score_group(task, completions))  # type: ignore[attr-defined]
         if not isinstance(scores, list | tuple) or len(scores) != len(completions):
             returned = f"{len(scores)} scores" if isinstance(scores, list | tuple) else repr(scores)
             raise BadReturn(
@@ -177,7 +177,9 @@ class _Host:
         items = request["items"]
         import asyncio  # noqa: PLC0415 - an environment without async starts sooner without it
 
-        scorings = [self._send_score(request, i, *item) for i, item in enumerate(items)]
+        scorings = [
+            self._send_score(request, index, task, text) for index, (task, text) in enumerate(items)
+        ]
         await asyncio.gather(*scorings)
         return len(items)
 
@@ -211,7 +213,7 @@ class _Host:
 
         return asyncio.new_event_loop()
 
-    def _awaited(self, returned: Any) -> Any:
+    def _result_or_awaited(self, returned: Any) -> Any:
         """Return the result of the author's function: `returned` itself, or awaited if it is
         awaitable."""
         if not inspect.isawaitable(returned):
@@ -256,7 +258,7 @@ class _Host:
     def finish(self, request: Request) -> ScoreReply:
         """Return the score of the episode `request["episode"]` in its present state."""
         task, state = self.episodes[request["episode"]]
-        return _score_reply(self._awaited(self._multi_turn_env().score(task, state)))
+        return _score_reply(self._result_or_awaited(self._multi_turn_env().score(task, state)))
 
     def drop(self, request: Request) -> None:
         """Forget the episode `request["episode"]`; do nothing if it is not open."""
@@ -298,13 +300,13 @@ def _score_reply(returned: Any) -> ScoreReply:
     """
     score = returned
     if not isinstance(returned, Score):
-        score = Score(reward=_number(returned, "score() returned"))
+        score = Score(reward=_checked_number(returned, "score() returned"))
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
-    success = _success(score.success)
-    reward = _number(score.reward, "Score.reward is")
+    success = _checked_success(score.success)
+    reward = _checked_number(score.reward, "Score.reward is")
     metrics = {
-        str(name): _number(value, f"the metric {name!r} is")
+        str(name): _checked_number(value, f"the metric {name!r} is")
         for name, value in score.metrics.items()
     }
     error = None if score.error is None else str(score.error)[:ERROR_CHARS]
@@ -312,11 +314,11 @@ def _score_reply(returned: Any) -> ScoreReply:
     if score.reason:
         reply["reason"] = str(score.reason)[:ERROR_CHARS]
     if score.parts:
-        reply["parts"] = _parts(score.parts)
+        reply["parts"] = _checked_parts(score.parts)
     return reply
 
 
-def _parts(parts: Any) -> dict[str, list[float]]:
+def _checked_parts(parts: Any) -> dict[str, list[float]]:
     """Return the parts of a score as name -> [weight, value]. Raises BadReturn if they have another
     form."""
     if not isinstance(parts, Mapping):
@@ -325,12 +327,12 @@ def _parts(parts: Any) -> dict[str, list[float]]:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise BadReturn(f"the part {name!r} is no (weight, value): {pair!r:.80}")
     return {
-        str(name): [_number(number, f"the part {name!r} has") for number in pair]
+        str(name): [_checked_number(number, f"the part {name!r} has") for number in pair]
         for name, pair in parts.items()
     }
 
 
-def _success(value: Any) -> bool | None:
+def _checked_success(value: Any) -> bool | None:
     """Return `value` as True, False or None. Raises BadReturn if it is none of them."""
     # `in`, not isinstance: numpy's bool is not a Python bool, but equals one. So do 0 and 1.
     if value is not None and value not in (True, False):
@@ -338,7 +340,7 @@ def _success(value: Any) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _number(value: Any, message_start: str) -> float:
+def _checked_number(value: Any, message_start: str) -> float:
     """Return `value` as a float. Raises BadReturn unless it is a number.
 
     `message_start` begins the error message, e.g. "score() returned" for "score() returned None; a

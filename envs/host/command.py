@@ -102,7 +102,7 @@ class CommandRun(Pipe):
         self.commands = commands
         rollout = commands.rollout
         self._seal = secrets.token_hex(16)
-        self._beginning = b""  # of the output: the parent's message about the isolation
+        self._first_output = b""  # of the output: the parent's message about the isolation
         ours, theirs = socket.socketpair()
         order = Program(
             rollout.command,
@@ -180,7 +180,7 @@ class CommandRun(Pipe):
                 data = os.read(self.replies, 1 << 16)
                 if not data:
                     return output, True
-                self._beginning += data[: HELLO_BYTES - len(self._beginning)]
+                self._first_output += data[: HELLO_BYTES - len(self._first_output)]
                 output = (output + data)[-KEPT_BYTES:]
 
     def _ending(self, output: bytes, at_end: bool) -> Ending:
@@ -189,10 +189,10 @@ class CommandRun(Pipe):
 
         `at_end` is whether the output is complete.
         """
-        printed, _, last = output.rstrip(b"\n").rpartition(b"\n")
+        printed, _, last_line = output.rstrip(b"\n").rpartition(b"\n")
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
-            message = json.loads(last)
+            message = json.loads(last_line)
         ending = message.get("exit") if isinstance(message, dict) else None
         if not at_end or not isinstance(ending, dict) or ending.get("seal") != self._seal:
             return Ending(fault=self._lost_message("the command"))
@@ -210,7 +210,7 @@ class CommandRun(Pipe):
             output=text,
             reward_file=ending.get("reward_file"),
             tail=tail,
-            open_network=_is_open(self._beginning),
+            open_network=_is_open(self._first_output),
             fault=fault,
         )
 
@@ -248,10 +248,11 @@ def score_of(rollout: Rollout, ending: Ending, played: JsonObject | None = None)
     if rollout.reward == "http":
         return _score_of_server(rollout, ending, played)
     if rollout.reward == "file":
-        read = ending.reward_file or {"fault": "its reward file was not read"}
-        if "fault" in read:
-            return failed_score(_with_tail(str(read["fault"]), ending))
-        return _score_of_text(str(read["text"]), rollout.reward_file)
+        # {"text": its content} or {"fault": why it could not be read}
+        file_result = ending.reward_file or {"fault": "its reward file was not read"}
+        if "fault" in file_result:
+            return failed_score(_with_tail(str(file_result["fault"]), ending))
+        return _score_of_text(str(file_result["text"]), rollout.reward_file)
     lines = ending.output.strip().splitlines()
     if not lines:
         return failed_score(_with_tail("the command printed nothing", ending))

@@ -117,11 +117,12 @@ def refuse_unusable(folders: list[Path]) -> None:
     `folders` are where packages were installed. The message names up to five packages.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
-    from_address = sorted(
-        path.parent.name.removesuffix(".dist-info").replace("-", " ")
-        for folder in folders
-        for path in folder.glob("*.dist-info/direct_url.json")
-    )
+    from_address: list[str] = []
+    for folder in folders:
+        for path in folder.glob("*.dist-info/direct_url.json"):
+            name_and_version = path.parent.name.removesuffix(".dist-info").replace("-", " ")
+            from_address.append(name_and_version)
+    from_address.sort()
     if from_address:
         raise EnvProblem(
             "ENV_DEPS",

@@ -26,7 +26,7 @@ class JudgeBudget:
     max_cost: float | None = None
     borrowers: int = 1
     used: JudgeUse = field(default_factory=JudgeUse)
-    _lent: float = 0  # calls that are borrowed and not yet settled
+    _borrowed_calls: float = 0  # calls that are borrowed and not yet settled
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -48,14 +48,14 @@ class JudgeBudget:
         with self._lock:
             calls: float | None = None
             if self.max_calls is not None:
-                left = max(0.0, self.max_calls - self.used.calls - self._lent)
-                calls = min(left, max(1.0, left // self.borrowers))
-                self._lent += calls
+                calls_left = max(0.0, self.max_calls - self.used.calls - self._borrowed_calls)
+                calls = min(calls_left, max(1.0, calls_left // self.borrowers))
+                self._borrowed_calls += calls
             cost = None if self.max_cost is None else self.max_cost - self.used.cost
             return {"calls": calls, "cost": cost}
 
     def settle(self, borrowed: JsonObject, use: JudgeUse) -> None:
         """Count what a call used, and return the calls that it had borrowed."""
         with self._lock:
-            self._lent -= borrowed["calls"] or 0
+            self._borrowed_calls -= borrowed["calls"] or 0
             self.used = self.used + use

@@ -77,8 +77,12 @@ class Launch:
     @property
     def gateways(self) -> tuple[int, ...]:
         """The descriptors of sockets through which listening sockets go to the client."""
-        program = () if self.program is None else (self.program.gateway,)
-        return program if self.relay < 0 else (*program, self.relay)
+        descriptors = []
+        if self.program is not None:
+            descriptors.append(self.program.gateway)
+        if self.relay >= 0:
+            descriptors.append(self.relay)
+        return tuple(descriptors)
 
     @property
     def room_mb(self) -> int:

@@ -109,8 +109,8 @@ def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
             hint="Leave one of them out.",
             file=SETTINGS_FILE,
         )
-    module = _import(folder)
-    entry = _entry(module, folder)
+    module = _import_entry_file(folder)
+    entry = _entry_function(module, folder)
     _check_params(entry, params, folder)
     env = _call_user_code(
         lambda: entry(**params), folder, call_name="load_environment()", code="ENV_IMPORT"
@@ -236,15 +236,15 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
     traceback that is inside `folder`. Returns ("", 0) if there is none.
     """
     if isinstance(error, SyntaxError) and error.filename:
-        inside = _relative(error.filename, folder)
+        inside = _path_in_folder(error.filename, folder)
         if inside:
             return inside, error.lineno or 0
-    deepest = ("", 0)
+    deepest_place = ("", 0)
     for frame in traceback.extract_tb(error.__traceback__):
-        inside = _relative(frame.filename, folder)
+        inside = _path_in_folder(frame.filename, folder)
         if inside:
-            deepest = (inside, frame.lineno or 0)
-    return deepest
+            deepest_place = (inside, frame.lineno or 0)
+    return deepest_place
 
 
 def explain(error: BaseException) -> str:
@@ -256,7 +256,7 @@ def explain(error: BaseException) -> str:
     return f"{name}: {text}"[:ERROR_CHARS] if text else name
 
 
-def _import(folder: Path) -> ModuleType:
+def _import_entry_file(folder: Path) -> ModuleType:
     """Run environment.py in `folder` and return it as a module.
 
     Raises EnvProblem ENV_INVALID if the file is missing, ENV_DEPS if it imports a package that is
@@ -279,14 +279,14 @@ def _no_entry_file(folder: Path) -> EnvProblem:
     """Return the problem ENV_INVALID for a folder without environment.py."""
     hint = f"Create {ENTRY} there."
     # The author may have pushed the folder above the environment's own.
-    subfolders = sorted(p.parent.name for p in folder.glob(f"*/{ENTRY}"))
+    subfolders = sorted(path.parent.name for path in folder.glob(f"*/{ENTRY}"))
     if subfolders:
         hint = f"Push the folder {subfolders[0]!r} instead."
     hint += " Rows to learn from alone go into datasets/ as JSONL."
     return EnvProblem("ENV_INVALID", f"the folder has no {ENTRY}", hint=hint)
 
 
-def _entry(module: ModuleType, folder: Path) -> Callable[..., Any]:
+def _entry_function(module: ModuleType, folder: Path) -> Callable[..., Any]:
     """Return the function `load_environment` of the module.
 
     Raises EnvProblem ENV_INVALID if it is missing (the hint names a function with a similar name)
@@ -321,7 +321,7 @@ def _check_params(entry: Callable[..., Any], params: JsonObject, folder: Path) -
             f"load_environment() does not accept these params: {error}",
             hint=_params_hint(params, accepted_names=list(signature.parameters)),
             file=ENTRY,
-            line=_line(entry),
+            line=_line_of_definition(entry),
         ) from error
 
 
@@ -390,7 +390,7 @@ def _check_method(env: Env, name: str, arguments: tuple[str, ...], folder: Path)
     if inspect.iscoroutinefunction(method) and name not in MAY_BE_ASYNC:
         raise _problem_at(definition, folder, f"{name}() is async", "Define it with plain def.")
     signature = inspect.signature(method)
-    if not _takes(signature, arguments):
+    if not _can_be_called(signature, arguments):
         message = f"{name}{signature} does not take ({', '.join(arguments)})"
         hint = f"Define {name}({', '.join(('self', *arguments))})."
         raise _problem_at(definition, folder, message, hint)
@@ -415,7 +415,7 @@ def _defined_method(env: Env, name: str, folder: Path) -> Callable[..., Any]:
     return method
 
 
-def _takes(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
+def _can_be_called(signature: inspect.Signature, arguments: tuple[str, ...]) -> bool:
     """Whether a function with this signature can be called with positional arguments, one for each
     name in `arguments`."""
     try:
@@ -546,14 +546,14 @@ def _problem_at(source: Any, folder: Path, message: str, hint: str) -> EnvProble
     If it is built in or defined outside `folder`, the error has no file and line.
     """
     try:
-        file = _relative(inspect.getsourcefile(source) or "", folder)
+        file = _path_in_folder(inspect.getsourcefile(source) or "", folder)
     except TypeError:  # built-in functions have no source file
         file = ""
-    line = _line(source) if file else 0
+    line = _line_of_definition(source) if file else 0
     return EnvProblem("ENV_INVALID", message, hint, file, line)
 
 
-def _line(source: Any) -> int:
+def _line_of_definition(source: Any) -> int:
     """Return the line where a function or class is defined; 0 if unknown."""
     code = getattr(inspect.unwrap(source), "__code__", None) if callable(source) else None
     if code is not None:
@@ -565,7 +565,7 @@ def _line(source: Any) -> int:
         return 0
 
 
-def _relative(filename: str, folder: Path) -> str:
+def _path_in_folder(filename: str, folder: Path) -> str:
     """Return `filename` relative to `folder`; "" if it is outside or cannot be resolved."""
     try:
         return Path(filename).resolve().relative_to(folder.resolve()).as_posix()

@@ -73,12 +73,12 @@ class _TimeLimit:
     """The time limit for one action of the env process.
 
     Attributes:
-        doing: the action, for messages, e.g. "score()".
+        call_name: the action, for messages, e.g. "score()".
         deadline: when to give up, on the monotonic clock.
         seconds: the time allowed, for messages.
     """
 
-    doing: str
+    call_name: str
     deadline: float
     seconds: float
 
@@ -147,7 +147,7 @@ class Pipe:
         self.parent = self._start(launch, child_lifeline, variables)
         if self.relay:
             self.relay.serve(RELAY_SECONDS)
-        # Reads and writes must not block: `_wait` does the waiting, with a deadline.
+        # Reads and writes must not block: `_wait_until_ready` does the waiting, with a deadline.
         os.set_blocking(self.requests, False)
         os.set_blocking(self.replies, False)
 
@@ -196,7 +196,7 @@ class Pipe:
         limit = _TimeLimit("importing the environment", time.monotonic() + seconds, seconds)
         confinement: Confinement | None = None
         while True:
-            message = self._read(ROW_BYTES, limit)
+            message = self._read_message(ROW_BYTES, limit)
             if isinstance(message.get("hello"), dict) and confinement is None:
                 confinement = _confinement_in(message["hello"])
                 self.child_pid = message["hello"].get("pid")
@@ -232,29 +232,29 @@ class Pipe:
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
         # Messages name the author's function: the operations finish and scores call score().
-        doing = "score()" if op in ("finish", "scores") else f"{op}()"
-        limit = _TimeLimit(doing, deadline, seconds)
+        call_name = "score()" if op in ("finish", "scores") else f"{op}()"
+        limit = _TimeLimit(call_name, deadline, seconds)
         request = {"id": request_id, "op": op} | body
-        with self._relay_counted(body):
-            self._write((json.dumps(request) + "\n").encode(), limit)
+        with self._counting_relay_calls(body):
+            self._send_bytes((json.dumps(request) + "\n").encode(), limit)
             if rows is not None:
                 return self._read_rows(request_id, limit, rows)
             reply = self._read_reply(request_id, REPLY_BYTES, limit)
         if "row" in reply:  # this operation sends no rows, so even one is too many
-            raise _too_large(doing)
+            raise _too_large(call_name)
         if reply.get("ok") is not True:
             raise _reported_fault(reply)
         return reply.get("value")
 
     @contextlib.contextmanager
-    def _relay_counted(self, body: Request) -> Iterator[None]:
+    def _counting_relay_calls(self, body: Request) -> Iterator[None]:
         """A context for one call: the relay, if there is one, allows what the request says is left,
         and what was asked through it is counted, even if the call fails."""
         if self.relay is None:
             yield
             return
-        left = body.get("judge_left") or {}
-        self.relay.meter.allow(left.get("calls"), left.get("cost"))
+        judge_allowance = body.get("judge_left") or {}
+        self.relay.meter.allow(judge_allowance.get("calls"), judge_allowance.get("cost"))
         try:
             yield
         finally:
@@ -270,7 +270,7 @@ class Pipe:
         reply = self._read_reply(request_id, ROW_BYTES, limit)
         while "row" in reply:
             if self.received - received_before > TASKS_BYTES:
-                raise _too_large(limit.doing)
+                raise _too_large(limit.call_name)
             rows.append(reply["row"])
             reply = self._read_reply(request_id, ROW_BYTES, limit)
         if reply.get("ok") is not True:
@@ -279,9 +279,9 @@ class Pipe:
 
     def _read_reply(self, request_id: int, max_bytes: int, limit: _TimeLimit) -> Reply:
         """Return the next message. Raises Fault unless it answers the request `request_id`."""
-        reply = self._read(max_bytes, limit)
+        reply = self._read_message(max_bytes, limit)
         if reply.get("id") != request_id:
-            raise Fault(f"{limit.doing} answered out of turn")
+            raise Fault(f"{limit.call_name} answered out of turn")
         self.judge_use += JudgeUse.from_json(reply.get("judge"))
         return reply
 
@@ -316,18 +316,18 @@ class Pipe:
         # The parent removes the folder on exit, but cannot always remove its own mount points.
         shutil.rmtree(self.private_folder, ignore_errors=True)
 
-    def _write(self, data: bytes, limit: _TimeLimit) -> None:
+    def _send_bytes(self, data: bytes, limit: _TimeLimit) -> None:
         """Send all of `data`. Raises Fault if the env process has not read it in time."""
         unwritten = memoryview(data)
         while unwritten:
             try:
                 unwritten = unwritten[os.write(self.requests, unwritten) :]
             except BlockingIOError:
-                self._wait(self.requests, select.POLLOUT, limit)
+                self._wait_until_ready(self.requests, select.POLLOUT, limit)
             except BrokenPipeError:
-                return  # the process has ended; the `_read` that follows reports why
+                return  # the process has ended; the `_read_message` that follows reports why
 
-    def _read(self, max_bytes: int, limit: _TimeLimit) -> Reply:
+    def _read_message(self, max_bytes: int, limit: _TimeLimit) -> Reply:
         """Return the next message of the env process, with the values of secrets replaced.
 
         Raises Fault if no message comes in time, if a line is longer than `max_bytes` or is not a
@@ -336,9 +336,9 @@ class Pipe:
         line = b""
         while not line.strip():  # blank lines are no messages
             line = self._read_line(max_bytes, limit)
-        message = self._parse(line, limit.doing)
+        message = self._parse_message(line, limit.call_name)
         if isinstance(message.get("exit"), dict):  # the last message: how the process ended
-            raise Fault(_ending_sentence(message["exit"], limit.doing))
+            raise Fault(_ending_sentence(message["exit"], limit.call_name))
         return message
 
     def _read_line(self, max_bytes: int, limit: _TimeLimit) -> bytes:
@@ -356,7 +356,7 @@ class Pipe:
                 return line
             scanned = len(self.buffer)
             if scanned > max_bytes:
-                raise Fault(f"{limit.doing} answered with more than {max_bytes >> 20} MB")
+                raise Fault(f"{limit.call_name} answered with more than {max_bytes >> 20} MB")
             self._receive(limit)
 
     def _receive(self, limit: _TimeLimit) -> None:
@@ -364,27 +364,27 @@ class Pipe:
 
         Raises Fault if nothing comes in time or the process has ended.
         """
-        self._wait(self.replies, select.POLLIN, limit)
+        self._wait_until_ready(self.replies, select.POLLIN, limit)
         data = os.read(self.replies, 1 << 18)
         if not data:
-            raise Fault(self._lost_message(limit.doing))
+            raise Fault(self._lost_message(limit.call_name))
         self.buffer += data
         self.received += len(data)
 
-    def _parse(self, line: bytes, doing: str) -> Reply:
+    def _parse_message(self, line: bytes, call_name: str) -> Reply:
         """Parse one line as a JSON object and replace the values of secrets in it.
 
-        Raises Fault if the line is not a JSON object; `doing` names the call in the message.
+        Raises Fault if the line is not a JSON object; `call_name` names the call in the message.
         """
         try:
             message = self.secrets.in_json(json.loads(line))
         except (ValueError, RecursionError):  # no JSON, or nested too deep
             message = None
         if not isinstance(message, dict):
-            raise Fault(f"{doing} answered with something that is no JSON object")
+            raise Fault(f"{call_name} answered with something that is no JSON object")
         return message
 
-    def _wait(self, fd: int, event: int, limit: _TimeLimit) -> None:
+    def _wait_until_ready(self, fd: int, event: int, limit: _TimeLimit) -> None:
         """Wait until `fd` is ready for `event` (select.POLLIN or POLLOUT).
 
         Raises Fault if the time passes first.
@@ -393,10 +393,10 @@ class Pipe:
         poller.register(fd, event)
         remaining_s = limit.deadline - time.monotonic()
         if remaining_s <= 0 or not poller.poll(math.ceil(remaining_s * 1000)):  # milliseconds
-            message = f"{limit.doing} did not answer within {limit.seconds:g} s"
+            message = f"{limit.call_name} did not answer within {limit.seconds:g} s"
             raise Fault(message, timed_out=True)
 
-    def _lost_message(self, doing: str) -> str:
+    def _lost_message(self, call_name: str) -> str:
         """Return the error message for an env process that ended without a last message.
 
         For example "the env process was lost during score() (exit status -9)". In the brackets is
@@ -410,7 +410,7 @@ class Pipe:
             if self.parent.stderr:
                 output = self.parent.stderr.read(4000).decode("utf-8", "replace").strip()
         cause = output.splitlines()[-1] if output else f"exit status {self.parent.returncode}"
-        return f"the env process was lost during {doing} ({cause[:CAUSE_CHARS]})"
+        return f"the env process was lost during {call_name} ({cause[:CAUSE_CHARS]})"
 
 
 def _start_parent(
@@ -475,13 +475,13 @@ def _confinement_in(hello: Reply) -> Confinement:
     )
 
 
-def _too_large(doing: str) -> Fault:
-    """Return the Fault for tasks that take more than TASKS_BYTES; `doing` names the call."""
-    return Fault(f"{doing} sent more than {TASKS_BYTES >> 20} MB")
+def _too_large(call_name: str) -> Fault:
+    """Return the Fault for tasks that take more than TASKS_BYTES; `call_name` names the call."""
+    return Fault(f"{call_name} sent more than {TASKS_BYTES >> 20} MB")
 
 
-def _ending_sentence(ending: Reply, doing: str) -> str:
-    """Return how the env process ended during the call `doing`, as a sentence.
+def _ending_sentence(ending: Reply, call_name: str) -> str:
+    """Return how the env process ended during the call `call_name`, as a sentence.
 
     For example "the env process was killed by signal 9 (SIGKILL) during score(); its last output:
     out of memory".
@@ -489,7 +489,7 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     Args:
         ending: the parent's last message about the env process: `code` (exit status), `signal` (0
             if no signal killed it) and `tail` (last output).
-        doing: the call, e.g. "score()".
+        call_name: the call, e.g. "score()".
     """
     number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()
@@ -500,7 +500,7 @@ def _ending_sentence(ending: Reply, doing: str) -> str:
     else:
         cause = f"left with exit status {ending.get('code')}"
     output = f"; its last output: {tail[-TAIL_CHARS:]}" if tail else ""
-    return f"the env process {cause} during {doing}{output}"
+    return f"the env process {cause} during {call_name}{output}"
 
 
 def _clean_environment(python: str) -> dict[str, str]:

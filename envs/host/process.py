@@ -97,7 +97,7 @@ class EnvProcess:
         self._failed_loads = 0  # starts that failed in a row
         self._episode_numbers = itertools.count(1)
         self.judge_budget: JudgeBudget | None = None  # limits its judge calls; None: no limit
-        self._others: list[EnvProcess] = []  # the other processes of `team`
+        self._team_members: list[EnvProcess] = []  # the other processes of `team`
 
     def __enter__(self) -> "EnvProcess":
         return self
@@ -256,12 +256,12 @@ class EnvProcess:
         with self._lock, contextlib.suppress(Fault, EnvProblem):
             # Longer than the limit of each score, so that a score that hangs times out alone.
             self._call("scores", body, seconds + SPARE_SECONDS, rows)
-        each = (time.monotonic() - began) / len(pairs)
+        seconds_per_pair = (time.monotonic() - began) / len(pairs)
         scores: dict[int, ScoreReply] = {}
         for row in rows:  # user code may have forged them
             index = row.get("index") if isinstance(row, dict) else None
             if isinstance(index, int) and 0 <= index < len(pairs) and index not in scores:
-                scores[index] = {**score_in_row(row), "seconds": each}
+                scores[index] = {**score_in_row(row), "seconds": seconds_per_pair}
         return scores
 
     def team(self, count: int) -> "list[EnvProcess]":
@@ -270,7 +270,7 @@ class EnvProcess:
         The others start with their first call and end with this one; all share one budget of judge
         calls.
         """
-        while len(self._others) < count - 1:
+        while len(self._team_members) < count - 1:
             other = EnvProcess(
                 self.source,
                 python=self.python,
@@ -281,8 +281,8 @@ class EnvProcess:
                 upstreams=self.upstreams,
             )
             other.judge_budget = self.judge_budget
-            self._others.append(other)
-        return [self, *self._others[: count - 1]]
+            self._team_members.append(other)
+        return [self, *self._team_members[: count - 1]]
 
     def perturb(self, task: TaskRow, kind: str, seed: int) -> TaskRow | None:
         """Return the task in other words, as the environment rewords it (`Env.perturb`).
@@ -301,8 +301,8 @@ class EnvProcess:
                 raise _as_problem(fault) from None
         if row is None:
             return None
-        worded = task_of_row(row, 0, "perturb()")
-        return {**worded.to_row(), "id": task["id"], "split": task["split"]}
+        reworded = task_of_row(row, 0, "perturb()")
+        return {**reworded.to_row(), "id": task["id"], "split": task["split"]}
 
     def start(self, task: Mapping[str, Any]) -> "Episode":
         """Begin an episode (one rollout) of `task` in a multi-turn environment.
@@ -314,7 +314,7 @@ class EnvProcess:
     def close(self) -> None:
         """End the process, everything it started, and the other processes of its team. A later call
         would start a new process."""
-        for other in self._others:
+        for other in self._team_members:
             other.close()
         with self._lock:
             self._drop()
@@ -328,7 +328,7 @@ class EnvProcess:
         pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
             pipe.close_lifeline()
-        for other in self._others:
+        for other in self._team_members:
             other.abandon()
 
     def __del__(self) -> None:

@@ -79,7 +79,7 @@ class ProgramBox:
             order = json.loads(lines.readline())
         work = Path.cwd()
         copy = work / COPY
-        _copy(source, copy)
+        _copy_folder(source, copy)
         if self.program.reward_file:  # a file that the folder already has is no reward
             with contextlib.suppress(OSError):
                 (copy / self.program.reward_file).unlink()
@@ -88,13 +88,13 @@ class ProgramBox:
         os.chdir(copy)
         os.environ.update(order["variables"])
         os.environ.update(HONESMITH_TASK=str(task_file), PWD=str(copy))
-        self._send(copy)
+        self._send_folder(copy)
         os.dup2(output, 1)
         os.close(output)
         command = self.program.command
         os.execvpe(command[0], list(command), os.environ)
 
-    def _send(self, folder: Path) -> None:
+    def _send_folder(self, folder: Path) -> None:
         """Send the parent a descriptor of `folder`."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         socket.send_fds(self._sender, [b"."], [descriptor])
@@ -157,22 +157,22 @@ def _open_without_links(folder: int, file: str) -> int:
     OSError if the file cannot be opened or a part is a link.
     """
     *parents, name = file.split("/")
-    place = folder
+    current_folder = folder
     try:
         for part in parents:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-            below = os.open(part, flags, dir_fd=place)
-            if place != folder:
-                os.close(place)
-            place = below
+            subfolder = os.open(part, flags, dir_fd=current_folder)
+            if current_folder != folder:
+                os.close(current_folder)
+            current_folder = subfolder
         # O_NONBLOCK: otherwise opening a named pipe would wait for a writer.
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=place)
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=current_folder)
     finally:
-        if place != folder:
-            os.close(place)
+        if current_folder != folder:
+            os.close(current_folder)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy_folder(source: Path, target: Path) -> None:
     """Copy the folder `source` to `target`. In the copy, scripts (files that begin with "#!") are
     executable."""
     shutil.copytree(source, target, copy_function=shutil.copyfile)

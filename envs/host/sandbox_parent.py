@@ -155,7 +155,7 @@ def _fill_box(box: Path, source: str) -> None:
     """Fill the private folder `box` for the child: a copy of the environment's folder `source`, a
     folder `work` to write to, and CANARY, a file that the child must not be able to read."""
     # A copy, so that user code cannot change the stored version and needs no access to the home.
-    _copy(source, box / "source")
+    _copy_plain_files(source, box / "source")
     (box / "work").mkdir()
     (box / sandbox.CANARY).touch()
 
@@ -179,8 +179,8 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     ending = _watch(pid, output_reader, log, status_reader)
     all_dead = _kill_descendants(group=pid)
     _drain(output_reader, log)  # the last output
-    more = program.ending(all_dead) if program else {}
-    return {**ending, **more, "tail": log.close()}
+    program_ending = program.ending(all_dead) if program else {}
+    return {**ending, **program_ending, "tail": log.close()}
 
 
 def _program_box(program: Program) -> "ProgramBox":
@@ -310,7 +310,7 @@ def _child_reach(launch: Launch) -> Reach:
     return replace(launch.reach, readable=sandbox.interpreter_folders(needed))
 
 
-def _copy(source: str, target: Path) -> None:
+def _copy_plain_files(source: str, target: Path) -> None:
     """Copy the folder `source` to `target`, which must not exist yet.
 
     Only regular files and folders are copied: no links, no names that begin with a dot, and no
@@ -321,7 +321,7 @@ def _copy(source: str, target: Path) -> None:
         if entry.name.startswith(".") or entry.name == "__pycache__":
             continue
         if entry.is_dir(follow_symlinks=False):
-            _copy(entry.path, target / entry.name)
+            _copy_plain_files(entry.path, target / entry.name)
         elif entry.is_file(follow_symlinks=False):
             shutil.copyfile(entry.path, target / entry.name)
 
@@ -347,8 +347,8 @@ def _run_child(
     """
     try:
         _separate(Path(launch.box, "work"), output)
-        kept = [] if program is None else [program.child_fd]
-        _close_all_but(launch.requests, launch.replies, *kept)
+        program_fds = [] if program is None else [program.child_fd]
+        _close_all_but(launch.requests, launch.replies, *program_fds)
         confinement = confine_process()
         # This comes after the change of uid, which would clear the request.
         kernel.die_with_parent()

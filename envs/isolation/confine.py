@@ -58,7 +58,7 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     real_paths = {Path(path).resolve() for path in needed}
     folders = {path for path in real_paths if path.is_dir()}
     if not _is_exposed(folders, box):
-        is_exposed_now = _expose(folders, box)  # puts this process into a mount namespace
+        is_exposed_now = _make_reachable(folders, box)  # puts this process into a mount namespace
         if not is_exposed_now:
             return None
     used_uids = _uids_in_use()
@@ -141,7 +141,7 @@ def _set_limit(resource_id: int, value: int) -> bool:
     return True
 
 
-def _expose(folders: set[Path], box: Path) -> bool:
+def _make_reachable(folders: set[Path], box: Path) -> bool:
     """Make `folders` and `box` reachable for every uid, by a new mount namespace of this process.
 
     Each private folder above them is covered by an empty file system, in which only `folders` and
@@ -241,10 +241,11 @@ def _may_change_uid() -> bool:
     """
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="utf-8") as status:
         # A set of bits as a hexadecimal number: one bit for each capability in force.
-        capabilities = next(
-            int(line.split()[1], 16) for line in status if line.startswith("CapEff")
-        )
-        return all(capabilities >> bit & 1 for bit in (0, 6, 7))  # CHOWN, SETGID, SETUID
+        for line in status:
+            if line.startswith("CapEff"):
+                capabilities = int(line.split()[1], 16)
+                needed = (1 << 0) | (1 << 6) | (1 << 7)  # CHOWN, SETGID, SETUID
+                return capabilities & needed == needed
     return False
 
 

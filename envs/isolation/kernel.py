@@ -47,7 +47,9 @@ def call(number: int, *arguments: object) -> int:
     """
     if not LINUX:
         raise OSError(errno.ENOSYS, f"no system call {number} here")
-    c_arguments = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    c_arguments = [
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
+    ]
     result = libc().syscall(ctypes.c_long(number), *c_arguments)
     if result < 0:
         raise _last_error(f"system call {number}")

@@ -22,7 +22,7 @@ _VERSION = 1  # a flag: _CREATE returns the ABI and makes no ruleset
 _BENEATH = 1  # the type of a rule for a folder or file
 _EXECUTE, _WRITE, _READ, _LIST = 1, 1 << 1, 1 << 2, 1 << 3
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
-_FIRST = (1 << 13) - 1  # all file rights of ABI 1
+_RIGHTS_OF_VERSION_1 = (1 << 13) - 1  # all file rights of ABI 1
 _REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
 _PORT = 2  # the type of a rule for a TCP port
 _TCP, _CONNECT = 0b11, 0b10  # the rights to listen and connect; only to connect
@@ -90,7 +90,7 @@ def _file_rights(version: int) -> int:
 
     Each version knows all rights of the versions before.
     """
-    rights = _FIRST
+    rights = _RIGHTS_OF_VERSION_1
     if version >= 2:
         rights |= _REFER
     if version >= 3:

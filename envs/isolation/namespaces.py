@@ -34,7 +34,9 @@ def enter(network: bool) -> bool:
     Args:
         network: True keeps the machine's network; False gives the namespaces an empty one.
     """
-    flags = _ALWAYS | (0 if network else kernel.CLONE_NEWNET)
+    flags = _ALWAYS
+    if not network:
+        flags |= kernel.CLONE_NEWNET
     if os.geteuid() != 0:
         # A forked process tries first, because this takes several steps: if only the first worked
         # here, this process would be stuck in a user namespace in which its own uid is unknown.

@@ -242,8 +242,10 @@ def _measures(test: _SelfTest, spaces: str) -> list[str]:
         measures.append(f"own files alone (Landlock {test.abi})")
     if test.calls_refused:
         measures.append("system calls filtered")
-    if spaces:
-        measures.append("own namespaces" + (" (bubblewrap)" if spaces == "bubblewrap" else ""))
+    if spaces == "bubblewrap":
+        measures.append("own namespaces (bubblewrap)")
+    elif spaces:
+        measures.append("own namespaces")
     return measures
 
 
@@ -415,7 +417,8 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
         escaped.add("read")
     if _can_write(box):
         escaped.add("write")
-    if _can_make_socket((_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)):
+    forbidden_families = (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)
+    if _can_make_socket(forbidden_families):
         escaped.add("socket")
     for folder in hidden:
         with contextlib.suppress(OSError):
@@ -486,7 +489,8 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
     """
     outside_box = [path for path in more if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
-    certificates = [os.environ["SSL_CERT_FILE"]] if os.environ.get("SSL_CERT_FILE") else []
+    certificate_file = os.environ.get("SSL_CERT_FILE")
+    certificates = [certificate_file] if certificate_file else []
     return [*_SYSTEM, *outside_box, *proc, *certificates, _ENVS, str(box / "source")]
 
 

@@ -33,12 +33,18 @@ class JudgeUse:
 
     def __add__(self, other: "JudgeUse") -> "JudgeUse":
         """Return the sums of both, field by field."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        sums = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in fields(self)
+        }
         return JudgeUse(**sums)
 
     def __sub__(self, other: "JudgeUse") -> "JudgeUse":
         """Return the differences, field by field."""
-        rest = {f.name: getattr(self, f.name) - getattr(other, f.name) for f in fields(self)}
+        rest = {
+            field.name: getattr(self, field.name) - getattr(other, field.name)
+            for field in fields(self)
+        }
         return JudgeUse(**rest)
 
     def __bool__(self) -> bool:
@@ -57,18 +63,13 @@ class JudgeUse:
         """
         if not isinstance(data, dict):
             return JudgeUse()
-        known = {f.name for f in fields(JudgeUse)}
-        return JudgeUse(
-            **{
-                name: value
-                for name, value in data.items()
-                if name in known
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-                and math.isfinite(value)
-                and value >= 0
-            }
-        )
+        known_names = {field.name for field in fields(JudgeUse)}
+        accepted: dict[str, float] = {}
+        for name, value in data.items():
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if name in known_names and is_number and math.isfinite(value) and value >= 0:
+                accepted[name] = value
+        return JudgeUse(**accepted)
 
 
 NOTHING = JudgeUse()

@@ -119,7 +119,7 @@ class Relay:
     def variables(self) -> dict[str, str]:
         """The environment variable that tells user code which models it may ask; without address
         and key."""
-        known = {
+        models_by_name = {
             name: {
                 "model": upstream.model,
                 "identity": upstream.identity,
@@ -128,7 +128,7 @@ class Relay:
             }
             for name, upstream in self.upstreams.items()
         }
-        return {NAMES: json.dumps(known)}
+        return {NAMES: json.dumps(models_by_name)}
 
     def serve(self, seconds: float) -> None:
         """Take the listening socket from the parent of user code and answer on it, in threads.
@@ -163,12 +163,13 @@ class Relay:
         if upstream is None or path != f"/{name}{CHAT}":
             return _Answer.refused(404, f"nothing is asked here but /NAME{CHAT}")
         try:
-            asked = json.loads(data)
+            body = json.loads(data)
         except (ValueError, RecursionError):
-            asked = None
-        if not isinstance(asked, dict) or not isinstance(asked.get("messages"), list):
+            body = None
+        if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
             return _Answer.refused(400, "a question is a JSON object with messages")
-        question = {key: asked[key] for key in PASSED if key in asked} | {"model": upstream.model}
+        question = {key: body[key] for key in PASSED if key in body}
+        question["model"] = upstream.model
         with upstream.gate:
             if not self.meter.admit():
                 return _Answer.refused(SPENT, "the run allows no more calls")
@@ -214,11 +215,12 @@ def _usage_in(data: bytes) -> tuple[int, int, int]:
     if not isinstance(reply, dict):
         raise TypeError("the reply is no JSON object")
     usage = reply.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    prompt, completion, tokens = (
-        max(0, int(usage.get(f"{part}_tokens") or 0)) for part in ("prompt", "completion", "total")
-    )
-    return prompt, completion, tokens or prompt + completion
+    if not isinstance(usage, dict):
+        usage = {}
+    prompt = max(0, int(usage.get("prompt_tokens") or 0))
+    completion = max(0, int(usage.get("completion_tokens") or 0))
+    total = max(0, int(usage.get("total_tokens") or 0))
+    return prompt, completion, total or prompt + completion
 
 
 def _server_on(listener: socket.socket, relay: Relay) -> ThreadingHTTPServer:

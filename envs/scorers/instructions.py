@@ -40,12 +40,14 @@ def instruction_results(completion: str, constraints: Mapping[str, Any]) -> dict
         raise ValueError("name at least one constraint")
     results: dict[str, bool] = {}
     for name, value in constraints.items():
-        holds, kind = _CONSTRAINTS.get(name, (None, None))
-        if holds is None or kind is None:
+        # The function that tells whether a text satisfies the constraint, and the value's type.
+        is_satisfied, value_type = _CONSTRAINTS.get(name, (None, None))
+        if is_satisfied is None or value_type is None:
             raise ValueError(f"there is no constraint {name!r}; known: {', '.join(_CONSTRAINTS)}")
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ValueError(f"the constraint {name} takes a {kind.__name__}, got {value!r}")
-        results[name] = bool(completion.strip()) and holds(completion, value)
+        is_bool_as_int = value_type is int and isinstance(value, bool)  # a bool is an int in Python
+        if not isinstance(value, value_type) or is_bool_as_int:
+            raise ValueError(f"the constraint {name} takes a {value_type.__name__}, got {value!r}")
+        results[name] = bool(completion.strip()) and is_satisfied(completion, value)
     return results
 
 
@@ -75,10 +77,11 @@ def _excludes(text: str, unwanted: list[str]) -> bool:
 
 def _has_counts(text: str, counts: Mapping[str, int]) -> bool:
     """Whether each word occurs exactly as often as `counts` says, as a whole word in any case."""
-    return all(
-        len(re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)) == count
-        for word, count in counts.items()
-    )
+    for word, count in counts.items():
+        occurrences = re.findall(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE)
+        if len(occurrences) != count:
+            return False
+    return True
 
 
 def _has_case(text: str, case: str) -> bool:
@@ -86,7 +89,8 @@ def _has_case(text: str, case: str) -> bool:
     "lower" nor "upper"."""
     if case not in ("lower", "upper"):
         raise ValueError(f'case is "lower" or "upper", got {case!r}')
-    return text == (text.lower() if case == "lower" else text.upper())
+    converted = text.lower() if case == "lower" else text.upper()
+    return text == converted
 
 
 def _is_json(text: str, wanted: bool) -> bool:

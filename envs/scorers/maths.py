@@ -76,16 +76,21 @@ def maths(completion: str, expected: str) -> float:
         return 0.0
     if _spaceless(answer) == _spaceless(target):
         return 1.0
-    answers, targets = _parts(answer), _parts(target)
+    answers, targets = _items_of(answer), _items_of(target)
     if len(answers) != len(targets) or _brackets(answer) != _brackets(target):
         return 0.0
-    try:  # row i, column j: whether item i of the answer equals item j of the target
-        pairs = [[_same(one, other) for other in targets] for one in answers]
+    try:  # is_equal[i][j]: whether item i of the answer equals item j of the target
+        is_equal = [
+            [_is_same_expression(answer_item, target_item) for target_item in targets]
+            for answer_item in answers
+        ]
     except (_Unreadable, ArithmeticError, ValueError, RecursionError):
         return 0.0
     if _brackets(target) == "{}":  # sets: each item of one must equal some item of the other
-        return float(all(any(row) for row in pairs) and all(map(any, zip(*pairs, strict=True))))
-    return float(all(row[place] for place, row in enumerate(pairs)))
+        is_in_target = [any(row) for row in is_equal]
+        is_in_answer = [any(column) for column in zip(*is_equal, strict=True)]
+        return float(all(is_in_target) and all(is_in_answer))
+    return float(all(row[index] for index, row in enumerate(is_equal)))
 
 
 def _clean(text: str) -> str:
@@ -112,16 +117,20 @@ def _brackets(text: str) -> str:
     """Return the brackets around a list of several items, such as "()"; "" if the text is no such
     list."""
     outer = text[:1] + text[-1:]
-    return outer if outer in ("()", "[]", "(]", "[)", "{}") and len(_split(text[1:-1])) > 1 else ""
+    return (
+        outer
+        if outer in ("()", "[]", "(]", "[)", "{}") and len(_split_at_commas(text[1:-1])) > 1
+        else ""
+    )
 
 
-def _parts(text: str) -> list[str]:
+def _items_of(text: str) -> list[str]:
     """Return the items of a list in brackets, or of items separated by commas; a single text is one
     item."""
-    return _split(text[1:-1]) if _brackets(text) else _split(text)
+    return _split_at_commas(text[1:-1]) if _brackets(text) else _split_at_commas(text)
 
 
-def _split(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """Split the text at its commas that are outside of brackets."""
     parts, depth = [""], 0
     for character in text:
@@ -133,23 +142,23 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _same(answer: str, target: str) -> bool:
+def _is_same_expression(answer: str, target: str) -> bool:
     """Whether two texts are the same expression.
 
     Raises _Unreadable if one cannot be parsed, ArithmeticError or ValueError if one has no value.
     """
-    one, other = _Parser(answer).expression(), _Parser(target).expression()
-    if one.letters != other.letters:
+    given, wanted = _Parser(answer).expression(), _Parser(target).expression()
+    if given.letters != wanted.letters:
         return False
-    if not other.letters and one.operations > other.operations:
+    if not wanted.letters and given.operations > wanted.operations:
         return False  # arithmetic that is left to be done
     return all(
-        cmath.isclose(one.value(point), other.value(point), rel_tol=TOLERANCE, abs_tol=1e-12)
-        for point in map(_point, range(POINTS))
+        cmath.isclose(given.value(point), wanted.value(point), rel_tol=TOLERANCE, abs_tol=1e-12)
+        for point in map(_sample_point, range(POINTS))
     )
 
 
-def _point(number: int) -> dict[str, complex]:
+def _sample_point(number: int) -> dict[str, complex]:
     """Return a value for each letter: the fixed point with this number.
 
     The values lie between 0.3 and 3, so that roots and logarithms are real. They come from square
@@ -209,7 +218,7 @@ class _Parser:
         """Parse products joined by + and -."""
         result = self._product()
         while sign := self._take("+", "-"):
-            result = _joined(result, self._product(), sign, counts=True)
+            result = _combined(result, self._product(), sign, counts=True)
         return result
 
     def _product(self) -> _Expression:
@@ -218,9 +227,9 @@ class _Parser:
         while True:
             if sign := self._take("*", "/"):
                 # A fraction is a number; a product of two numbers is left to be done.
-                result = _joined(result, self._signed(), sign, counts=sign == "*")
+                result = _combined(result, self._signed(), sign, counts=sign == "*")
             elif self._next and (self._next[0].isalnum() or self._next[0] in "\\({"):
-                result = _joined(result, self._power(), "*", counts=False)  # 2x, 3\sqrt{2}
+                result = _combined(result, self._power(), "*", counts=False)  # 2x, 3\sqrt{2}
             else:
                 return result
 
@@ -238,7 +247,7 @@ class _Parser:
         while self._take("!"):
             base = _factorial(base)
         if self._take("^", "**"):
-            return _joined(base, self._signed(), "^", counts=True)
+            return _combined(base, self._signed(), "^", counts=True)
         return base
 
     def _atom(self) -> _Expression:
@@ -271,7 +280,7 @@ class _Parser:
         if token == "sqrt":
             return self._root()
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
-            return _joined(self._atom(), self._atom(), "/", counts=False)
+            return _combined(self._atom(), self._atom(), "/", counts=False)
         if (name := token.lstrip("\\")) in _FUNCTIONS:
             return _applied(_FUNCTIONS[name], self._power())
         if len(token) == 1 and token.isalpha():
@@ -298,8 +307,8 @@ def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Exp
     return _Expression(lambda point: function(inner.value(point)), inner.letters, inner.operations)
 
 
-def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) -> _Expression:
-    """Return the expression `one sign other`, where `sign` is one of + - * / ^.
+def _combined(left: _Expression, right: _Expression, sign: str, *, counts: bool) -> _Expression:
+    """Return the expression `left sign right`, where `sign` is one of + - * / ^.
 
     `counts`: whether it is an operation left to be done, as 2+2 is and the fraction 1/3 is not.
     """
@@ -312,9 +321,9 @@ def _joined(one: _Expression, other: _Expression, sign: str, *, counts: bool) ->
     }
     operation = operations[sign]
     return _Expression(
-        lambda point: operation(one.value(point), other.value(point)),
-        one.letters | other.letters,
-        one.operations + other.operations + counts,
+        lambda point: operation(left.value(point), right.value(point)),
+        left.letters | right.letters,
+        left.operations + right.operations + counts,
     )
 
 

@@ -30,8 +30,8 @@ def tool_calls(
 
     Raises ValueError if an item of `expected` is not a tool call.
     """
-    wanted = [_plain(_as_call(call), optional) for call in expected]
-    made: list[tuple[str, JsonObject]] = []
+    expected_calls = [_name_and_arguments(_as_call(call), optional) for call in expected]
+    parsed_calls: list[tuple[str, JsonObject]] = []
     for call in calls:
         try:
             parsed = _as_call(call)
@@ -39,27 +39,32 @@ def tool_calls(
             return 0.0
         if parsed.invalid:
             return 0.0
-        made.append(_plain(parsed, optional))
-    if len(made) != len(wanted):
+        parsed_calls.append(_name_and_arguments(parsed, optional))
+    if len(parsed_calls) != len(expected_calls):
         return 0.0
     if in_order:
-        return float(all(_equal(one, other) for one, other in zip(made, wanted, strict=True)))
-    return float(_are_same_calls(made, wanted))
+        pairs = zip(parsed_calls, expected_calls, strict=True)
+        return float(all(_is_same_json(call, expected_call) for call, expected_call in pairs))
+    return float(_are_same_calls(parsed_calls, expected_calls))
 
 
 def _are_same_calls(
-    made: Sequence[tuple[str, JsonObject]], wanted: Sequence[tuple[str, JsonObject]]
+    calls: Sequence[tuple[str, JsonObject]], expected_calls: Sequence[tuple[str, JsonObject]]
 ) -> bool:
     """Whether two lists of equal length hold the same calls, in any order.
 
     Each call is (name, arguments).
     """
-    left = list(wanted)
-    for call in made:
-        place = next((i for i, other in enumerate(left) if _equal(call, other)), None)
-        if place is None:
+    unmatched = list(expected_calls)
+    for call in calls:
+        matches = [
+            index
+            for index, expected_call in enumerate(unmatched)
+            if _is_same_json(call, expected_call)
+        ]
+        if not matches:
             return False
-        left.pop(place)
+        unmatched.pop(matches[0])
     return True
 
 
@@ -72,19 +77,22 @@ def _as_call(call: Call) -> ToolCall:
     return ToolCall.from_dict(call)
 
 
-def _plain(call: ToolCall, optional: Sequence[str]) -> tuple[str, JsonObject]:
+def _name_and_arguments(call: ToolCall, optional: Sequence[str]) -> tuple[str, JsonObject]:
     """Return (name, arguments) of a call, without the `optional` arguments, which are not
     compared."""
-    return call.name, {k: v for k, v in call.arguments.items() if k not in optional}
+    compared = {name: value for name, value in call.arguments.items() if name not in optional}
+    return call.name, compared
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _is_same_json(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal; unlike in Python, true does not equal 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(
+            _is_same_json(one[key], other[key]) for key in one
+        )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_equal(a, b) for a, b in pairs)
+        return len(one) == len(other) and all(_is_same_json(a, b) for a, b in pairs)
     return bool(one == other)

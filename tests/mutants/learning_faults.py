@@ -36,8 +36,8 @@ LEARNING = [
     Fault(
         "padded rows: the mask is shifted by one",
         "core/batch.py",
-        "source.append(number * length + position - 1)",
-        "source.append(number * length + position)",
+        "predictor_places.append(row_number * length + position - 1)",
+        "predictor_places.append(row_number * length + position)",
         (
             "core/test_batch.py::test_each_trained_token_is_predicted_by_the_position_before_it",
             ALONE,
@@ -81,7 +81,7 @@ LEARNING = [
     Fault(
         "completions whose scoring failed are trained",
         "core/trajectory.py",
-        "return [t for t in self.members if t.error is None]",
+        "return [trajectory for trajectory in self.members if trajectory.error is None]",
         "return list(self.members)",
         (
             gradient("dapo"),
@@ -120,7 +120,7 @@ LEARNING = [
     Fault(
         "leave-one-out divides by n",
         "rollouts/advantages.py",
-        "(total - reward) / (len(rewards) - 1)",
+        "(total - reward) / other_count",
         "(total - reward) / len(rewards)",
         (gradient("dapo", "rloo"),),
     ),
@@ -148,45 +148,47 @@ LEARNING = [
     Fault(
         "dapo divides by a microbatch's tokens",
         "update/losses.py",
-        "return term / norm.tokens",
-        "return term / t.lengths.sum()",
+        "return term / normaliser.tokens",
+        "return term / tokens.lengths.sum()",
         (gradient("dapo", kl=0.0), MICRO + "[0.3-dapo]"),
     ),
     Fault(
         "grpo forgets the lengths",
         "update/losses.py",
-        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
-        "    return term / (t.lengths[t.row] * norm.trajectories)",
-        "term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction\n"
-        "    return term / norm.tokens",
+        "ratio = torch.exp(tokens.policy - tokens.old)\n"
+        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction\n"
+        "    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)",
+        "ratio = torch.exp(tokens.policy - tokens.old)\n"
+        "    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction\n"
+        "    return term / normaliser.tokens",
         (gradient("grpo"),),
     ),
     Fault(
         "dr_grpo divides by the longest answer",
         "update/losses.py",
-        "return term / (norm.trajectories * norm.max_tokens)",
-        "return term / (norm.trajectories * t.lengths.max())",
+        "return term / (normaliser.trajectories * normaliser.max_tokens)",
+        "return term / (normaliser.trajectories * tokens.lengths.max())",
         (gradient("dr_grpo"),),
     ),
     Fault(
         "gspo sums where it should average",
         "update/losses.py",
-        "ratio = torch.exp(sums / t.lengths)[t.row]",
-        "ratio = torch.exp(sums)[t.row]",
+        "ratio = torch.exp(sums / tokens.lengths)[tokens.row]",
+        "ratio = torch.exp(sums)[tokens.row]",
         (gradient("gspo"),),
     ),
     Fault(
         "cispo differentiates its weight",
         "update/losses.py",
-        "weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)",
-        "weight = torch.exp(t.policy - t.old).clamp(max=1 + clip.high)",
+        "weight = torch.exp(tokens.policy - tokens.old).detach().clamp(max=1 + clip.high)",
+        "weight = torch.exp(tokens.policy - tokens.old).clamp(max=1 + clip.high)",
         (gradient("cispo"),),
     ),
     Fault(
         "cispo does not clip",
         "update/losses.py",
-        "weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)",
-        "weight = torch.exp(t.policy - t.old).detach()",
+        "weight = torch.exp(tokens.policy - tokens.old).detach().clamp(max=1 + clip.high)",
+        "weight = torch.exp(tokens.policy - tokens.old).detach()",
         (gradient("cispo"),),
     ),
     Fault(
@@ -227,7 +229,7 @@ LEARNING = [
     Fault(
         "every update takes itself for the sampler",
         "update/policy_update.py",
-        "        if micro.old is None:\n",
+        "        if microbatch.old is None:\n",
         "        if True:\n",
         (gradient("dapo"),),
     ),
@@ -259,7 +261,7 @@ LEARNING = [
     Fault(
         "the trainer forgets the temperature",
         "network/policy.py",
-        "inverse_temperature=_inverse(temperature),\n            entropies=entropies,",
+        "inverse_temperature=_inverse_temperature(temperature),\n            entropies=entropies,",
         "inverse_temperature=1.0,\n            entropies=entropies,",
         (gradient("dapo"), ON_POLICY + "[ids-0.4-own]"),
     ),
@@ -274,8 +276,8 @@ LEARNING = [
     Fault(
         "the nucleus is not renormalised",
         "network/sampler.py",
-        'return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids',
-        'return likeliest.masked_fill_(sum_before >= top_p, float("-inf")), ids',
+        'return top_logprobs.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids',
+        'return top_logprobs.masked_fill_(sum_before >= top_p, float("-inf")), ids',
         (NUCLEUS,),
     ),
     Fault(

@@ -63,25 +63,26 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
     """
     ids = _padded(rows, pad)
     length = ids.shape[1]
-    source, labels, row_numbers = [], [], []
-    for number, row in enumerate(rows):
+    predictor_places, labels, row_numbers = [], [], []
+    for row_number, row in enumerate(rows):
         if row.loss_mask[0]:
             fault = "its first token is marked as trained, nothing predicts it"
-            raise ValueError(f"row {number}: {fault}")
+            raise ValueError(f"row {row_number}: {fault}")
         for position, is_trained in enumerate(row.loss_mask):
             if is_trained:
-                source.append(number * length + position - 1)  # the token before, in flattened ids
+                # The token before predicts this one; its place is counted in the flattened ids.
+                predictor_places.append(row_number * length + position - 1)
                 labels.append(row.ids[position])
-                row_numbers.append(number)
-    return Batch(ids, _int64(source), _int64(labels), _int64(row_numbers))
+                row_numbers.append(row_number)
+    return Batch(ids, _int64(predictor_places), _int64(labels), _int64(row_numbers))
 
 
 def _padded(rows: Sequence[Row], pad: int) -> torch.Tensor:
     """The ids of the rows, each filled up on the right with `pad`: [rows, longest row] int64."""
     length = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = _int64(row.ids)
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = _int64(row.ids)
     return ids
 
 
@@ -97,15 +98,16 @@ def microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
     Returns for each microbatch the indices of its rows.
     """
-    result: list[list[int]] = []
+    batches: list[list[int]] = []
     padded_length = 0  # of the last microbatch: its first row is its longest
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if result and padded_length * (len(result[-1]) + 1) <= budget:
-            result[-1].append(index)
+    longest_first = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    for index in longest_first:
+        if batches and padded_length * (len(batches[-1]) + 1) <= budget:
+            batches[-1].append(index)
         else:
-            result.append([index])
+            batches.append([index])
             padded_length = lengths[index]
-    return result
+    return batches
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:

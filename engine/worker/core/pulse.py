@@ -32,7 +32,7 @@ class _Tally:
 
 
 @dataclass
-class _Stretch:
+class _OpenPhase:
     """A phase that has begun and not ended; another phase may lie inside it.
 
     Attributes:
@@ -56,7 +56,7 @@ class _Pulse:
     clock: Callable[[], float] = time.monotonic
     outlook: Outlook = field(default_factory=Outlook)
     tallies: dict[Phase, _Tally] = field(default_factory=dict)
-    stretches: list[_Stretch] = field(default_factory=lambda: [_Stretch("loading")])
+    open_phases: list[_OpenPhase] = field(default_factory=lambda: [_OpenPhase("loading")])
     lock: threading.RLock = field(default_factory=threading.RLock)
     thread: threading.Thread = field(default_factory=threading.current_thread)
     counted_until: float = 0.0  # the time up to which seconds are in the tallies
@@ -76,7 +76,7 @@ class _Pulse:
         old."""
         with self.lock:
             now = self.clock()
-            tally = self.tally(self.stretches[-1].phase)
+            tally = self.tally(self.open_phases[-1].phase)
             tally.longest_silence_s = max(tally.longest_silence_s, now - self.last_beat)
             self.last_beat = now
             if now - self.last_write >= WRITE_EVERY_S:
@@ -86,14 +86,14 @@ class _Pulse:
         """Write a heartbeat. `now` is the time on the clock of this object, in seconds."""
         self.count_time(now)
         self.last_write = now
-        stretch = self.stretches[-1]
+        open_phase = self.open_phases[-1]
         self.write(
             Heartbeat(
                 attempt=self.attempt,
                 time=time.time(),
-                phase=stretch.phase,
-                done=stretch.done,
-                of=stretch.of,
+                phase=open_phase.phase,
+                done=open_phase.done,
+                of=open_phase.of,
                 outlook=self.outlook,
                 work={phase: Work(**vars(tally)) for phase, tally in self.tallies.items()},
             )
@@ -101,9 +101,9 @@ class _Pulse:
 
     def count_time(self, now: float) -> None:
         """Add the seconds since the last call to the phase under way."""
-        stretch = self.stretches[-1]
-        self.tally(stretch.phase).seconds += now - self.counted_until
-        stretch.seconds += now - self.counted_until
+        open_phase = self.open_phases[-1]
+        self.tally(open_phase.phase).seconds += now - self.counted_until
+        open_phase.seconds += now - self.counted_until
         self.counted_until = now
 
     def advance(self, units: int) -> None:
@@ -111,9 +111,9 @@ class _Pulse:
         counts; another thread, which samples ahead, only shows that the process works."""
         with self.lock:
             if threading.current_thread() is self.thread:
-                stretch = self.stretches[-1]
-                stretch.done += units
-                self.tally(stretch.phase).done += units
+                open_phase = self.open_phases[-1]
+                open_phase.done += units
+                self.tally(open_phase.phase).done += units
             self.beat()
 
     def enter(self, phase: Phase, units: int) -> None:
@@ -121,7 +121,7 @@ class _Pulse:
         with self.lock:
             self.beat()
             self.count_time(self.clock())
-            self.stretches.append(_Stretch(phase, of=units))
+            self.open_phases.append(_OpenPhase(phase, of=units))
             self.write_now(self.clock())
 
     def leave(self) -> None:
@@ -130,14 +130,14 @@ class _Pulse:
         with self.lock:
             self.beat()
             self.count_time(self.clock())
-            stretch = self.stretches.pop()
+            open_phase = self.open_phases.pop()
             # Sampling is a part of a training step, so its seconds also count to the step's length.
-            if stretch.phase == "sampling":
-                self.stretches[-1].seconds += stretch.seconds
-            tally = self.tally(stretch.phase)
-            if not stretch.of:
+            if open_phase.phase == "sampling":
+                self.open_phases[-1].seconds += open_phase.seconds
+            tally = self.tally(open_phase.phase)
+            if not open_phase.of:
                 tally.done += 1
-                tally.squares += stretch.seconds**2
+                tally.squares += open_phase.seconds**2
             self.write_now(self.clock())
 
 

@@ -74,7 +74,7 @@ class Trajectory:
     @property
     def parts(self) -> list["Trajectory"]:
         """All that is trained: this trajectory, and its branches with the same advantage."""
-        return [self, *(replace(b, advantage=self.advantage) for b in self.branches)]
+        return [self, *(replace(branch, advantage=self.advantage) for branch in self.branches)]
 
     @property
     def sampled_tokens(self) -> int:
@@ -139,12 +139,12 @@ class Group:
     @property
     def scored(self) -> list[Trajectory]:
         """The trajectories that were scored without an error."""
-        return [t for t in self.members if t.error is None]
+        return [trajectory for trajectory in self.members if trajectory.error is None]
 
     @property
     def rewards(self) -> list[float]:
         """The shaped rewards of the scored members, which are compared with each other."""
-        return [t.shaped_reward for t in self.scored]
+        return [trajectory.shaped_reward for trajectory in self.scored]
 
     @property
     def uniform(self) -> bool:

@@ -60,11 +60,11 @@ class VariedRows:
         the other words leave nothing to train, or do not fit."""
         # A task may have several rows; `number` is the place of this one among them (-1: the last).
         task, number = self.plain.origin(index)
-        worded_task = self.in_other_words(task, step)
-        row = None if worded_task is task else self._row_of(worded_task, number)
+        reworded_task = self.in_other_words(task, step)
+        row = None if reworded_task is task else self._rendered_row(reworded_task, number)
         return self.plain.rows[index] if row is None else row
 
-    def _row_of(self, task: TaskRow, number: int) -> Row | None:
+    def _rendered_row(self, task: TaskRow, number: int) -> Row | None:
         """Render a task and return its row with this number. Returns None if the task has no such
         row, if no token of the row is trained, or if the row had to be cut."""
         rendered = self.render(task)

@@ -29,7 +29,7 @@ from engine.worker.network.sampler import Sampler, SamplingParams
 from engine.worker.rollouts.collect import RolloutContext
 from envs.json_types import TaskRow
 
-_CLEARLY_LESS = 0.01  # a clearly smaller loss is below the smallest so far by this share of it
+_LEAST_RELATIVE_DROP = 0.01  # a clear drop: below the smallest loss so far by this share of it
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ def best_after(best: Best, step: int, result: HalfResult) -> Best:
         loss = result.loss
     score = -loss if result.score is None else result.score  # the higher the better
     is_solved = result.curves.get("heldout_success") == 1.0
-    is_clearly_less = not is_solved and loss < best.least_loss * (1 - _CLEARLY_LESS)
+    is_clear_drop = not is_solved and loss < best.least_loss * (1 - _LEAST_RELATIVE_DROP)
     reward = result.curves.get("heldout_reward", -math.inf)
     is_better = (score, reward, -loss) > (best.score, best.reward, -best.loss)
     return Best(
         step=step if is_better else best.step,
         score=score if is_better else best.score,
         loss=loss if is_better else best.loss,
-        since=0 if score > best.score or is_clearly_less else best.since + 1,
+        since=0 if score > best.score or is_clear_drop else best.since + 1,
         least_loss=min(loss, best.least_loss),
         reward=reward if is_better else best.reward,
     )
@@ -120,7 +120,7 @@ class HeldoutEvaluation:
 
     Attributes:
         half_of_task: VALIDATION or TEST for each task id.
-        choosing_count: how many tasks choose the best checkpoint.
+        validation_count: how many tasks choose the best checkpoint.
         dev_count: how many of the tasks are dev tasks; if there are any, these choose.
         best: the best step so far.
     """
@@ -151,7 +151,7 @@ class HeldoutEvaluation:
         self.budget = budget
         self.half_of_task = exam.halves(self.tasks)
         # The validation half chooses the checkpoint.
-        self.choosing_count = list(self.half_of_task.values()).count(exam.VALIDATION)
+        self.validation_count = list(self.half_of_task.values()).count(exam.VALIDATION)
         self.group_of_task = {task["id"]: task.get("group") for task in self.tasks}
         self.dev_count = sum(exam.is_dev(task) for task in self.tasks)
         self.prior_skills = PriorSkills(job, policy.base, sampler)
@@ -185,12 +185,14 @@ class HeldoutEvaluation:
         """Count the units of an evaluation of these halves, for percentages: one answer to score
         and one loss to measure for every task, if the run does both."""
         task_count = sum(half in halves for half in self.half_of_task.values())
-        scores_answers, measures_losses = self.context is not None, self.losses is not None
-        return task_count * (scores_answers + measures_losses)
+        scores_answers = self.context is not None
+        measures_losses = self.losses is not None
+        units_per_task = int(scores_answers) + int(measures_losses)
+        return task_count * units_per_task
 
     def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
-        """Evaluate each half and write the rows to the file of `step`. Returns the results by
-        half."""
+        """Evaluate each half (VALIDATION or TEST) and write the rows to the evaluation file of
+        `step`. Returns the results by half."""
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Rows of an earlier, interrupted attempt are dropped, so that each task counts once.
@@ -199,9 +201,10 @@ class HeldoutEvaluation:
             return {half: self._evaluate_half(half, file) for half in halves}
 
     def _evaluate_half(self, half: str, file: Appender) -> HalfResult:
-        """Play the tasks of one half if the environment scores answers, measure their loss if the
-        run does so, and write the rows to `file`. Returns the numbers and the rows."""
-        tasks = [t for t in self.tasks if self.half_of_task[t["id"]] == half]
+        """Play the tasks of one half (VALIDATION or TEST) if the environment scores answers,
+        measure their loss if the run does so, and write the rows to `file`. Returns the numbers and
+        the rows."""
+        tasks = [task for task in self.tasks if self.half_of_task[task["id"]] == half]
         played = HalfResult({})
         if self.context is not None and tasks:
             played = self._play(tasks, self.context)
@@ -232,7 +235,9 @@ class HeldoutEvaluation:
         measured = self._losses(half)
         if not measured:
             return played
-        loss = sum(row.total for row in measured) / max(1, sum(row.weight for row in measured))
+        total_loss = sum(row.total for row in measured)
+        total_weight = sum(row.weight for row in measured)
+        loss = total_loss / max(1, total_weight)
         rows = played.rows
         if self.context is None:  # nothing was played, so there are no rows of answers
             rows = [self._loss_row(row, half) for row in measured]
@@ -240,7 +245,8 @@ class HeldoutEvaluation:
         return HalfResult(curves, score=played.score, loss=loss, rows=rows)
 
     def _losses(self, half: str) -> Sequence[MeasuredLoss]:
-        """Measure the losses of the conversations of one half; empty if this run measures none."""
+        """Measure the loss of each conversation of one half of the tasks (VALIDATION or TEST).
+        Returns () if this run measures no losses."""
         if self.losses is None:
             return ()
         task_ids = {task for task, task_half in self.half_of_task.items() if task_half == half}
@@ -271,7 +277,7 @@ class HeldoutEvaluation:
         curves = result.curves
         numbers = ", ".join(f"{name} {decimal(value)}" for name, value in curves.items())
         side = "dev" if self.dev_count else "held-out"
-        tasks = f"the {self.choosing_count} {side} tasks that choose the checkpoint"
+        tasks = f"the {self.validation_count} {side} tasks that choose the checkpoint"
         self.job.event("evaluated", f"step {step}: {numbers} ({tasks})", step=step, **curves)
 
     def habits(self) -> dict[str, float]:

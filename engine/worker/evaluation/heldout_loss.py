@@ -65,17 +65,17 @@ class CrossEntropy:
         weight is the number of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         measured: list[MeasuredLoss] = []
-        for members in policy.base.network.split([r.row for r in rows], budget):
-            measured += _row_losses(policy, [rows[i] for i in members])
+        for row_indices in policy.base.network.split([row.row for row in rows], budget):
+            measured += _row_losses(policy, [rows[index] for index in row_indices])
             pulse.beat()  # a sign of life
         return _summed_by_task(measured)
 
 
 def _row_losses(policy: Policy, rows: Sequence[LossRow]) -> list[MeasuredLoss]:
-    """Compute the loss of each row, summed over its supervised tokens, whose number is its weight.
-    All rows go through the model together."""
+    """Compute the loss of each row in one forward pass. A row's loss is the sum over its supervised
+    tokens, and its weight is their number."""
     network = policy.base.network
-    batch = network.collate([r.row for r in rows])
+    batch = network.collate([row.row for row in rows])
     logprobs, _ = network.logprobs(batch, policy.adapter)  # one per supervised token
     row_of_token = batch.row.cpu()
     sums = torch.zeros(len(rows)).index_add(0, row_of_token, -logprobs.cpu())

@@ -23,7 +23,12 @@ class Desk:
     """The sampler of a search, and the files of its run."""
 
     def __init__(self, job: Job[PromptConfig], sampler: Sampler, context: RolloutContext) -> None:
-        """Answer greedily with `sampler`, which has the model's adapter loaded."""
+        """Prepare to answer tasks greedily.
+
+        Args:
+            sampler: must have the adapter of the evaluated model loaded.
+            context: how the tasks are played.
+        """
         self.job, self.sampler, self.context = job, sampler, context
         settings = job.config.settings
         self.params = SamplingParams.greedy(settings, settings.seed)
@@ -51,13 +56,17 @@ class Desk:
 
 
 def endpoint_failure(job: Job[PromptConfig], failure: Refused | EndpointDown) -> WorkerFailure:
-    """The failure of a run whose endpoint cannot be asked."""
+    """Make the failure of a prompt search whose reflection endpoint (the model that proposes new
+    prompts) refused the request or did not answer."""
     name = job.config.settings.reflection
     resume = Call("submit_train", {"resume": job.run.id})
     if isinstance(failure, Refused):
-        text = "Correct its url, model or key_env in config.toml; to go on:"
+        advice = "Correct its url, model or key_env in config.toml; to go on:"
         return WorkerFailure(
-            "config", f"{name} refuses to be asked.", evidence=str(failure), hint=Hint(text, resume)
+            "config",
+            f"{name} refuses to be asked.",
+            evidence=str(failure),
+            hint=Hint(advice, resume),
         )
     return WorkerFailure(
         "infra",

@@ -47,22 +47,23 @@ class Replay:
     used: ReplayUsed
     batch_rows: int
 
-    def beside(self, row_count: int) -> int:
+    def replayed_count(self, row_count: int) -> int:
         """Return how many replayed rows to add to `row_count` others so that they make up
         `self.share` of the total; at least 1."""
-        return beside(row_count, self.share)
+        return replayed_count(row_count, self.share)
 
     def of_step(self, step: int, row_count: int, batch_size: int) -> list[Row]:
-        """Return the replayed rows for the batch of `step` (from 1), which has `row_count` rows of
-        its own, at most `batch_size`.
+        """Return the replayed rows (earlier skills, kept alive) that join the batch of `step`,
+        counted from 1.
 
-        They depend on the seed and the step only, so a resumed run trains on the same rows. Each
+        The batch has `row_count` rows of its own, which are at most `batch_size`. The replayed rows
+        depend on the seed and the step only, so a resumed run trains on the same rows. Each
         row is used once before any is used again, except that a step with fewer than `batch_size`
         own rows skips some.
         """
         # Draws are numbered over the whole run, as if every earlier batch had been full.
-        first_draw = (step - 1) * self.beside(batch_size)
-        draws = range(first_draw, first_draw + self.beside(row_count))
+        first_draw = (step - 1) * self.replayed_count(batch_size)
+        draws = range(first_draw, first_draw + self.replayed_count(row_count))
         return [self.rows[self._index_of_draw(draw)] for draw in draws]
 
     def of_full_step(self, step: int) -> list[Row]:
@@ -77,7 +78,7 @@ class Replay:
         return _order_of_round(round_number, len(self.rows), self.seed)[position]
 
 
-def beside(row_count: int, share: float) -> int:
+def replayed_count(row_count: int, share: float) -> int:
     """Return how many rows to add to `row_count` others so that the added ones make up `share`
     (above 0, below 1) of the total; at least 1."""
     return max(1, round(row_count * share / (1 - share)))
@@ -103,7 +104,7 @@ def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | N
     settings = job.config.settings
     if not settings.keep:
         return None
-    needed = settings.steps * beside(rows_of_batch(settings), settings.keep)
+    needed = settings.steps * replayed_count(rows_of_batch(settings), settings.keep)
     rows, used = ReplaySource(job, start, needed).rows()
     if "user" in (job.config.sources.get("keep"), job.config.sources.get("keep_env")):
         require(rows, f"rows to replay: {used.nothing}", _HINT)
@@ -131,13 +132,13 @@ def rows_of_batch(settings: SFTSettings | GRPOSettings) -> int:
 
 
 def balanced(rows: Sequence[ReplayedRow]) -> list[Row]:
-    """Return the rows as they are trained. Those of smaller sources are repeated, so that they are
-    about as many as those of the largest source."""
+    """Return the rows as they are trained. The rows of a smaller source are repeated as a whole, so
+    that every source has about as many rows as the largest one."""
     rows_of_source: dict[str, list[Row]] = {}
     for row in rows:
         rows_of_source.setdefault(row.source, []).append(Row(row.ids, row.loss_mask))
-    most = max(len(source_rows) for source_rows in rows_of_source.values())
+    largest_count = max(len(source_rows) for source_rows in rows_of_source.values())
     repeated: list[Row] = []
     for source_rows in rows_of_source.values():
-        repeated += source_rows * (most // len(source_rows))
+        repeated += source_rows * (largest_count // len(source_rows))
     return repeated

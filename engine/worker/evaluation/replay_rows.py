@@ -57,7 +57,7 @@ class Start:
     trained: Sequence[TaskRow] = ()
 
 
-class OwnAnswers:
+class TaughtAnswers:
     """The answers that a run's own rows teach, and how many rows would have taught others.
 
     `opposed` counts the rows that `agreeing` left out.
@@ -103,7 +103,7 @@ class ReplaySource:
         self.settings = job.config.settings
         self.start = start
         self.needed = min(needed, MOST_ROWS)
-        self.own_answers = OwnAnswers(start.trained)
+        self.taught_answers = TaughtAnswers(start.trained)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
@@ -116,26 +116,26 @@ class ReplaySource:
         """
         practice = practice_of(self.job.config.base.ref)
         if not self.settings.keep_env:
-            return self._practised(practice)
+            return self._practice_rows(practice)
         self.needed = (self.needed + 1) // 2  # each of the two sources gives half
         record = find_env(self.job.run.home, self.settings.keep_env)
-        named_rows, named_used = self._of_environment(record)
-        if not named_rows:
-            return [], named_used
-        practised_rows, practised_used = self._practised(practice)
-        if not practised_rows:
-            return named_rows, named_used
-        both = practised_used.model_copy(update={"beside": named_used})
-        return [*practised_rows, *named_rows], both
+        environment_rows, environment_entry = self._environment_rows(record)
+        if not environment_rows:
+            return [], environment_entry
+        practice_rows, practice_entry = self._practice_rows(practice)
+        if not practice_rows:
+            return environment_rows, environment_entry
+        combined_entry = practice_entry.model_copy(update={"beside": environment_entry})
+        return [*practice_rows, *environment_rows], combined_entry
 
-    def _of_environment(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+    def _environment_rows(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of the environment `keep_env`, with the answers that `keep_answers` asks
         for."""
         if self.settings.keep_answers == "own":
-            return self._own_answers(record)
-        return self._reference_answers(record)
+            return self._own_answer_rows(record)
+        return self._reference_answer_rows(record)
 
-    def _practised(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
+    def _practice_rows(self, practice: SkillBattery) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of the starting model's right answers to practice questions.
 
         Questions of all skills are asked in turn until `needed` answers are right or no question is
@@ -148,21 +148,24 @@ class ReplaySource:
         while remaining_tasks and len(rows) < self.needed:
             count = max(FEWEST_ASKED, self.needed - len(rows))
             batch, remaining_tasks = remaining_tasks[:count], remaining_tasks[count:]
-            answers = self._answered(batch, params)
-            right = [each for each in answers if practice.is_right(each.task, each.text)]
-            rows += self.own_answers.agreeing([each.row(practice.name) for each in right])
+            answers = self._answers(batch, params)
+            right_answers = [
+                answer for answer in answers if practice.is_right(answer.task, answer.text)
+            ]
+            new_rows = [answer.row(practice.name) for answer in right_answers]
+            rows += self.taught_answers.agreeing(new_rows)
         self.start.sampler.release_memory()
         question_count = len(practice.tasks) - len(remaining_tasks)
-        return rows, self._used(practice.name, rows, question_count)
+        return rows, self._manifest_entry(practice.name, rows, question_count)
 
-    def _own_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+    def _own_answer_rows(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of the starting model's own answers to train tasks of an environment.
 
         These are the answers that the environment scores as right. If it scores nothing, they are
         all answers that the model ended itself. Returns the rows, and what the manifest says of
         them.
         """
-        tasks = self._unasked_tasks(record)
+        tasks = self._tasks_outside_exams(record)
         rows: list[ReplayedRow] = []
         question_count = 0
         self.start.sampler.load(self.start.policy.adapter)
@@ -175,13 +178,16 @@ class ReplaySource:
                 batch_size = max(FEWEST_ASKED, self.needed - len(rows))
                 batch = tasks[question_count : question_count + batch_size]
                 question_count += len(batch)
-                answers = self._played(record, batch, context) if context else self._unscored(batch)
-                rows += self.own_answers.agreeing(answers)
+                if context:
+                    new_rows = self._rightly_played_rows(record, batch, context)
+                else:
+                    new_rows = self._unscored_rows(batch)
+                rows += self.taught_answers.agreeing(new_rows)
         self.start.sampler.release_memory()
         rows = [row.model_copy(update={"source": record.env_id}) for row in rows]
-        return rows, self._used(record.env_id, rows, question_count)
+        return rows, self._manifest_entry(record.env_id, rows, question_count)
 
-    def _played(
+    def _rightly_played_rows(
         self, record: EnvRecord, tasks: Sequence[TaskRow], context: RolloutContext
     ) -> list[ReplayedRow]:
         """Play the tasks with the starting model; return the episodes that were scored as right, as
@@ -209,13 +215,13 @@ class ReplaySource:
                 )
         return rows
 
-    def _unscored(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
+    def _unscored_rows(self, tasks: Sequence[TaskRow]) -> list[ReplayedRow]:
         """Ask the starting model tasks that nothing scores; return its answers as rows, except
         those that the token limit cut off."""
-        answers = self._answered(tasks, answer_params(tasks, self.renderer))
+        answers = self._answers(tasks, answer_params(tasks, self.renderer))
         return [answer.row("") for answer in answers if answer.finished]
 
-    def _answered(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
+    def _answers(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
         """Yield the model's answer to each task, asked with the task's prompt alone."""
         prompts = [self.renderer.prompt(task["prompt"], tools_of(task, [])) for task in tasks]
         completions = self.start.sampler.generate(prompts, n=1, params=params)
@@ -223,21 +229,22 @@ class ReplaySource:
             text = self.renderer.completion_text(completion.ids)
             yield _Answer(task, prompt, completion.ids, text, completion.finished)
 
-    def _reference_answers(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
+    def _reference_answer_rows(self, record: EnvRecord) -> tuple[list[ReplayedRow], ReplayUsed]:
         """Make rows of an environment's train tasks with the reference answers in them.
 
         There are at most about MOST_ROWS rows, each cut at max_length. Returns the rows, and what
         the manifest says of them.
         """
         rows: list[ReplayedRow] = []
-        for task in self._unasked_tasks(record):
+        for task in self._tasks_outside_exams(record):
             if len(rows) >= MOST_ROWS:
                 break
             if task["gold"]:
-                rows += self.own_answers.agreeing(list(self._rendered(record, task)))
-        return rows, self._used(record.env_id, rows)
+                reference_rows = list(self._rows_of_reference(record, task))
+                rows += self.taught_answers.agreeing(reference_rows)
+        return rows, self._manifest_entry(record.env_id, rows)
 
-    def _rendered(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
+    def _rows_of_reference(self, record: EnvRecord, task: TaskRow) -> Iterator[ReplayedRow]:
         """Yield the rows of a task's reference conversation (`gold`), rendered as SFT renders its
         own rows."""
         settings, conversation = self.settings, task["gold"]
@@ -257,27 +264,25 @@ class ReplaySource:
                     loss_mask=loss_mask,
                 )
 
-    def _unasked_tasks(self, record: EnvRecord) -> list[TaskRow]:
-        """Return train tasks of an environment in an order drawn by the run's seed.
-
-        Tasks whose prompt also occurs in an exam (evaluation) of this run are left out.
-        """
+    def _tasks_outside_exams(self, record: EnvRecord) -> list[TaskRow]:
+        """Return train tasks of an environment in an order drawn by the run's seed. Tasks whose
+        prompt also occurs in an exam (evaluation) of this run are left out."""
         tasks = read_tasks(record, "train")
         # More than needed, because some may have no answer, or occur in an exam.
         count = min(len(tasks), 4 * MOST_ROWS)
         rng = random.Random(f"{self.settings.seed}-keep-rows")
         drawn_tasks = [tasks[index] for index in rng.sample(range(len(tasks)), count)]
-        exam_prompts = {prompt_key(task["prompt"]) for task in self._asked_tasks()}
+        exam_prompts = {prompt_key(task["prompt"]) for task in self._exam_tasks()}
         return [task for task in drawn_tasks if prompt_key(task["prompt"]) not in exam_prompts]
 
-    def _asked_tasks(self) -> Iterator[TaskRow]:
+    def _exam_tasks(self) -> Iterator[TaskRow]:
         """Yield every task that an exam of this run asks: those of its batteries, and the held-out
         and dev tasks of its environment."""
         yield from self.start.heldout
         for battery in batteries_of(self.job.config, self.job.run.home):
             yield from battery.tasks
 
-    def _used(
+    def _manifest_entry(
         self, source: str, rows: Sequence[ReplayedRow], questions: int | None = None
     ) -> ReplayUsed:
         """Describe the rows from a source for the manifest.
@@ -285,7 +290,7 @@ class ReplaySource:
         `questions` is how many questions the model was asked; None if it was asked none. The count
         of opposed rows begins anew for the next source.
         """
-        opposed, self.own_answers.opposed = self.own_answers.opposed, 0
+        opposed, self.taught_answers.opposed = self.taught_answers.opposed, 0
         return ReplayUsed(
             share=self.settings.keep,
             source=source,

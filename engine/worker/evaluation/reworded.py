@@ -13,7 +13,7 @@ from engine.worker.rollouts.rewording import Rewording
 from envs.json_types import TaskRow
 
 # Why a task cannot be reworded, by kind of rewording.
-_NOT_OTHERWISE: dict[Kind, str] = {
+_CANNOT_BE_REWORDED: dict[Kind, str] = {
     "wording": "no text of a user",
     "system": "the environment keeps its system message",
     "tools": "no tools",
@@ -54,10 +54,10 @@ def reworded_exams(
         seed: decides how the tasks are reworded.
         fits: tells whether the prompt of a task leaves room for an answer.
     """
-    return [_exam(kind, tasks, rewording, seed, fits) for kind in kinds]
+    return [_reworded_exam(kind, tasks, rewording, seed, fits) for kind in kinds]
 
 
-def _exam(
+def _reworded_exam(
     kind: Kind,
     tasks: Sequence[TaskRow],
     rewording: Rewording,
@@ -73,7 +73,7 @@ def _exam(
     fitting = [task for task in reworded if fits(task)]
     reasons = []  # why some tasks are left out
     if len(reworded) < len(tasks):
-        reasons.append(_NOT_OTHERWISE[kind])
+        reasons.append(_CANNOT_BE_REWORDED[kind])
     if len(fitting) < len(reworded):
         reasons.append(_NO_ROOM)
     counts = RewordedKind(

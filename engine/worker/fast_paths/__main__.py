@@ -44,13 +44,13 @@ def main(names: list[str]) -> None:
     quiet_libraries()
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))
-    _tell({"identity": identity_of(detect().device, Home.locate())})
+    _write_line({"identity": identity_of(detect().device, Home.locate())})
     for name in names:
-        _tell({"began": name})
-        _tell({"result": _result(name, device).to_json()})
+        _write_line({"began": name})
+        _write_line({"result": _try_one_path(name, device).to_json()})
 
 
-def _result(name: str, device: torch.device) -> PathResult:
+def _try_one_path(name: str, device: torch.device) -> PathResult:
     """Try the path with this name on the device."""
     if name in IN_PARTS:
         return IN_PARTS[name](device, _Parts().say)
@@ -69,10 +69,10 @@ class _Parts:
         now = time.monotonic()
         if part != self._last_part or now - self._written_at >= AGAIN_S:
             self._last_part, self._written_at = part, now
-            _tell({"doing": part})
+            _write_line({"doing": part})
 
 
-def _tell(line: object) -> None:
+def _write_line(line: object) -> None:
     """Write one line of JSON for the process that started this one."""
     sys.stdout.write(f"{json.dumps(line)}\n")
     sys.stdout.flush()

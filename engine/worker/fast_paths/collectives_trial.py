@@ -46,7 +46,7 @@ class Failed(Exception):
 def try_collectives(device: torch.device, say: Say) -> PathResult:
     """Add up vectors over all GPUs of the machine, with NCCL and with gloo. Returns "skipped" if
     there are fewer than two GPUs. Raises nothing."""
-    visible = [each for each in os.environ.get(ALL_GPUS, "").split(",") if each]
+    visible = [gpu for gpu in os.environ.get(ALL_GPUS, "").split(",") if gpu]
     if device.type != "cuda" or len(visible) < 2:
         reason = "there is one GPU" if device.type == "cuda" else "there is no GPU"
         return PathResult(name=NAME, state="skipped", reason=reason)
@@ -100,7 +100,7 @@ def sums(visible: Sequence[str], backend: str) -> list[Member]:
     with tempfile.TemporaryDirectory(prefix="honesmith-ranks-") as folder:
         store = Path(folder) / "store"
         processes = [
-            _start(rank, len(visible), each, backend, store) for rank, each in enumerate(visible)
+            _start(rank, len(visible), gpu, backend, store) for rank, gpu in enumerate(visible)
         ]
         try:
             return [_read_member(rank, process) for rank, process in enumerate(processes)]

@@ -55,7 +55,7 @@ def main(store: str, rank: int, count: int, backend: str, kind: str) -> None:
     device, size = torch.device(kind), SIZES[kind]
     meeting = collective.Meeting(store, count, training=count)
     collective.join(meeting, rank, device, backend=backend)
-    expected = sum(exact_part(size, each, device) for each in range(count))
+    expected = sum(exact_part(size, any_rank, device) for any_rank in range(count))
     wrong = int((add_up(exact_part(size, rank, device)) != expected).sum())
     rounded = add_up(rounded_part(size, rank, device))
     digest = hashlib.sha256(rounded.cpu().numpy().tobytes()).hexdigest()

@@ -57,7 +57,7 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
     except NotHere as error:
         return PathResult(name=name, state="skipped", reason=str(error))
     except Exception as error:  # noqa: BLE001 - a kernel may fail in any way
-        return PathResult(name=name, state="off", reason=_in_words(error))
+        return PathResult(name=name, state="off", reason=_one_line(error))
 
     def plainly() -> Sequence[torch.Tensor]:
         """Compute in the plain way, with this path switched off."""
@@ -72,17 +72,17 @@ def try_path(name: str, make: Callable[[torch.device], Trial], device: torch.dev
     try:
         expected = plainly()
     except Exception as error:  # noqa: BLE001 - see above
-        reason = f"the plain way failed: {_in_words(error)}"
+        reason = f"the plain way failed: {_one_line(error)}"
         return PathResult(name=name, state="skipped", reason=reason)
     try:
-        numbers = _compared(name, difference_of(fast(), expected), trial.allowed)
+        numbers = _judge_difference(name, difference_of(fast(), expected), trial.allowed)
         is_timed = numbers.state == "on" and FAST_PATHS[name].timed
-        return _timed(numbers, fast, plainly, device) if is_timed else numbers
+        return _judge_time(numbers, fast, plainly, device) if is_timed else numbers
     except Exception as error:  # noqa: BLE001 - see above
-        return PathResult(name=name, state="off", reason=_in_words(error))
+        return PathResult(name=name, state="off", reason=_one_line(error))
 
 
-def _compared(name: str, difference: float, allowed: float) -> PathResult:
+def _judge_difference(name: str, difference: float, allowed: float) -> PathResult:
     """Make the result of a path whose numbers differ from those of the plain way by `difference`:
     "on" if that is at most `allowed`, else "off" with the reason."""
     if difference <= allowed:  # not true of NaN
@@ -96,7 +96,7 @@ def _compared(name: str, difference: float, allowed: float) -> PathResult:
     )
 
 
-def _timed(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:
+def _judge_time(numbers: PathResult, fast: Work, plainly: Work, device: torch.device) -> PathResult:
     """Add the seconds of both ways to the result of a path whose numbers are right. The path is
     "off" if it is slower."""
     fast_rounds, plain_rounds = [], []
@@ -144,7 +144,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _in_words(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """The type of an error and the beginning of its message, on one line, such as "ValueError: bad
     size"."""
     message = " ".join(str(error).split())[:SHOWN_CHARS] or "no message"

@@ -257,7 +257,9 @@ def decode_graph(device: torch.device) -> Trial:
     log-probabilities."""
     network = network_of(device)
     adapter = seeded_adapter(network)
-    prompts = [[(5 * i + prompt) % (VOCAB - 1) + 1 for i in range(32)] for prompt in range(4)]
+    prompts = [
+        [(5 * position + prompt) % (VOCAB - 1) + 1 for position in range(32)] for prompt in range(4)
+    ]
     # The stop id is beyond the vocabulary, so it is never sampled and all completions are full.
     needs = SamplerNeeds(pad_id=0, stop_ids=[VOCAB], decode=lambda _: "", max_rows=16)
     params = SamplingParams(max_tokens=32, temperature=0.0)

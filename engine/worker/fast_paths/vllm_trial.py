@@ -93,7 +93,7 @@ def try_vllm(
         base = make_model(folder / "model", device)
         say("start vLLM")
         with _server(plan, folder, base, say, start) as sampler:
-            return _use(sampler, base, say)
+            return _use_as_a_run_does(sampler, base, say)
     except NotHere as error:
         return PathResult(name=NAME, state="skipped", reason=str(error))
     except Wrong as error:
@@ -123,11 +123,11 @@ def _plan(device: torch.device, folder: Path) -> Plan:
     load, kind = LOADS[device.type], device.type
     memory = float(2**30)  # on a CPU: bytes for keys and values; on a GPU: a share of its memory
     if kind == "cuda":
-        wanted = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
+        needed_bytes = _weight_bytes() + AWAKE_BYTES + CACHE_BYTES
         free, total = torch.cuda.mem_get_info(device)
-        if free < wanted + TRAINER_RESERVE + _weight_bytes():
+        if free < needed_bytes + TRAINER_RESERVE + _weight_bytes():
             raise NotHere(f"{free / 1e9:.1f} GB of the GPU are free, which is too little to try it")
-        memory = wanted / total
+        memory = needed_bytes / total
     return Plan(
         python=python,
         model=folder / "model",
@@ -208,40 +208,40 @@ def _server(
         sampler.close()
 
 
-def _use(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
+def _use_as_a_run_does(sampler: VllmSampler, base: Base, say: Say) -> PathResult:
     """Sample as a run does, and time the sampler beside our own. Returns "off" if vLLM is slower.
     Raises Wrong if its results or its sleep are wrong."""
-    asked = _Asked(base)
+    questions = _Questions(base)
     say("sample from the base")
-    gaps = [asked.gap(sampler, None, "the base")]
+    gaps = [questions.gap(sampler, None, "the base")]
     adapter = base.network.new_adapter(LORA, seed=0)
     # As in a run: the adapter is loaded again after it was trained, under a new name in the server.
     for version in (1, 2):
         say(f"load adapter {version}")
         earlier = None if version == 1 else adapter.state()
-        _fill(adapter, version)
-        gaps.append(asked.gap(sampler, adapter, f"adapter {version}", earlier))
+        _fill_with_random_weights(adapter, version)
+        gaps.append(questions.gap(sampler, adapter, f"adapter {version}", earlier))
     if sampler.process.plan.sleeps:
         say("sleep")
         _sleep(sampler, base.network.device)
         say("wake up")
-        gaps.append(asked.gap(sampler, adapter, "the adapter after waking up"))
+        gaps.append(questions.gap(sampler, adapter, "the adapter after waking up"))
     say("time both samplers")
-    seconds, plain_seconds = asked.seconds_of_both(sampler, adapter)
-    is_slower = not seconds <= SLOWER * plain_seconds
+    seconds, plain_seconds = questions.seconds_of_both(sampler, adapter)
+    is_slower = not seconds <= SLOWER * plain_seconds  # NaN counts as slower
     reason = f"slower: {seconds:.3g} s, our own sampler {plain_seconds:.3g} s"
     return PathResult(
         name=NAME,
         state="off" if is_slower else "on",
         reason=reason if is_slower else "",
         difference=max(gaps),
-        allowed=asked.allowed,
+        allowed=questions.allowed,
         seconds=seconds,
         plain_seconds=plain_seconds,
     )
 
 
-def _fill(adapter: Adapter, seed: int) -> None:
+def _fill_with_random_weights(adapter: Adapter, seed: int) -> None:
     """Fill an adapter with seeded weights so large that they change the base's answers much."""
     generator = torch.Generator().manual_seed(seed)
     state = adapter.state()
@@ -259,15 +259,16 @@ def _sleep(sampler: VllmSampler, device: torch.device) -> None:
     release_memory()
     free_before, total = torch.cuda.mem_get_info(device)
     sampler.release_memory()
-    given_back = torch.cuda.mem_get_info(device)[0] - free_before
-    taken = sampler.process.plan.memory * total
-    if given_back < (1 - KEPT_ASLEEP) * taken:
+    freed_bytes = torch.cuda.mem_get_info(device)[0] - free_before
+    taken_bytes = sampler.process.plan.memory * total
+    if freed_bytes < (1 - KEPT_ASLEEP) * taken_bytes:
         raise Wrong(
-            f"asleep it gives back {given_back / 1e9:.1f} GB of the {taken / 1e9:.1f} that it took"
+            f"asleep it gives back {freed_bytes / 1e9:.1f} GB of the {taken_bytes / 1e9:.1f} "
+            "that it took"
         )
 
 
-class _Asked:
+class _Questions:
     """The prompts of the trial. Compares a server's log-probabilities of what it samples with
     ours."""
 
@@ -303,8 +304,11 @@ class _Asked:
         """
         sampler.load(adapter)
         groups = sampler.generate(self.prompts, self.load.completions, self._params(seed=1))
-        reported = torch.tensor([p for group in groups for each in group for p in each.logprobs])
-        distance = float((self._ours(groups, adapter) - reported).abs().mean())
+        completions = [completion for group in groups for completion in group]
+        reported = torch.tensor(
+            [logprob for completion in completions for logprob in completion.logprobs]
+        )
+        distance = float((self._own_logprobs(groups, adapter) - reported).abs().mean())
         if distance <= self.allowed:
             return distance
         message = (
@@ -312,10 +316,10 @@ class _Asked:
             f"in the mean, {self.allowed:g} is rounding"
         )
         if adapter is not None:
-            message += self._whose(groups, reported, adapter, earlier)
+            message += self._explain_gap(groups, reported, adapter, earlier)
         raise Wrong(message, distance)
 
-    def _whose(
+    def _explain_gap(
         self,
         groups: Sequence[Sequence[Completion]],
         reported: torch.Tensor,
@@ -325,25 +329,26 @@ class _Asked:
         """Find out which other weights the server's log-probabilities `reported` belong to: the
         base's, or those loaded before (`earlier`). Returns the end of a message, or "" if neither
         fits."""
-        if float((self._ours(groups, None) - reported).abs().mean()) <= self.allowed:
+        if float((self._own_logprobs(groups, None) - reported).abs().mean()) <= self.allowed:
             return ": it answers as the base"
         if earlier is not None:
             adapter.load(earlier)
-            if float((self._ours(groups, adapter) - reported).abs().mean()) <= self.allowed:
+            if float((self._own_logprobs(groups, adapter) - reported).abs().mean()) <= self.allowed:
                 return ": it keeps the adapter that was loaded before"
         return ""
 
     @torch.no_grad()
-    def _ours(
+    def _own_logprobs(
         self, groups: Sequence[Sequence[Completion]], adapter: Adapter | None
     ) -> torch.Tensor:
         """Compute our own log-probabilities of all sampled ids, one completion after the other,
         [T]."""
         network, parts = self.base.network, []
         for prompt, group in zip(self.prompts, groups, strict=True):
-            rows = [
-                Row(prompt + each.ids, [0] * len(prompt) + [1] * len(each.ids)) for each in group
-            ]
+            rows = []
+            for completion in group:
+                mask = [0] * len(prompt) + [1] * len(completion.ids)
+                rows.append(Row(prompt + completion.ids, mask))
             batch = network.collate(rows).to(network.device)
             logprobs, _ = network.logprobs(batch, adapter)
             parts.append(logprobs.float().cpu())
@@ -356,12 +361,12 @@ class _Asked:
         needs = SamplerNeeds(self.base.pad_id, self.base.stop_ids, lambda _: "", max_rows=rows)
         ours = self.base.network.sampler(needs)
         ours.load(adapter)
-        times = [
-            (self._seconds(sampler, seed), self._seconds(ours, seed)) for seed in range(ROUNDS)
-        ]
+        server_rounds, own_rounds = [], []
+        for seed in range(ROUNDS):  # in turn, so that a change of load meets both
+            server_rounds.append(self._seconds(sampler, seed))
+            own_rounds.append(self._seconds(ours, seed))
         ours.close()
-        theirs_s, ours_s = (min(side) for side in zip(*times, strict=True))
-        return theirs_s, ours_s
+        return min(server_rounds), min(own_rounds)
 
     def _seconds(self, sampler: Sampler, seed: int) -> float:
         """Measure the seconds of one call of `sampler`, scaled to completions of full length, since
@@ -372,7 +377,7 @@ class _Asked:
             """Sample once and count the tokens. `seconds_of` ignores the result."""
             nonlocal tokens
             groups = sampler.generate(self.prompts, self.load.completions, self._params(seed))
-            tokens = sum(len(each.ids) for group in groups for each in group)
+            tokens = sum(len(completion.ids) for group in groups for completion in group)
             return []
 
         seconds = seconds_of(work, self.base.network.device)

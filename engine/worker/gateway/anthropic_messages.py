@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.worker.gateway.asked import (
-    Answered,
-    Asked,
+    Answer,
+    Question,
     conversation,
     fields_of,
     sized,
@@ -27,7 +27,7 @@ _FINISH = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _THOUGHTS = ("thinking", "redacted_thinking")  # earlier thoughts, which programs send back
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> Question:
     """Read what a program asks from the decoded JSON body of its request: the conversation, the
     tools that may be called, and the limits of the answer.
 
@@ -35,17 +35,21 @@ def read(body: Any) -> Asked:
     too large.
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
-    listed = fields.get("messages")
-    if not isinstance(listed, list):
+    given = fields.get("messages")
+    if not isinstance(given, list):
         raise Refused(400, "messages must be a list with at least one message.")
-    messages = [each for message in listed for each in _messages_of(message)]
+    messages: list[ChatMessage] = []
+    for message in given:
+        messages += _as_openai_messages(message)
     if fields.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
     return sized(
-        Asked(
+        Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
-            tools=_tools(fields.get("tools", []), fields.get("tool_choice", {"type": "auto"})),
+            tools=_offered_tools(
+                fields.get("tools", []), fields.get("tool_choice", {"type": "auto"})
+            ),
             max_tokens=token_limit(fields.get("max_tokens"), "max_tokens"),
             stop=stop_strings(fields.get("stop_sequences")),
             stream=bool(fields.get("stream")),
@@ -53,7 +57,7 @@ def read(body: Any) -> Asked:
     )
 
 
-def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
+def _offered_tools(tools: Any, choice: Any) -> list[ToolSchema]:
     """Return the tools in OpenAI's form, or [] if no call is allowed. Raises Refused (400) for one
     of the vendor's own tools, or if the request demands a call."""
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -61,11 +65,11 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
     if not isinstance(tools, list):
         raise Refused(400, "tools must be a list of objects.")
-    schemas = [_tool(tool) for tool in tools]
+    schemas = [_as_openai_tool(tool) for tool in tools]
     return schemas if kind == "auto" else []
 
 
-def _tool(tool: Any) -> ToolSchema:
+def _as_openai_tool(tool: Any) -> ToolSchema:
     """Convert one of Anthropic's tools to OpenAI's form. Raises Refused (400) if it has no schema
     of its arguments."""
     if not isinstance(tool, dict) or not isinstance(tool.get("input_schema"), dict):
@@ -78,19 +82,21 @@ def _tool(tool: Any) -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def _messages_of(message: Any) -> Iterator[ChatMessage]:
+def _as_openai_messages(message: Any) -> Iterator[ChatMessage]:
     """Yield the messages in OpenAI's form that one of Anthropic's messages becomes; results of
     tools come before the user's text. Raises Refused (400) for blocks other than text and tools."""
     if not isinstance(message, dict):
         raise Refused(400, "Each message is an object with role and content.")
     blocks = _blocks(message.get("content"))
-    yield from (_tool_result(block) for block in blocks if block.get("type") == "tool_result")
-    calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
+    yield from (_as_tool_message(block) for block in blocks if block.get("type") == "tool_result")
+    calls = [_as_openai_call(block) for block in blocks if block.get("type") == "tool_use"]
     texts = [block for block in blocks if block.get("type") == "text"]
     _require_known(blocks)
     if texts or calls or not blocks:
-        spoken: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
-        yield spoken | ({"tool_calls": calls} if calls else {})
+        converted: ChatMessage = {"role": message.get("role"), "content": _text_of(texts)}
+        if calls:
+            converted["tool_calls"] = calls
+        yield converted
 
 
 def _require_known(blocks: Sequence[Mapping[str, Any]]) -> None:
@@ -102,7 +108,7 @@ def _require_known(blocks: Sequence[Mapping[str, Any]]) -> None:
         raise Refused(400, f"Not supported by this gateway: content of type {min(unknown)}.")
 
 
-def _tool_result(block: Mapping[str, Any]) -> ChatMessage:
+def _as_tool_message(block: Mapping[str, Any]) -> ChatMessage:
     """Convert a block `tool_result` to a message in OpenAI's form. Raises Refused (400) if the
     result is not text."""
     content = _text_of(block.get("content") or "")
@@ -128,7 +134,7 @@ def _text_of(content: Any) -> str:
     return "".join(str(text) for text in texts)
 
 
-def _call(block: Mapping[str, Any]) -> JsonObject:
+def _as_openai_call(block: Mapping[str, Any]) -> JsonObject:
     """Convert a block `tool_use` to a call in OpenAI's form."""
     function = {
         "name": str(block.get("name", "")),
@@ -137,45 +143,45 @@ def _call(block: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(block.get("id", "")), "function": function}
 
 
-def whole(asked: Asked, answered: Answered) -> JsonObject:
+def whole(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as Anthropic's message object."""
-    return _message(asked, answered) | {
-        "content": _content(answered),
-        "stop_reason": _FINISH[answered.finish],
-        "usage": _usage(answered),
+    return _message(question, answer) | {
+        "content": _content(answer),
+        "stop_reason": _FINISH[answer.finish],
+        "usage": _token_counts(answer),
     }
 
 
-def _message(asked: Asked, answered: Answered) -> JsonObject:
-    """Return the message object before anything of its content was written."""
+def _message(question: Question, answer: Answer) -> JsonObject:
+    """Return Anthropic's message object as a stream begins with it: without any content yet."""
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",
         "role": "assistant",
-        "model": asked.model,
+        "model": question.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
-        "usage": _usage(answered) | {"output_tokens": 0},
+        "usage": _token_counts(answer) | {"output_tokens": 0},
     }
 
 
-def _usage(answered: Answered) -> JsonObject:
+def _token_counts(answer: Answer) -> JsonObject:
     """Return Anthropic's `usage` object; nothing is cached here."""
     return {
-        "input_tokens": answered.prompt_tokens,
-        "output_tokens": answered.completion_tokens,
+        "input_tokens": answer.prompt_tokens,
+        "output_tokens": answer.completion_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }
 
 
-def _content(answered: Answered) -> list[JsonObject]:
+def _content(answer: Answer) -> list[JsonObject]:
     """Return the blocks of the answer. An empty answer becomes one empty text block."""
     blocks: list[JsonObject] = []
-    if answered.text or not answered.tool_calls:
-        blocks.append({"type": "text", "text": answered.text})
-    for call in answered.tool_calls:
+    if answer.text or not answer.tool_calls:
+        blocks.append({"type": "text", "text": answer.text})
+    for call in answer.tool_calls:
         function = call["function"]
         arguments = json.loads(function["arguments"])
         blocks.append(
@@ -184,33 +190,33 @@ def _content(answered: Answered) -> list[JsonObject]:
     return blocks
 
 
-def events(asked: Asked, answered: Answered) -> list[str]:
+def events(question: Question, answer: Answer) -> list[str]:
     """Return the answer as server-sent events, each of which has a name (`event: ...`).
 
     A stream consists of the start of the message, three events for each block, and its end.
     """
-    steps: list[JsonObject] = [
-        {"type": "message_start", "message": _message(asked, answered)},
+    payloads: list[JsonObject] = [
+        {"type": "message_start", "message": _message(question, answer)},
     ]
-    for index, block in enumerate(_content(answered)):
-        begun, delta = _begun(block)
-        steps += [
-            {"type": "content_block_start", "index": index, "content_block": begun},
+    for index, block in enumerate(_content(answer)):
+        block_at_start, delta = _start_and_delta(block)
+        payloads += [
+            {"type": "content_block_start", "index": index, "content_block": block_at_start},
             {"type": "content_block_delta", "index": index, "delta": delta},
             {"type": "content_block_stop", "index": index},
         ]
-    ending = {"stop_reason": _FINISH[answered.finish], "stop_sequence": None}
-    steps += [
-        {"type": "message_delta", "delta": ending, "usage": _usage(answered)},
+    ending = {"stop_reason": _FINISH[answer.finish], "stop_sequence": None}
+    payloads += [
+        {"type": "message_delta", "delta": ending, "usage": _token_counts(answer)},
         {"type": "message_stop"},
     ]
-    return [f"event: {step['type']}\ndata: {json.dumps(step)}\n\n" for step in steps]
+    return [f"event: {payload['type']}\ndata: {json.dumps(payload)}\n\n" for payload in payloads]
 
 
-def _begun(block: JsonObject) -> tuple[JsonObject, JsonObject]:
-    """Split a block into (the block before anything of it was written, the delta that adds all of
-    it)."""
+def _start_and_delta(block: JsonObject) -> tuple[JsonObject, JsonObject]:
+    """Split a block of an answer for a stream: return (the block while it is still empty, the delta
+    that fills it)."""
     if block["type"] == "text":
         return {"type": "text", "text": ""}, {"type": "text_delta", "text": block["text"]}
-    written = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-    return block | {"input": {}}, written
+    arguments_delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+    return block | {"input": {}}, arguments_delta

@@ -13,7 +13,7 @@ Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A request for one assistant message.
 
     Attributes:
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Answer:
     """The model's answer.
 
     Attributes:
@@ -59,11 +59,11 @@ class Dialect(Protocol):
     """A protocol for asking over HTTP: a module with these functions. `read` parses a request,
     `whole` makes the reply, `events` makes it as server-sent events."""
 
-    def read(self, body: Any) -> Asked: ...
+    def read(self, body: Any) -> Question: ...
 
-    def whole(self, asked: Asked, answered: Answered) -> JsonObject: ...
+    def whole(self, question: Question, answer: Answer) -> JsonObject: ...
 
-    def events(self, asked: Asked, answered: Answered) -> list[str]: ...
+    def events(self, question: Question, answer: Answer) -> list[str]: ...
 
 
 def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:
@@ -80,11 +80,11 @@ def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> Jso
     """
     if not isinstance(body, dict):
         raise Refused(400, "The body must be a JSON object.")
-    given = {name: value for name, value in body.items() if value is not None}
-    unknown = sorted(given.keys() - {*acted_on, *decided})
+    set_fields = {name: value for name, value in body.items() if value is not None}
+    unknown = sorted(set_fields.keys() - {*acted_on, *decided})
     if unknown:
         raise Refused(400, f"Not supported by this gateway: {', '.join(unknown)}.")
-    return {name: value for name, value in given.items() if name in acted_on}
+    return {name: value for name, value in set_fields.items() if name in acted_on}
 
 
 def conversation(messages: Any) -> list[ChatMessage]:
@@ -104,18 +104,18 @@ def same_form(message: Mapping[str, Any]) -> ChatMessage:
     return Message.from_dict(message).to_dict()
 
 
-def sized(asked: Asked) -> Asked:
+def sized(question: Question) -> Question:
     """Check the size and the tools of a request, and return the request unchanged.
 
     Raises Refused (400) for tools that have no valid form, Refused (413) for too many messages,
     tools or characters.
     """
     try:
-        checked_tools(asked.tools)
-        check_size(asked.messages, asked.tools)
+        checked_tools(question.tools)
+        check_size(question.messages, question.tools)
     except BadMessages as error:
         raise Refused(413 if error.is_too_large else 400, str(error)) from error
-    return asked
+    return question
 
 
 def token_limit(value: Any, name: str) -> int | None:
@@ -129,8 +129,8 @@ def token_limit(value: Any, name: str) -> int | None:
 def stop_strings(value: Any) -> tuple[str, ...]:
     """Return stop strings given as a text, a list of texts or None. Raises Refused (400) for
     anything else, and for more than MAX_STOPS."""
-    listed = [value] if isinstance(value, str) else (value or [])
-    is_texts = isinstance(listed, list) and all(isinstance(item, str) and item for item in listed)
-    if not is_texts or len(listed) > MAX_STOPS:
+    texts = [value] if isinstance(value, str) else (value or [])
+    is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
+    if not is_valid or len(texts) > MAX_STOPS:
         raise Refused(400, f"stop must be a text or a list of at most {MAX_STOPS} texts.")
-    return tuple(listed)
+    return tuple(texts)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from engine.worker.core.trajectory import Completion
-from engine.worker.network.sampler import Sampler, SamplingParams
+from engine.worker.network.sampler import Done, Sampler, SamplingParams
 
 # The waiting questions are sampled when no further one has come for LINGER_S seconds, and at the
 # latest after LONGEST_LINGER_S.
@@ -78,13 +78,13 @@ class Batcher:
                 self._changed.wait(timeout)
             began = time.monotonic()
             while self._wishes and len(self._wishes) < self._waiting_programs():
-                left = began + LONGEST_LINGER_S - time.monotonic()
-                count = len(self._wishes)
-                self._changed.wait(min(LINGER_S, max(0.0, left)))
-                if len(self._wishes) == count or left <= 0:
+                seconds_left = began + LONGEST_LINGER_S - time.monotonic()
+                count_before = len(self._wishes)
+                self._changed.wait(min(LINGER_S, max(0.0, seconds_left)))
+                if len(self._wishes) == count_before or seconds_left <= 0:
                     break
-            taken, self._wishes = self._wishes, []
-        return [wish for wish in taken if wish.future.set_running_or_notify_cancel()]
+            batch, self._wishes = self._wishes, []
+        return [wish for wish in batch if wish.future.set_running_or_notify_cancel()]
 
     def sample(self, sampler: Sampler, wishes: Sequence[Wish]) -> None:
         """Sample the wishes and give each its completion. Wishes with the same limits share one
@@ -92,24 +92,18 @@ class Batcher:
         by_limits: dict[tuple[int, tuple[str, ...]], list[Wish]] = {}
         for wish in wishes:
             by_limits.setdefault((wish.max_tokens, wish.stop), []).append(wish)
-        for (max_tokens, stop), alike in by_limits.items():
+        for (max_tokens, stop), batch in by_limits.items():
             params = replace(self._params, max_tokens=max_tokens, stop=stop, seed=self._next_seed())
-            sampler.generate(
-                [wish.prompt for wish in alike],
-                n=1,
-                params=params,
-                done=lambda index, _, completion, alike=alike: alike[index].future.set_result(
-                    completion
-                ),
-            )
+            prompts = [wish.prompt for wish in batch]
+            sampler.generate(prompts, n=1, params=params, done=_deliver_to(batch))
 
     def close(self, reason: BaseException) -> None:
         """Cancel the questions that wait, and every later one. `reason` says why nothing is
         sampled."""
         with self._changed:
             self._closed = reason
-            left, self._wishes = self._wishes, []
-        for wish in left:
+            dropped, self._wishes = self._wishes, []
+        for wish in dropped:
             wish.future.cancel()
 
     def _next_seed(self) -> int:
@@ -118,3 +112,13 @@ class Batcher:
         self._calls += 1
         text = f"{self._params.seed} {self._calls}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
+
+
+def _deliver_to(batch: Sequence[Wish]) -> Done:
+    """Return a callback for the sampler that gives the completion of prompt `index` to the wish at
+    that place in the batch."""
+
+    def deliver(index: int, _member: int, completion: Completion) -> None:
+        batch[index].future.set_result(completion)
+
+    return deliver

@@ -17,7 +17,7 @@ MAX_BODY = 4 * 1024 * 1024  # bytes
 BODY_S = 20.0  # how long the whole body of a request may take to arrive
 STALL_S = 60.0  # how long a client may take to read the next piece of a stream
 BEAT_S = 1.0  # how long a stream may send nothing before it sends a sign of life
-_LOCAL = ("127.0.0.1", "localhost")
+_LOOPBACK_HOSTS = ("127.0.0.1", "localhost")
 
 
 class ImpatientStream(StreamingResponse):
@@ -80,7 +80,7 @@ def refusal_of_place(request: Request) -> JSONResponse | None:
     web page in a browser on this machine.
     """
     host = request.headers.get("host", "").rsplit(":", 1)[0]  # without the port, if it has one
-    if host not in _LOCAL:
+    if host not in _LOOPBACK_HOSTS:
         return problem(421, "This server answers on loopback only.")
     origin = request.headers.get("origin")
     if origin is not None and not _is_local_origin(origin):
@@ -92,7 +92,7 @@ def _is_local_origin(origin: str) -> bool:
     """Tell whether an Origin header, such as `http://localhost:3000`, names a page on loopback."""
     scheme, _, host = origin.partition("://")
     host_without_port = host.rsplit(":", 1)[0]
-    return scheme in ("http", "https") and host_without_port in _LOCAL
+    return scheme in ("http", "https") and host_without_port in _LOOPBACK_HOSTS
 
 
 def problem(status: int, message: str) -> JSONResponse:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.worker.gateway.asked import (
-    Answered,
-    Asked,
+    Answer,
+    Question,
     conversation,
     fields_of,
     sized,
@@ -33,7 +33,7 @@ DECIDED_BY_THE_RUN = (
 ).split()
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> Question:
     """Read what a program asks from the decoded JSON body of its request: the conversation, the
     tools that may be called, and the limits of the answer.
 
@@ -45,7 +45,7 @@ def read(body: Any) -> Asked:
     options = fields.get("stream_options", {})
     tools = fields.get("tools", [])
     return sized(
-        Asked(
+        Question(
             model=str(fields.get("model", "")),
             messages=conversation(fields.get("messages")),
             tools=tools if _may_call(fields.get("tool_choice", "auto")) else [],
@@ -76,46 +76,46 @@ def _may_call(choice: Any) -> bool:
     return choice == "auto"
 
 
-def whole(asked: Asked, answered: Answered) -> Reply:
+def whole(question: Question, answer: Answer) -> Reply:
     """Return the answer as OpenAI's chat.completion object."""
-    message: JsonObject = {"role": "assistant", "content": answered.text}
-    if answered.reasoning:
-        message["reasoning_content"] = answered.reasoning
-    if answered.tool_calls:
-        message["content"] = answered.text or None
-        message["tool_calls"] = answered.tool_calls
-    choice = {"index": 0, "message": message, "finish_reason": answered.finish, "logprobs": None}
-    counts = usage(answered.prompt_tokens, answered.completion_tokens)
-    fields = reply_fields("chat.completion", "chatcmpl", asked.model)
+    message: JsonObject = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.tool_calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = answer.tool_calls
+    choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
+    counts = usage(answer.prompt_tokens, answer.completion_tokens)
+    fields = reply_fields("chat.completion", "chatcmpl", question.model)
     return fields | {"choices": [choice], "usage": counts}
 
 
-def events(asked: Asked, answered: Answered) -> list[str]:
+def events(question: Question, answer: Answer) -> list[str]:
     """Return the answer as server-sent events: chat.completion.chunk objects, then [DONE].
 
     Each event is one line of JSON, in which a line end of the answer is an escape. So no text of
     the model can end an event or begin another.
     """
-    common = reply_fields("chat.completion.chunk", "chatcmpl", asked.model)
-    pieces = [_choice(delta, None) for delta in _deltas(answered)]
-    pieces.append(_choice({}, answered.finish))
+    common = reply_fields("chat.completion.chunk", "chatcmpl", question.model)
+    pieces = [_choice(delta, None) for delta in _deltas(answer)]
+    pieces.append(_choice({}, answer.finish))
     lines = [json.dumps(common | {"choices": [piece]}) for piece in pieces]
-    if asked.include_usage:
-        counts = usage(answered.prompt_tokens, answered.completion_tokens)
+    if question.include_usage:
+        counts = usage(answer.prompt_tokens, answer.completion_tokens)
         lines.append(json.dumps(common | {"choices": [], "usage": counts}))
     return [f"data: {line}\n\n" for line in [*lines, "[DONE]"]]
 
 
-def _deltas(answered: Answered) -> list[JsonObject]:
+def _deltas(answer: Answer) -> list[JsonObject]:
     """Split the answer into the parts that a program reads from a stream one after the other: the
     role, then thoughts, text and calls, if there are any."""
     deltas: list[JsonObject] = [{"role": "assistant", "content": ""}]
-    if answered.reasoning:
-        deltas.append({"reasoning_content": answered.reasoning})
-    if answered.text:
-        deltas.append({"content": answered.text})
-    if answered.tool_calls:
-        numbered = [{**call, "index": index} for index, call in enumerate(answered.tool_calls)]
+    if answer.reasoning:
+        deltas.append({"reasoning_content": answer.reasoning})
+    if answer.text:
+        deltas.append({"content": answer.text})
+    if answer.tool_calls:
+        numbered = [{**call, "index": index} for index, call in enumerate(answer.tool_calls)]
         deltas.append({"tool_calls": numbered})
     return deltas
 

@@ -7,7 +7,14 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from engine.worker.gateway.asked import Answered, Asked, conversation, fields_of, sized, token_limit
+from engine.worker.gateway.asked import (
+    Answer,
+    Question,
+    conversation,
+    fields_of,
+    sized,
+    token_limit,
+)
 from engine.worker.gateway.chat_request import Refused
 from envs.json_types import ChatMessage, JsonObject, ToolSchema
 
@@ -19,7 +26,7 @@ _DECIDED_BY_THE_RUN = (
 ).split()
 
 
-def read(body: Any) -> Asked:
+def read(body: Any) -> Question:
     """Read what a program asks from the decoded JSON body of its request: the conversation, the
     tools that may be called, and the limits of the answer.
 
@@ -28,12 +35,12 @@ def read(body: Any) -> Asked:
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
     _require_plain_text(fields.get("text", {}))
-    tools = _tools(fields.get("tools", []), fields.get("tool_choice", "auto"))
-    messages = _messages(fields.get("input"))
+    tools = _offered_tools(fields.get("tools", []), fields.get("tool_choice", "auto"))
+    messages = _as_messages(fields.get("input"))
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
     return sized(
-        Asked(
+        Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
             tools=tools,
@@ -51,7 +58,7 @@ def _require_plain_text(form: Any) -> None:
         raise Refused(400, "text.format must be text: nothing else is enforced here.")
 
 
-def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
+def _offered_tools(tools: Any, choice: Any) -> list[ToolSchema]:
     """Return the tools that the model may call, in the form of chat completions; [] if the
     request's tool choice is "none". Raises Refused (400) for a choice other than "auto" and "none",
     and for a tool that is no function."""
@@ -59,10 +66,10 @@ def _tools(tools: Any, choice: Any) -> list[ToolSchema]:
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
     if not isinstance(tools, list):
         raise Refused(400, "tools must be a list of objects.")
-    return [_tool(tool) for tool in tools] if choice == "auto" else []
+    return [_as_chat_tool(tool) for tool in tools] if choice == "auto" else []
 
 
-def _tool(tool: Any) -> ToolSchema:
+def _as_chat_tool(tool: Any) -> ToolSchema:
     """Convert one tool of a Responses request to the form of chat completions: {"type": "function",
     "function": {name, description, parameters}}. Raises Refused (400) if it is no function, such as
     a web search that the vendor runs itself."""
@@ -73,7 +80,7 @@ def _tool(tool: Any) -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def _messages(given: Any) -> list[ChatMessage]:
+def _as_messages(given: Any) -> list[ChatMessage]:
     """Convert the items of a request to messages. Function calls that follow one another, or an
     assistant's text, become one message. Raises Refused (400) for an item of another kind."""
     if isinstance(given, str):
@@ -97,7 +104,7 @@ def _add_item(messages: list[ChatMessage], item: Any) -> None:
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})
-        messages[-1].setdefault("tool_calls", []).append(_call(item))
+        messages[-1].setdefault("tool_calls", []).append(_as_chat_call(item))
     elif kind == "function_call_output":
         call_id = str(item.get("call_id", ""))
         output = item.get("output", "")
@@ -106,19 +113,19 @@ def _add_item(messages: list[ChatMessage], item: Any) -> None:
         raise Refused(400, f"Not supported by this gateway: an item of type {kind}.")
 
 
-def _call(item: Mapping[str, Any]) -> JsonObject:
+def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
     """Convert an item `function_call` to a call in the form of chat completions."""
     function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
 
 
-def whole(asked: Asked, answered: Answered) -> JsonObject:
+def whole(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as OpenAI's response object."""
-    return _response(asked) | _ended(answered) | {"output": _output(answered)}
+    return _empty_response(question) | _final_fields(answer) | {"output": _output_items(answer)}
 
 
-def _response(asked: Asked) -> JsonObject:
-    """Return the response object before anything of the answer was written."""
+def _empty_response(question: Question) -> JsonObject:
+    """Return OpenAI's response object as a stream begins with it: without any output yet."""
     return {
         "id": f"resp_{uuid.uuid4().hex[:24]}",
         "object": "response",
@@ -128,7 +135,7 @@ def _response(asked: Asked) -> JsonObject:
         "incomplete_details": None,
         "instructions": None,
         "metadata": {},
-        "model": asked.model,
+        "model": question.model,
         "output": [],
         "parallel_tool_calls": True,
         "temperature": None,
@@ -139,36 +146,36 @@ def _response(asked: Asked) -> JsonObject:
     }
 
 
-def _ended(answered: Answered) -> JsonObject:
+def _final_fields(answer: Answer) -> JsonObject:
     """Return the fields that the end of the answer sets in a response object."""
-    is_cut = answered.finish == "length"
+    is_cut = answer.finish == "length"
     return {
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "usage": {
-            "input_tokens": answered.prompt_tokens,
+            "input_tokens": answer.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": answered.completion_tokens,
+            "output_tokens": answer.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": answered.prompt_tokens + answered.completion_tokens,
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         },
     }
 
 
-def _output(answered: Answered) -> list[JsonObject]:
+def _output_items(answer: Answer) -> list[JsonObject]:
     """Return the items of the answer. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
-    if answered.text or not answered.tool_calls:
+    if answer.text or not answer.tool_calls:
         items.append(
             {
                 "type": "message",
                 "id": f"msg_{uuid.uuid4().hex[:24]}",
                 "role": "assistant",
                 "status": "completed",
-                "content": [_part(answered.text)],
+                "content": [_text_part(answer.text)],
             }
         )
-    for call in answered.tool_calls:
+    for call in answer.tool_calls:
         items.append(
             {
                 "type": "function_call",
@@ -182,68 +189,69 @@ def _output(answered: Answered) -> list[JsonObject]:
     return items
 
 
-def _part(text: str) -> JsonObject:
+def _text_part(text: str) -> JsonObject:
     """Return a text as a content part of a message item."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def events(asked: Asked, answered: Answered) -> list[str]:
+def events(question: Question, answer: Answer) -> list[str]:
     """Return the answer as server-sent events, each of which has a name (`event: ...`) and a
     number.
 
     A stream consists of the created response, several events for each item, and the ended response.
     """
-    response = _response(asked)
-    items = _output(answered)
-    steps: list[JsonObject] = [{"type": "response.created", "response": response}]
+    response = _empty_response(question)
+    items = _output_items(answer)
+    payloads: list[JsonObject] = [{"type": "response.created", "response": response}]
     for index, item in enumerate(items):
-        steps += _steps_of_item(index, item)
-    ended = response | _ended(answered) | {"output": items}
-    kind = "response.incomplete" if answered.finish == "length" else "response.completed"
-    steps.append({"type": kind, "response": ended})
+        payloads += _item_events(index, item)
+    ended = response | _final_fields(answer) | {"output": items}
+    kind = "response.incomplete" if answer.finish == "length" else "response.completed"
+    payloads.append({"type": kind, "response": ended})
     return [
-        f"event: {step['type']}\ndata: {json.dumps(step | {'sequence_number': number})}\n\n"
-        for number, step in enumerate(steps)
+        f"event: {payload['type']}\ndata: {json.dumps(payload | {'sequence_number': number})}\n\n"
+        for number, payload in enumerate(payloads)
     ]
 
 
-def _steps_of_text(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """Return the events that write the text of a message item. `place` are the keys common to
-    all."""
+def _text_events(item: JsonObject, position: JsonObject) -> list[JsonObject]:
+    """Return the events that write the text of a message item. `position` holds the keys that tell
+    in each event which item it belongs to."""
     (part,) = item["content"]
-    inside = place | {"content_index": 0}
+    inside = position | {"content_index": 0}
     text = part["text"]
     delta = {"delta": text, "logprobs": []}
     return [
-        {"type": "response.content_part.added", **inside, "part": _part("")},
+        {"type": "response.content_part.added", **inside, "part": _text_part("")},
         {"type": "response.output_text.delta", **inside, **delta},
         {"type": "response.output_text.done", **inside, "text": text, "logprobs": []},
         {"type": "response.content_part.done", **inside, "part": part},
     ]
 
 
-def _steps_of_arguments(item: JsonObject, place: JsonObject) -> list[JsonObject]:
-    """Return the events that write the arguments of a call. `place` are the keys common to all."""
+def _argument_events(item: JsonObject, position: JsonObject) -> list[JsonObject]:
+    """Return the events that write the arguments of a call. `position` holds the keys that tell in
+    each event which item it belongs to."""
     arguments = item["arguments"]
     done = {"name": item["name"], "arguments": arguments}
     return [
-        {"type": "response.function_call_arguments.delta", **place, "delta": arguments},
-        {"type": "response.function_call_arguments.done", **place, **done},
+        {"type": "response.function_call_arguments.delta", **position, "delta": arguments},
+        {"type": "response.function_call_arguments.done", **position, **done},
     ]
 
 
-def _steps_of_item(index: int, item: JsonObject) -> list[JsonObject]:
+def _item_events(index: int, item: JsonObject) -> list[JsonObject]:
     """Return the events that write one item of the answer, which has the number `index`."""
-    place: JsonObject = {"item_id": item["id"], "output_index": index}
-    begun = item | {"status": "in_progress"}
+    position: JsonObject = {"item_id": item["id"], "output_index": index}
+    item_at_start = item | {"status": "in_progress"}
     if item["type"] == "message":
-        begun["content"] = []
-        written = _steps_of_text(item, place)
+        item_at_start["content"] = []
+        content_events = _text_events(item, position)
     else:
-        begun["arguments"] = ""
-        written = _steps_of_arguments(item, place)
+        item_at_start["arguments"] = ""
+        content_events = _argument_events(item, position)
     return [
-        {"type": "response.output_item.added", "output_index": index, "item": begun},
-        *written,
+        {"type": "response.output_item.added", "output_index": index, "item": item_at_start},
+        *content_events,
         {"type": "response.output_item.done", "output_index": index, "item": item},
     ]

@@ -52,15 +52,15 @@ class Programs:
         """
         times = Times()
         rules = Rules(context.renderer, params, context.max_length, context.max_turns)
-        with Loop() as loop, _Playground(self.commands, rules, loop) as ground:
-            played = [
-                ground.begin(task, trajectory)
+        with Loop() as loop, _Playground(self.commands, rules, loop) as playground:
+            futures = [
+                playground.begin(task, trajectory)
                 for task, group in zip(tasks, groups, strict=True)
                 for trajectory in group.members
             ]
             began = time.monotonic()
-            times.sample_s = ground.sample_until_done(played, sampler)
-            for future in played:
+            times.sample_s = playground.sample_until_done(futures, sampler)
+            for future in futures:
                 future.result()  # raises an unexpected error of this code
             times.reward_s = time.monotonic() - began - times.sample_s
         return times
@@ -105,13 +105,13 @@ class _Playground:
         future.add_done_callback(lambda _: self._count_played())
         return future
 
-    def sample_until_done(self, played: "Sequence[Future[None]]", sampler: Sampler) -> float:
-        """Sample what the programs ask, in batches, until all rollouts of `played` are over.
+    def sample_until_done(self, rollouts: "Sequence[Future[None]]", sampler: Sampler) -> float:
+        """Sample what the programs ask, in batches, until all rollouts of `rollouts` are over.
 
         Returns the seconds that the sampler has worked. Raises what the sampler raises.
         """
         seconds = 0.0
-        while not all(future.done() for future in played):
+        while not all(future.done() for future in rollouts):
             questions = self.batcher.take(BEAT_S)
             pulse.beat()  # a sign of life
             if questions:
@@ -137,30 +137,30 @@ class _Playground:
                 trajectory, str(error), timed_out=isinstance(error, Fault) and error.timed_out
             )
             return
-        stopped_by = trajectory.stop_reason
-        told = _told(row, trajectory) if trajectory.turns else None
-        set_score(trajectory, score_of(self.commands.rollout, ending, told))
+        sampling_stop_reason = trajectory.stop_reason
+        report = _report_for_reward_server(row, trajectory) if trajectory.turns else None
+        set_score(trajectory, score_of(self.commands.rollout, ending, report))
         if trajectory.error is None and not trajectory.turns:
             set_error(trajectory, "the command asked the model nothing", timed_out=False)
         elif trajectory.error is None:
-            trajectory.stop_reason = stopped_by
+            trajectory.stop_reason = sampling_stop_reason
 
     def _run(self, row: TaskRow, session: Session) -> Ending:
         """Run the command for one task, as the program may see it. On return, all its processes are
         dead."""
-        with closing(self.commands.start()) as run, self._counted(run):
+        with closing(self.commands.start()) as run, self._counted_as_running(run):
             key = f"hs-{secrets.token_urlsafe(24)}"
             app = RolloutServer(session, self.batcher, key).app()
             stop = self.loop.serve(app, run.listener)
             try:
-                run.begin(row, _variables(row, run.base_url, key))
+                run.begin(row, _environment_variables(row, run.base_url, key))
                 return run.wait()
             finally:
                 session.close()
                 stop()
 
     @contextmanager
-    def _counted(self, run: CommandRun) -> Iterator[None]:
+    def _counted_as_running(self, run: CommandRun) -> Iterator[None]:
         """Context manager within which `run` counts as running."""
         with self.lock:
             self.running.add(run)
@@ -177,13 +177,13 @@ class _Playground:
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
     """Return the task as its program may see it, without `gold` and `asked`, which only this
     project's own code uses. `prompt` is that of the task, or the same task in other words."""
-    shown = {name: value for name, value in task.items() if name not in ("gold", "asked")}
-    return shown | {"prompt": prompt}
+    fields = {name: value for name, value in task.items() if name not in ("gold", "asked")}
+    return fields | {"prompt": prompt}
 
 
-def _told(row: TaskRow, trajectory: Trajectory) -> JsonObject:
-    """Return what a reward server is told of a rollout: the task as its program saw it, the first
-    conversation with the model, and its last answer."""
+def _report_for_reward_server(row: TaskRow, trajectory: Trajectory) -> JsonObject:
+    """Return the facts of a rollout that are sent to a reward server: the task as its program saw
+    it, the first conversation with the model, and its last answer."""
     return {
         "task": row,
         "messages": [*trajectory.prompt, *trajectory.messages],
@@ -192,7 +192,7 @@ def _told(row: TaskRow, trajectory: Trajectory) -> JsonObject:
     }
 
 
-def _variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
+def _environment_variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
     """Return the environment variables by which a program finds the model and its task."""
     variables = {
         "OPENAI_BASE_URL": f"{base_url}/v1",

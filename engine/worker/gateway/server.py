@@ -22,7 +22,7 @@ from starlette.routing import Route
 from engine.core.slow_clients import ImpatientProtocol
 from engine.worker.core.trajectory import Completion
 from engine.worker.gateway import anthropic_messages, openai_chat, openai_responses
-from engine.worker.gateway.asked import Answered, Dialect
+from engine.worker.gateway.asked import Answer, Dialect
 from engine.worker.gateway.batcher import Batcher
 from engine.worker.gateway.chat_request import Refused
 from engine.worker.gateway.http_parts import (
@@ -101,19 +101,19 @@ class RolloutServer:
         async def ask(request: Request) -> Response:
             """Queue the question of a request for the sampler, and answer with the completion,
             whole or as a stream of events."""
-            asked = dialect.read(await body_of(request))
-            turn = await run_in_threadpool(self.session.prepare, asked)
+            question = dialect.read(await body_of(request))
+            turn = await run_in_threadpool(self.session.prepare, question)
             future = self.batcher.ask(turn.prompt, turn.max_tokens, turn.stop)
-            if asked.stream:
+            if question.stream:
                 return ImpatientStream(
                     self.events(dialect, turn, future), media_type="text/event-stream"
                 )
-            answered = await self.answered(turn, future)
-            return JSONResponse(dialect.whole(asked, answered))
+            answer = await self.answer(turn, future)
+            return JSONResponse(dialect.whole(question, answer))
 
         return ask
 
-    async def answered(self, turn: Turn, future: "Future[Completion]") -> Answered:
+    async def answer(self, turn: Turn, future: "Future[Completion]") -> Answer:
         """Wait for the completion and record it. Raises Refused (401) if the rollout ends before it
         comes."""
         try:
@@ -127,11 +127,13 @@ class RolloutServer:
     ) -> AsyncIterator[str]:
         """Yield the answer as server-sent events. Until it is sampled, a comment is sent every
         `BEAT_S` seconds, which clients skip."""
-        answering = asyncio.ensure_future(self.answered(turn, future))
-        while not (await asyncio.wait({answering}, timeout=BEAT_S))[0]:
-            yield ": waiting\n\n"
+        answering = asyncio.ensure_future(self.answer(turn, future))
+        done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+        while not done:
+            yield ": waiting\n\n"  # a comment
+            done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
         try:
-            for event in dialect.events(turn.asked, answering.result()):
+            for event in dialect.events(turn.question, answering.result()):
                 yield event
         except Refused as refused:
             yield f"data: {json.dumps({'error': {'message': refused.message}})}\n\n"
@@ -188,4 +190,5 @@ async def _cancel_all() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.wait(others, timeout=1.0) if others else None
+    if others:  # `wait` refuses an empty set
+        await asyncio.wait(others, timeout=1.0)

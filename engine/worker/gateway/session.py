@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.models.chat_format import TemplateError
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion, Trajectory
-from engine.worker.gateway.asked import Answered, Asked, same_form
+from engine.worker.gateway.asked import Answer, Question, same_form
 from engine.worker.gateway.chat_request import Refused, tool_call_as_openai
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.collect import append_turn
@@ -39,7 +39,7 @@ class Rules:
 
 
 @dataclass
-class _Chain:
+class _Conversation:
     """A conversation under way. `messages` are all its messages, as the program would send them
     back."""
 
@@ -59,15 +59,15 @@ class Turn:
     Attributes:
         prompt: all token ids that the model reads.
         max_tokens, stop: the limits of the answer.
-        chain: the conversation that the question continues; None if it begins one.
+        conversation: the conversation that the question continues; None if it begins one.
         length: how many ids that conversation has; 0 for a new one.
     """
 
-    asked: Asked
+    question: Question
     prompt: list[int]
     max_tokens: int
     stop: tuple[str, ...]
-    chain: _Chain | None
+    conversation: _Conversation | None
     length: int
 
 
@@ -84,8 +84,8 @@ class Session:
         """Begin a rollout; what is asked and answered is written into `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
-        self._chains: list[_Chain] = []
-        self._asked = 0  # how many questions were let through
+        self._conversations: list[_Conversation] = []
+        self._turn_count = 0  # how many questions were let through
         self._lock = threading.Lock()
         self._closed = False
 
@@ -94,7 +94,7 @@ class Session:
         with self._lock:
             self._closed = True
 
-    def prepare(self, asked: Asked) -> Turn:
+    def prepare(self, question: Question) -> Turn:
         """Turn a question into token ids for the sampler.
 
         Raises Refused (400) if the chat template refuses the messages, the conversation leaves no
@@ -103,19 +103,19 @@ class Session:
         """
         with self._lock:
             self._require_open()
-            if self._asked >= self.rules.max_turns:
+            if self._turn_count >= self.rules.max_turns:
                 self.trajectory.stop_reason = "max_turns"
                 message = f"The rollout has had its {self.rules.max_turns} turns (max_turns)."
                 raise Refused(400, message)
-            turn = self._turn(asked)
-            self._asked += 1
+            turn = self._prepare_turn(question)
+            self._turn_count += 1
             return turn
 
-    def _turn(self, asked: Asked) -> Turn:
+    def _prepare_turn(self, question: Question) -> Turn:
         """Return the question with its ids, the limits of its answer, and the conversation that it
         continues. Raises Refused (400) if the template refuses the messages or they leave no room
         for an answer."""
-        chain, prompt = self._stitched(asked)
+        conversation, prompt = self._continued_conversation(question)
         room = self.rules.max_length - len(prompt)
         if room < 1:
             self.trajectory.stop_reason = "max_context"
@@ -125,98 +125,110 @@ class Session:
                 f"{self.rules.max_length} (context_length_exceeded).",
             )
         limits = [room, self.rules.params.max_tokens]
-        if asked.max_tokens is not None:
-            limits.append(asked.max_tokens)
-        stop = tuple(dict.fromkeys((*self.rules.params.stop, *asked.stop)))
-        return Turn(asked, prompt, min(limits), stop, chain, len(chain.ids) if chain else 0)
+        if question.max_tokens is not None:
+            limits.append(question.max_tokens)
+        stop = tuple(dict.fromkeys((*self.rules.params.stop, *question.stop)))
+        known_ids = len(conversation.ids) if conversation else 0
+        return Turn(question, prompt, min(limits), stop, conversation, known_ids)
 
-    def _stitched(self, asked: Asked) -> tuple[_Chain | None, list[int]]:
-        """Find the conversation that the question continues: return (that conversation or None, the
-        ids of the whole question)."""
-        candidates = [chain for chain in self._chains if chain.trajectory.tools == asked.tools]
-        candidates.sort(key=lambda chain: len(chain.ids), reverse=True)  # the longest match wins
-        rendered = self._rendered(asked.messages, asked.tools)
-        for chain in candidates:
-            ids = chain.ids
+    def _continued_conversation(self, question: Question) -> tuple[_Conversation | None, list[int]]:
+        """Find the conversation that a program's question continues. Returns (that conversation or
+        None, the token ids of the whole question)."""
+        candidates = [
+            conversation
+            for conversation in self._conversations
+            if conversation.trajectory.tools == question.tools
+        ]
+        # The longest match wins.
+        candidates.sort(key=lambda conversation: len(conversation.ids), reverse=True)
+        rendered = self._rendered_ids(question.messages, question.tools)
+        for conversation in candidates:
+            ids = conversation.ids
             if len(rendered) > len(ids) and rendered[: len(ids)] == ids:
-                return chain, rendered
-        for chain in candidates:
-            following = self._following(chain, asked)
-            if following is not None:
-                return chain, chain.ids + following
+                return conversation, rendered
+        for conversation in candidates:
+            continuation = self._continuation_ids(conversation, question)
+            if continuation is not None:
+                return conversation, conversation.ids + continuation
         return None, rendered
 
-    def _rendered(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> list[int]:
+    def _rendered_ids(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]
+    ) -> list[int]:
         """Render a whole conversation to ids. Raises Refused (400) if the template refuses it."""
         try:
             return self.rules.renderer.prompt(messages, tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
 
-    def _following(self, chain: _Chain, asked: Asked) -> list[int] | None:
+    def _continuation_ids(
+        self, conversation: _Conversation, question: Question
+    ) -> list[int] | None:
         """Return the ids that follow a conversation, if the question continues it: the question
         repeats all its messages and adds further ones. Returns None if not, if an added message is
         an assistant's, or if the chat template refuses the added messages."""
-        count = len(chain.messages)
-        new = asked.messages[count:]
-        if not new or asked.messages[:count] != chain.messages:
+        count = len(conversation.messages)
+        added_messages = question.messages[count:]
+        if not added_messages or question.messages[:count] != conversation.messages:
             return None
         # The program wrote such a message itself, so it must not be trained as the model's.
-        if any(message["role"] == "assistant" for message in new):
+        if any(message["role"] == "assistant" for message in added_messages):
             return None
-        trajectory = chain.trajectory
+        trajectory = conversation.trajectory
         before = [*trajectory.prompt, *trajectory.messages]
         try:
             return self.rules.renderer.between_turns(
-                before, new, asked.tools, last_id=trajectory.ids[-1]
+                before, added_messages, question.tools, last_id=trajectory.ids[-1]
             )
         except (WorkerFailure, TemplateError):
             return None
 
-    def record(self, turn: Turn, completion: Completion) -> Answered:
+    def record(self, turn: Turn, completion: Completion) -> Answer:
         """Write a sampled answer into the trajectory that it belongs to, and return it for the
         program. Raises Refused (401) if the rollout is over."""
         with self._lock:
             self._require_open()
-            chain = turn.chain
-            if chain is None or len(chain.ids) != turn.length:
+            conversation = turn.conversation
+            if conversation is None or len(conversation.ids) != turn.length:
                 # The conversation is new, or another question has continued it in the meantime.
-                chain = self._new_chain(turn)
+                conversation = self._new_conversation(turn)
             else:
-                chain.trajectory.add_environment(turn.prompt[turn.length :])
-                new = turn.asked.messages[len(chain.messages) :]
-                chain.trajectory.messages += new
-            return self._appended(chain, turn, completion)
+                conversation.trajectory.add_environment(turn.prompt[turn.length :])
+                added_messages = turn.question.messages[len(conversation.messages) :]
+                conversation.trajectory.messages += added_messages
+            return self._append_completion(conversation, turn, completion)
 
     def _require_open(self) -> None:
         """Raise Refused (401) if the rollout is over."""
         if self._closed:
             raise Refused(401, "This rollout is over; its key is no longer valid.")
 
-    def _new_chain(self, turn: Turn) -> _Chain:
+    def _new_conversation(self, turn: Turn) -> _Conversation:
         """Begin a conversation with this question: in the rollout's own trajectory if it is the
         first, else in a branch."""
-        first = not self._chains
-        trajectory = self.trajectory if first else Trajectory(self.trajectory.task_id, [], [])
-        trajectory.prompt = turn.asked.messages
+        is_first = not self._conversations
+        trajectory = self.trajectory if is_first else Trajectory(self.trajectory.task_id, [], [])
+        trajectory.prompt = turn.question.messages
         trajectory.prompt_ids = turn.prompt
-        trajectory.tools = turn.asked.tools
-        if not first:
+        trajectory.tools = turn.question.tools
+        if not is_first:
             self.trajectory.branches.append(trajectory)
-        chain = _Chain(trajectory, [])
-        self._chains.append(chain)
-        return chain
+        conversation = _Conversation(trajectory, [])
+        self._conversations.append(conversation)
+        return conversation
 
-    def _appended(self, chain: _Chain, turn: Turn, completion: Completion) -> Answered:
+    def _append_completion(
+        self, conversation: _Conversation, turn: Turn, completion: Completion
+    ) -> Answer:
         """Append a completion to its conversation, and return it in the form for the program."""
-        renderer, trajectory = self.rules.renderer, chain.trajectory
+        renderer, trajectory = self.rules.renderer, conversation.trajectory
         append_turn(trajectory, completion, renderer, turn.stop)
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        chain.messages = [*turn.asked.messages, _as_sent_back(text, calls)]
+        conversation.messages = [*turn.question.messages, _as_sent_back(text, calls)]
         finish = "stop" if completion.finished else "length"
-        return Answered(
+        return Answer(
             text=text,
             reasoning=str(message.get("reasoning_content") or ""),
             tool_calls=calls,

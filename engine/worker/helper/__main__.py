@@ -62,9 +62,9 @@ class Helper:
         components = prepare(job, Path(job.config.base.path))
         self.base = components.base
         self.sampler: Sampler = components.sampler
-        self._handed_on: Adapter | None = None  # holds weights other than the policy's
-        self._pass: Shareable | None = None
-        self._orders: dict[type[Any], Callable[[Any], Any]] = {
+        self._received_adapter: Adapter | None = None  # holds weights other than the policy's
+        self._batch_pass: Shareable | None = None
+        self._handlers: dict[type[Any], Callable[[Any], Any]] = {
             messages.TakeState: self._take_state,
             messages.Begin: self._begin,
             messages.Run: self._run,
@@ -74,11 +74,11 @@ class Helper:
             messages.ReleaseMemory: self._release_memory,
             messages.Fingerprint: self._fingerprint,
             messages.Join: self._join,
-            messages.Accompany: self._accompany,
+            messages.Accompany: self._follow_other_ranks,
         }
         self._lockstep: Lockstep | None = None
         if is_sharded(job.config, rank_count()):
-            self._lockstep = self._keep_step()
+            self._lockstep = self._make_lockstep()
 
     @cached_property
     def policy(self) -> Policy:
@@ -97,28 +97,28 @@ class Helper:
         gone."""
         try:
             while not isinstance(order := self.socket.recv(), messages.End):
-                self._orders[type(order)](order)
+                self._handlers[type(order)](order)
         finally:
             self.sampler.close()
 
-    def _tell(self, message: Any) -> None:
+    def _send(self, message: Any) -> None:
         """Send a message to rank 0."""
         self.socket.send(message)
 
     def _join(self, order: messages.Join) -> None:
         """Connect to the other ranks of the run, so that tensors can be exchanged."""
-        self._tell(messages.Done())  # rank 0 connects once all are ready to
-        with collective.together():
+        self._send(messages.Done())  # rank 0 connects once all are ready to
+        with collective.errors_translated():
             collective.join(order.meeting, own_rank(), self.base.network.device)
 
-    def _keep_step(self) -> Lockstep:
+    def _make_lockstep(self) -> Lockstep:
         """Make all ranks do every pass through the sharded base at the same time."""
         network: Any = self.base.network  # transformers', whose import is not needed elsewhere
-        lockstep = Lockstep(network, collective.lockstep_group(), _together)
+        lockstep = Lockstep(network, collective.lockstep_group(), _run_together)
         network.take_turn = lockstep.turn
         return lockstep
 
-    def _accompany(self, _order: messages.Accompany | None = None) -> None:
+    def _follow_other_ranks(self, _order: messages.Accompany | None = None) -> None:
         """If the base is sharded, take part in the passes of other ranks until all ranks are
         idle."""
         if self._lockstep is not None:
@@ -127,18 +127,18 @@ class Helper:
 
     def _take_state(self, order: messages.TakeState) -> None:
         """Receive the adapter's weights and the optimizer's state from rank 0."""
-        with collective.together():
-            collective.hand_on_state(self.policy.adapter, self.optimizer, order.has_moments)
-        self._tell(messages.Done())
+        with collective.errors_translated():
+            collective.broadcast_state(self.policy.adapter, self.optimizer, order.has_moments)
+        self._send(messages.Done())
 
     def _begin(self, order: messages.Begin) -> None:
         """Prepare this rank's part of a batch."""
-        self._pass = order.part.on(self.policy)
+        self._batch_pass = order.part.on(self.policy)
 
     def _run(self, order: messages.Run) -> None:
         """Do a pass over this rank's part of the batch. If memory runs out, report that to rank 0,
         which then has all ranks repeat the pass in smaller microbatches."""
-        batch_pass = self._pass
+        batch_pass = self._batch_pass
         assert batch_pass is not None  # `Begin` comes first
         torch.manual_seed(order.seed)
         self.policy.adapter.clear_gradients()  # an earlier pass that failed may have left some
@@ -154,16 +154,16 @@ class Helper:
             answer = messages.OutOfMemory(str(error).strip() or type(error).__name__)
         if isinstance(answer, messages.OutOfMemory) and torch.cuda.is_initialized():
             torch.cuda.empty_cache()  # not in the except block, whose error keeps activations alive
-        self._tell(answer)
-        self._accompany()
+        self._send(answer)
+        self._follow_other_ranks()
 
     def _step(self, order: messages.Step) -> None:
         """Add up the gradients of all ranks and do the optimizer step."""
         adapter = self.policy.adapter
-        with collective.together():
+        with collective.errors_translated():
             collective.sum_gradients(adapter.parameters())
         apply_step(self.optimizer, adapter, order.learning_rate, order.max_grad_norm)
-        self._tell(messages.Done())
+        self._send(messages.Done())
 
     def _load(self, order: messages.Load) -> None:
         """Load into the sampler the weights that the order names: the policy's, those that rank 0
@@ -172,11 +172,11 @@ class Helper:
         if order.what == "policy":
             adapter = self.policy.adapter
         elif order.what == "handed on":
-            adapter = self._handed_on = self._handed_on or self._new_adapter()
-            with collective.together():
-                collective.hand_on(adapter)
+            adapter = self._received_adapter = self._received_adapter or self._new_adapter()
+            with collective.errors_translated():
+                collective.broadcast_weights(adapter)
         self.sampler.load(adapter)
-        self._tell(messages.Done())
+        self._send(messages.Done())
 
     def _new_adapter(self) -> Adapter:
         """Make an adapter of the policy's shape, whose weights are replaced before it is used."""
@@ -188,21 +188,21 @@ class Helper:
 
         def on_completion(index: int, _member: int, completion: Completion) -> None:
             """Send rank 0 the completion of the prompt at `index`."""
-            self._tell(messages.Ended(index, completion))
+            self._send(messages.Ended(index, completion))
 
         self.sampler.generate(order.prompts, 1, order.params, on_completion)
-        self._tell(messages.Done())
-        self._accompany()
+        self._send(messages.Done())
+        self._follow_other_ranks()
 
     def _release_memory(self, _order: messages.ReleaseMemory) -> None:
         """Free the memory of the sampler."""
         self.sampler.release_memory()
-        self._tell(messages.Done())
+        self._send(messages.Done())
 
     def _fingerprint(self, _order: messages.Fingerprint) -> None:
         """Send rank 0 a fingerprint of the policy's weights, which must be the same on all
         ranks."""
-        self._tell(messages.Done(fingerprint(self.policy.parameters())))
+        self._send(messages.Done(fingerprint(self.policy.parameters())))
 
 
 def main(folder: Path) -> int:
@@ -220,19 +220,19 @@ def main(folder: Path) -> int:
     except Exception as error:  # noqa: BLE001 - the top of the process: every failure is told
         traceback.print_exc()
         with contextlib.suppress(OSError):  # rank 0 may be gone by now
-            socket.send(_told(error))
+            socket.send(_failure_message(error))
         return FAILED
     collective.leave()
     return DONE
 
 
-def _together(call: Callable[[], None]) -> None:
+def _run_together(call: Callable[[], None]) -> None:
     """Do this rank's side of a collective call."""
-    with collective.together():
+    with collective.errors_translated():
         call()
 
 
-def _told(error: Exception) -> messages.Failed:
+def _failure_message(error: Exception) -> messages.Failed:
     """Make the message that tells rank 0 of an error that ends this rank."""
     failure = explain(error)
     # A rank that is disconnected only suffers from the failure of another.

@@ -277,31 +277,31 @@ class FlatAdapter:
         self.flat = torch.nn.Parameter(torch.zeros(size, device=device))
         # Allocated now, so that the factors' gradients can be views of this buffer.
         self.flat.grad = torch.zeros_like(self.flat)
-        self._free = 0  # the buffer is given to factors up to this index
+        self._allocated = 0  # the buffer is given to factors up to this index
         self.factors: list[Factors | None] = [
-            self._next_factors(slot, projections) if projections else None
+            self._allocate_factors(slot, projections) if projections else None
             for slot, projections in targets_by_slot
         ]
         self._initialise(seed)
 
-    def _next_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
+    def _allocate_factors(self, slot: Slot, projections: Sequence[Projection]) -> Factors:
         """Make the factors of a layer with these adapted projections, as views of the next free
         part of the buffer. The factor A is [projections * rank, features], B is [outputs, rank]."""
         rank = self.spec.rank
-        a = self._next_leaf(len(projections) * rank, slot.features)
-        b = self._next_leaf(_output_count(projections), rank)
+        a = self._allocate_leaf(len(projections) * rank, slot.features)
+        b = self._allocate_leaf(_output_count(projections), rank)
         spans = tuple((start, stop) for _, start, stop in projections)
         return Factors(a, b, spans, _parts(projections, rank))
 
-    def _next_leaf(self, rows: int, columns: int) -> torch.Tensor:
+    def _allocate_leaf(self, rows: int, columns: int) -> torch.Tensor:
         """Take the next rows * columns numbers of the buffer, as a view [rows, columns]. Autograd
         treats the view as a parameter of its own, whose gradient is a view of the buffer's
         gradient."""
-        place = slice(self._free, self._free + rows * columns)
-        self._free = place.stop
-        leaf = self.flat.detach()[place].view(rows, columns).requires_grad_()
+        span = slice(self._allocated, self._allocated + rows * columns)
+        self._allocated = span.stop
+        leaf = self.flat.detach()[span].view(rows, columns).requires_grad_()
         assert self.flat.grad is not None
-        leaf.grad = self.flat.grad[place].view(rows, columns)
+        leaf.grad = self.flat.grad[span].view(rows, columns)
         return leaf
 
     def _initialise(self, seed: int) -> None:
@@ -346,7 +346,9 @@ class FlatAdapter:
         are views, not copies."""
         tensors = {}
         for factors, part in self._adapted_parts():
-            assert factors.a.grad is not None and factors.b.grad is not None  # made in `_next_leaf`
+            assert (
+                factors.a.grad is not None and factors.b.grad is not None
+            )  # made in `_allocate_leaf`
             tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
             tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
         return tensors
@@ -383,7 +385,11 @@ def _targeted_projections(slot: Slot, spec: LoraSpec) -> list[Projection]:
     "q_proj"."""
     if "all-linear" in spec.targets:
         return list(slot.projections)
-    return [p for p in slot.projections if p.module.rsplit(".", 1)[-1] in spec.targets]
+    return [
+        projection
+        for projection in slot.projections
+        if projection.module.rsplit(".", 1)[-1] in spec.targets
+    ]
 
 
 def _factor_size(slot: Slot, projections: Sequence[Projection], rank: int) -> int:

@@ -121,8 +121,8 @@ class Cache:
         bias = _hiding_bias(padding, self.dtype).repeat_interleave(self.shape.kv, 0)
         self.prompt_bias = bias[:, None]
         # For each layer: [blocks * kv_heads, dim, longest] and [blocks * kv_heads, longest, dim].
-        self.prompt_keys = [k.flatten(0, 1).transpose(1, 2) for k in self.prompts.keys]
-        self.prompt_values = [v.flatten(0, 1) for v in self.prompts.values]
+        self.prompt_keys = [keys.flatten(0, 1).transpose(1, 2) for keys in self.prompts.keys]
+        self.prompt_values = [values.flatten(0, 1) for values in self.prompts.values]
 
     @classmethod
     def for_new_rows(
@@ -138,7 +138,7 @@ class Cache:
         """
         starts = [0] * (len(blocks) * width)  # every row sees all columns to come
         like = fresh.keys[0]
-        prompts = _selected(fresh, blocks)
+        prompts = _select_prompts(fresh, blocks)
         return cls(shape, prompts, width, starts, columns_written=0, like=like)
 
     def widen(self) -> bool:
@@ -174,11 +174,14 @@ class Cache:
         of generated tokens that are attended to)."""
         dim, columns = self.shape.head_dim, self.generated[0].shape[4]
         # Of each layer, keys and values: [2, blocks * kv_heads * width, window, dim].
-        by_row = [both.view(2, -1, columns, dim)[:, :, : self.window] for both in self.generated]
+        by_row = [
+            keys_and_values.view(2, -1, columns, dim)[:, :, : self.window]
+            for keys_and_values in self.generated
+        ]
         # For each layer: [blocks * kv_heads * width, dim, window].
-        self.generated_keys = [both[0].transpose(1, 2) for both in by_row]
+        self.generated_keys = [keys_and_values[0].transpose(1, 2) for keys_and_values in by_row]
         # For each layer: [blocks * kv_heads * width, window, dim].
-        self.generated_values = [both[1] for both in by_row]
+        self.generated_values = [keys_and_values[1] for keys_and_values in by_row]
 
     def _make_bias(self) -> None:
         """Make the bias that is added to the attention scores of generated tokens. It hides from
@@ -307,27 +310,27 @@ class Cache:
         # Rows that join see only the columns from now on.
         starts += [columns_left] * (len(fresh_blocks) * width)
         old_blocks = [block.old_block for block in staying]
-        # After this only `self.prompts` holds the old prompts, whose memory `_joined` releases
-        # layer by layer.
+        # After this only `self.prompts` holds the old prompts, whose memory `_concatenate_prompts`
+        # releases layer by layer.
         self._drop_views()
         self.prompt_keys, self.prompt_values = [], []
-        prompts = _joined(self.prompts, old_blocks, fresh, fresh_blocks)
+        prompts = _concatenate_prompts(self.prompts, old_blocks, fresh, fresh_blocks)
         new = Cache(
             self.shape, prompts, width, starts, columns_written=columns_left, like=self.generated[0]
         )
         if rows:  # otherwise no row stays, and there is nothing to copy
-            self._hand_over(new, rows, first_column)
+            self._copy_columns_to(new, rows, first_column)
         return new
 
-    def _hand_over(self, new: "Cache", rows: Sequence[int], first_column: int) -> None:
+    def _copy_columns_to(self, new: "Cache", rows: Sequence[int], first_column: int) -> None:
         """Copy the generated columns of these rows, from `first_column` on, to the cache `new`. The
         layers are copied one after the other, and each layer's memory in this cache is released
         before the next layer is copied."""
         for layer in range(self.shape.layers):
-            new._take_over(layer, self._columns_of_rows(layer, rows, first_column))
+            new._write_first_columns(layer, self._columns_of_rows(layer, rows, first_column))
             _release(self.generated, layer)
 
-    def _take_over(self, layer: int, rows: torch.Tensor) -> None:
+    def _write_first_columns(self, layer: int, rows: torch.Tensor) -> None:
         """Write a layer's keys and values [rows, 2, kv_heads, columns, dim], taken from another
         cache, into the first columns of this cache's first rows."""
         by_block = rows.unflatten(0, (-1, self.width))  # [blocks, width, 2, ...]
@@ -374,7 +377,7 @@ def _hiding_bias(hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return bias.masked_fill_(hidden, float("-inf"))
 
 
-def _joined(
+def _concatenate_prompts(
     old: Prompts, old_blocks: Sequence[int], fresh: Prompts | None, fresh_blocks: Sequence[int]
 ) -> Prompts:
     """Gather the prompts of a rearranged cache, one for each block: first the blocks that stay,
@@ -387,15 +390,17 @@ def _joined(
         fresh_blocks: for each block that joins, the number of its prompt among `fresh`.
     """
     if fresh is None:
-        return _selected(old, old_blocks)
-    lengths = [old.lengths[i] for i in old_blocks] + [fresh.lengths[i] for i in fresh_blocks]
+        return _select_prompts(old, old_blocks)
+    old_lengths = [old.lengths[index] for index in old_blocks]
+    fresh_lengths = [fresh.lengths[index] for index in fresh_blocks]
+    lengths = old_lengths + fresh_lengths
     longest = max(lengths)
-    keys = _stacked(old.keys, old_blocks, fresh.keys, fresh_blocks, longest)
-    values = _stacked(old.values, old_blocks, fresh.values, fresh_blocks, longest)
+    keys = _concatenate_layers(old.keys, old_blocks, fresh.keys, fresh_blocks, longest)
+    values = _concatenate_layers(old.values, old_blocks, fresh.values, fresh_blocks, longest)
     return Prompts(keys, values, lengths)
 
 
-def _stacked(
+def _concatenate_layers(
     old: list[torch.Tensor],
     old_numbers: Sequence[int],
     fresh: list[torch.Tensor],
@@ -434,21 +439,21 @@ def _copy_prompts(source: torch.Tensor, indices: Sequence[int], target: torch.Te
     target[:, :, :tokens] = source[:, :, :tokens].index_select(0, index)
 
 
-def _selected(prompts: Prompts, numbers: Sequence[int]) -> Prompts:
+def _select_prompts(prompts: Prompts, indices: Sequence[int]) -> Prompts:
     """Pick the prompts with these numbers, in that order, padded only to the longest of them.
     `prompts` must not be used afterwards."""
-    lengths = [prompts.lengths[i] for i in numbers]
+    lengths = [prompts.lengths[prompt_index] for prompt_index in indices]
     longest = max(lengths)
-    index = torch.tensor(numbers, device=prompts.keys[0].device)
+    index_tensor = torch.tensor(indices, device=prompts.keys[0].device)
 
-    def selected(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    def select(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Return each layer's keys or values of the picked prompts, and release the memory of the
         others."""
         chosen = []
         for layer in range(len(tensors)):
             # [prompts, kv_heads, tokens, dim]
-            chosen.append(tensors[layer][:, :, :longest].index_select(0, index))
+            chosen.append(tensors[layer][:, :, :longest].index_select(0, index_tensor))
             _release(tensors, layer)
         return chosen
 
-    return Prompts(selected(prompts.keys), selected(prompts.values), lengths)
+    return Prompts(select(prompts.keys), select(prompts.values), lengths)

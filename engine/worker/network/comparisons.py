@@ -52,7 +52,7 @@ def recall(
     """
     if file is None:
         return None
-    stored: Any = read_object(file).get(_key(model, dtype, kernels, device))
+    stored: Any = read_object(file).get(_comparison_key(model, dtype, kernels, device))
     try:
         return Rope(tuple(map(float, stored["inverse_frequencies"])), float(stored["scale"]))
     # TypeError: `stored` is None, because no comparison is stored under this key.
@@ -88,15 +88,17 @@ def remember(
     # If the file cannot be written, the next load compares again.
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, read_object(file) | {_key(model, dtype, kernels, device): entry})
+        write_json(
+            file, read_object(file) | {_comparison_key(model, dtype, kernels, device): entry}
+        )
 
 
-def _key(model: Path, dtype: torch.dtype, kernels: str, device: torch.device) -> str:
+def _comparison_key(model: Path, dtype: torch.dtype, kernels: str, device: torch.device) -> str:
     """The key of a comparison in the file: a hash of everything that could change the result. That
     is the model's files, the libraries, the number format, the functions (`kernels`), the kind of
     GPU, and our own sources."""
     files = sorted([*model.glob("*.safetensors"), *model.glob("*.json")])
-    file_facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    file_facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     libraries = [torch.__version__, version("transformers")]
     if device.type != "cpu":  # each GPU model has kernels that round differently
         libraries.append(torch.cuda.get_device_name(device))

@@ -39,7 +39,7 @@ BLOCK_COST = 0.2
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _WaitingPrompt:
     """A prompt that has not been read yet, and its completions to sample."""
 
     ids: list[int]
@@ -50,10 +50,10 @@ class DecoderSampler:
     """The sampler on our own forward; see the module and the protocol `Sampler`."""
 
     name = "torch"
-    elsewhere = False
+    samples_elsewhere = False
 
     @property
-    def beside(self) -> bool:
+    def samples_beside_training(self) -> bool:
         """Whether sampling may run beside training in this process. On a GPU it may not: a CUDA
         graph cannot be captured while another thread uses the GPU."""
         return self.decoder.device.type == "cpu"
@@ -137,7 +137,7 @@ class DecoderSampler:
         # has ended still grows while the other rows go on.
         length = max(map(len, prompts)) + 2 * params.max_tokens
         ending = self.needs.ending(params)
-        queue = _queue(prompts, rows, self.max_rows)
+        queue = _queue_shortest_first(prompts, rows, self.max_rows)
         return self._rounds(queue, self._current_forward(length), ending, done)
 
     def _current_forward(self, length: int) -> Forward:
@@ -162,7 +162,7 @@ class DecoderSampler:
 
     @torch.inference_mode()
     def _rounds(
-        self, waiting: deque[_Waiting], forward: Forward, ending: Ending, done: Done | None
+        self, waiting: deque[_WaitingPrompt], forward: Forward, ending: Ending, done: Done | None
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is alive, yielding after each round.
 
@@ -179,7 +179,7 @@ class DecoderSampler:
             pulse.beat()
             yield
 
-    def _should_read(self, waiting: deque[_Waiting], alive: int) -> bool:
+    def _should_read(self, waiting: deque[_WaitingPrompt], alive: int) -> bool:
         """Whether to read waiting prompts now; `alive` is the number of rows being sampled. Reading
         interrupts these rows, so prompts wait until many can be read at once."""
         if not waiting:
@@ -191,7 +191,7 @@ class DecoderSampler:
         return first_fits and free >= REFILL_SHARE * self.max_rows
 
 
-def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
+def _take_fitting(waiting: deque[_WaitingPrompt], free: int) -> list[_WaitingPrompt]:
     """Remove prompts from the front of the queue and return them, as long as all rows of the next
     prompt fit into the places that are left of `free`."""
     fitting = []
@@ -202,7 +202,9 @@ def _take_fitting(waiting: deque[_Waiting], free: int) -> list[_Waiting]:
     return fitting
 
 
-def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -> deque[_Waiting]:
+def _queue_shortest_first(
+    prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int
+) -> deque[_WaitingPrompt]:
     """Queue the prompts in the order in which they will be read: from the shortest to the longest.
 
     Equal prompts become one entry, so that they are read once. An entry with more than `max_rows`
@@ -211,11 +213,11 @@ def _queue(prompts: Sequence[list[int]], rows: list[list[Row]], max_rows: int) -
     rows_of_prompt: dict[tuple[int, ...], list[Row]] = {}
     for ids, members in zip(prompts, rows, strict=True):
         rows_of_prompt.setdefault(tuple(ids), []).extend(members)
-    queue = deque[_Waiting]()
+    queue = deque[_WaitingPrompt]()
     for ids in sorted(rows_of_prompt, key=len):
         members = rows_of_prompt[ids]
-        for rows_of_entry in _parts(members, max_rows):
-            queue.append(_Waiting(list(ids), rows_of_entry))
+        for rows_of_entry in _split_rows(members, max_rows):
+            queue.append(_WaitingPrompt(list(ids), rows_of_entry))
     return queue
 
 
@@ -244,7 +246,7 @@ class _Batch:
         self.cache: Cache | None = None
         self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
-    def join(self, waiting: Sequence[_Waiting]) -> None:
+    def join(self, waiting: Sequence[_WaitingPrompt]) -> None:
         """Read the prompts, draw the first token of each of their rows, and add to the batch the
         rows that do not end with this token."""
         prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
@@ -253,9 +255,9 @@ class _Batch:
         logits = logits.index_select(0, torch.tensor(prompt_of_row, device=self.device))
         tokens, logprobs = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
-        going_on = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}
-        if going_on:
-            groups = [[row for row in prompt.rows if id(row) in going_on] for prompt in waiting]
+        unfinished = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}
+        if unfinished:
+            groups = [[row for row in prompt.rows if id(row) in unfinished] for prompt in waiting]
             self._arrange(prompts, groups)
 
     def _first_random_numbers(self, rows: Sequence[Row]) -> torch.Tensor | None:
@@ -285,7 +287,7 @@ class _Batch:
             self._prepare(cache)
         cache.open_column()  # the column that this step writes
         if self._graph is None:
-            tokens, logprobs = self._compute()
+            tokens, logprobs = self._compute_step()
         else:
             tokens, logprobs = self._graph.replay()
         self._last_token.copy_(tokens)
@@ -302,13 +304,13 @@ class _Batch:
             # In its first column a row reads its token 0 and draws token 1.
             token_numbers = columns - cache.starts_on_device[:, None] + 1
             self._random_numbers = uniforms(self._keys[:, None], token_numbers)
-        # Without graphs `_graph` stays None, and `step` calls `_compute`. If `_graph` held that
-        # bound method instead, this object would refer to itself and keep the weights alive until
-        # cycles are next collected; `_Graph` calls the method without keeping it.
+        # Without graphs `_graph` stays None, and `step` calls `_compute_step`. If `_graph` held
+        # that bound method instead, this object would refer to itself and keep the weights alive
+        # until cycles are next collected; `_Graph` calls the method without keeping it.
         if self.graphs:
-            self._graph = _Graph(self._compute)
+            self._graph = _Graph(self._compute_step)
 
-    def _compute(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute_step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute one step: a token and its log-probability for every place, both [rows]. Places
         whose row has ended get some token, which is ignored."""
         cache = self.cache
@@ -332,20 +334,20 @@ class _Batch:
             rows: None stands where a row has ended before.
             tokens, logprobs: [rows], the tokens and their log-probabilities.
         """
-        going_on = []
+        unfinished = []
         for position, (row, token_id, token_logprob) in enumerate(
             zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)
         ):
             if row is None:
                 continue
             if not self.ending.take(row, token_id, token_logprob):
-                going_on.append(row)
+                unfinished.append(row)
                 continue
             if rows is self.rows:
                 self._empty_place(position)
             if self.done is not None:
                 self.done(row.prompt, row.member, row.completion)
-        return going_on
+        return unfinished
 
     def _empty_place(self, position: int) -> None:
         """Take the row at this place out of the batch, because it has ended."""
@@ -372,14 +374,18 @@ class _Batch:
         groups = [*old_groups, *fresh_groups]
         width = _best_width([len(group) for group in groups])
         # For each block that joins, the number of its prompt.
-        fresh_blocks = [i for i, group in enumerate(fresh_groups) for _ in _parts(group, width)]
+        fresh_blocks = [
+            prompt_number
+            for prompt_number, group in enumerate(fresh_groups)
+            for _ in _split_rows(group, width)
+        ]
         staying_blocks = self._staying_blocks(old_groups, width)
         if self.cache is not None and staying_blocks:
             self.cache = self.cache.rearranged(staying_blocks, fresh, fresh_blocks, width)
         else:
             assert fresh is not None  # there are rows to arrange, and none were under way
             self.cache = Cache.for_new_rows(self.forward.shape, fresh, fresh_blocks, width)
-        self._set_rows(_placed(groups, width), width)
+        self._set_rows(_places_of(groups, width), width)
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
         """Describe to the cache the new blocks of the rows that stay.
@@ -391,7 +397,7 @@ class _Batch:
         place_of_row = {id(row): place for place, row in enumerate(self.rows) if row is not None}
         blocks = []
         for old_block, group in enumerate(groups):
-            for rows_of_block in _parts(group, width):
+            for rows_of_block in _split_rows(group, width):
                 places = [place_of_row[id(row)] for row in rows_of_block]
                 # The cache has no empty places: it holds the part's first row there once more.
                 places += places[:1] * (width - len(rows_of_block))
@@ -412,19 +418,19 @@ class _Batch:
         self._keys = torch.tensor(keys, device=self.device)
 
 
-def _parts(group: Sequence[Row], width: int) -> list[list[Row]]:
+def _split_rows(group: Sequence[Row], width: int) -> list[list[Row]]:
     """Cut the rows into parts of at most `width`."""
     return [list(group[start : start + width]) for start in range(0, len(group), width)]
 
 
-def _placed(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
+def _places_of(groups: Sequence[Sequence[Row]], width: int) -> list[Row | None]:
     """Put the rows of the groups into blocks of `width` places, each block of one group.
 
     None stands in the places that a group leaves empty.
     """
     places: list[Row | None] = []
     for group in groups:
-        for rows_of_block in _parts(group, width):
+        for rows_of_block in _split_rows(group, width):
             places += [*rows_of_block, *[None] * (width - len(rows_of_block))]
     return places
 

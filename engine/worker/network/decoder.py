@@ -265,7 +265,7 @@ class Decoder:
             checkpointing: recompute each layer in the backward pass, to save memory.
             dropout: probability of dropout on the adapter's input.
         """
-        shared = self._pass(batch, dropout)
+        shared = self._prepare_pass(batch, dropout)
         x = self.embed(batch.ids)
         # The output of a layer that has not been added to x yet: the next norm does both at once.
         delta: torch.Tensor | None = None
@@ -280,7 +280,7 @@ class Decoder:
         _, normed = AddNorm.apply(x, delta, self.norm, self.eps, self.functions)
         return normed
 
-    def _pass(self, batch: Packed, dropout: float) -> "_Pass":
+    def _prepare_pass(self, batch: Packed, dropout: float) -> "_Pass":
         """Make what all layers need to run over `batch`: its attention plan and the tables of its
         positions. `dropout` is the probability of dropout on the adapter's input."""
         layout = batch.layout

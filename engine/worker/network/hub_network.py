@@ -30,7 +30,9 @@ from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 from engine.worker.ops.matmul import OutputLayer
 
-CASTS_INPUTS = "cast_input_dtype_enabled"  # the attribute of a PEFT layer that `_compute_in` clears
+CASTS_INPUTS = (
+    "cast_input_dtype_enabled"  # the attribute of a PEFT layer that `_compute_in_dtype` clears
+)
 # Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
 # Settings of models that compute more than the head between hidden state and logits: their
@@ -79,7 +81,7 @@ class HubAdapter:
     @property
     def version(self) -> int:
         """A number that changes whenever the weights do: torch counts the changes of a tensor."""
-        return sum(p._version for p in self.parameters())
+        return sum(parameter._version for parameter in self.parameters())
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The adapter's tensors, which the optimizer moves."""
@@ -160,7 +162,7 @@ class HubNetwork:
         self._first_adapter: HubAdapter | None = None
         # Called before each pass, with whether a backward pass follows. It waits for other ranks if
         # the model's layers are sharded over them.
-        self.take_turn: Callable[[bool], None] = _alone
+        self.take_turn: Callable[[bool], None] = _without_waiting
 
     @property
     def peft(self) -> PeftModel:
@@ -189,7 +191,7 @@ class HubNetwork:
         torch.manual_seed(seed)  # PEFT draws from torch's own generator
         name = f"adapter{self._adapters_made}"
         self._adapters_made += 1
-        spec = replace(spec, excluded=self._excluded(spec))
+        spec = replace(spec, excluded=self._exclusion_pattern(spec))
         config = lora_config(spec)
         try:
             if self._peft is None:
@@ -203,7 +205,7 @@ class HubNetwork:
                 "config", "The model takes no such adapter.", evidence=str(error)
             ) from error
         if self.dtype in (torch.bfloat16, torch.float16):
-            _compute_in(self.dtype, self._peft)
+            _compute_in_dtype(self.dtype, self._peft)
         adapter = HubAdapter(self, name, spec)
         self._first_adapter = self._first_adapter or adapter
         return adapter
@@ -225,7 +227,7 @@ class HubNetwork:
             logits = self.model(input_ids=ids, use_cache=False).logits
             (0.0 * logits.float().sum()).backward()
 
-    def _excluded(self, spec: LoraSpec) -> str:
+    def _exclusion_pattern(self, spec: LoraSpec) -> str:
         """Return NOT_ADAPTED, the pattern of modules that get no adapter (such as those that see
         pictures), if it matches a module that the targets of `spec` name. Otherwise return ""."""
         for name, module in self.model.named_modules():
@@ -253,7 +255,7 @@ class HubNetwork:
     def split(self, rows: Sequence[Row], budget: int) -> list[list[int]]:
         """Divide `rows` into microbatches of at most `budget` tokens, padding included. Returns
         for each microbatch the indices of its rows."""
-        return microbatches([len(r.ids) for r in rows], budget)
+        return microbatches([len(row.ids) for row in rows], budget)
 
     def logprobs(
         self,
@@ -281,7 +283,7 @@ class HubNetwork:
         with self.with_adapter(adapter):
             self.model.train(training)
             if self._head is None:
-                return self._through_logits(batch, inverse_temperature)
+                return self._from_all_logits(batch, inverse_temperature)
             hidden = self._hidden(batch.ids)
             return TokenLogprobs.apply(
                 hidden.flatten(0, 1)[batch.source],
@@ -298,8 +300,10 @@ class HubNetwork:
         if self._recomputes:
             return
         # Up to transformers 5.22 the method has the second name only, from 6 on the first only.
-        names = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
-        enable = next(getattr(self.model, name) for name in names if hasattr(self.model, name))
+        if hasattr(self.model, "activation_checkpointing_enable"):
+            enable = self.model.activation_checkpointing_enable
+        else:
+            enable = self.model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
         self.model.enable_input_require_grads()
         self._recomputes = True
@@ -341,7 +345,7 @@ class HubNetwork:
         decoder: Any = self.model.get_decoder()
         return decoder(input_ids=ids, use_cache=False).last_hidden_state
 
-    def _through_logits(
+    def _from_all_logits(
         self, batch: Batch, inverse_temperature: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute (log-probabilities, entropies) of the trained tokens from all logits of the
@@ -399,13 +403,13 @@ class HubNetwork:
         # ValueError, TypeError: the model does not take such a cache. AttributeError: it asks for a
         # part that the cache lacks. RuntimeError: states of another shape.
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise _not_sampled(f"{type(error).__name__}: {error}") from error
+            raise _sampling_failure(f"{type(error).__name__}: {error}") from error
         gap = 0.0
         for prompt, group in zip(prompts, groups, strict=True):
             for completion in group:
                 gap = max(gap, self._largest_gap(prompt, completion))
         if not gap <= SAME_LOGPROBS[self.dtype]:  # NaN too
-            raise _not_sampled(f"log-probabilities differ by {gap:.1e}")
+            raise _sampling_failure(f"log-probabilities differ by {gap:.1e}")
 
     def _largest_gap(self, prompt: Sequence[int], completion: Completion) -> float:
         """The largest difference, over the tokens of a completion, between its sampled
@@ -433,11 +437,11 @@ class HubNetwork:
             yield
 
 
-def _alone(_trains: bool) -> None:
+def _without_waiting(_trains: bool) -> None:
     """Do nothing, because this process holds the whole model and need not wait for other ranks."""
 
 
-def _not_sampled(evidence: str) -> WorkerFailure:
+def _sampling_failure(evidence: str) -> WorkerFailure:
     """Make the failure of a run whose model gives other log-probabilities in sampling than in
     training. `evidence` says how they differ."""
     return WorkerFailure(
@@ -462,7 +466,7 @@ def disable_dropout(model: torch.nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _compute_in(dtype: torch.dtype, model: torch.nn.Module) -> None:
+def _compute_in_dtype(dtype: torch.dtype, model: torch.nn.Module) -> None:
     """Make the layers with adapters compute in `dtype`, a 16-bit format. The factors stay float32,
     and copies of them are used. Otherwise PEFT would copy every layer's input to float32, keep that
     copy for the backward pass, and multiply in float32."""

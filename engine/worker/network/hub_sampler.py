@@ -58,7 +58,7 @@ UNSEEN_SHARE = 0.25
 
 
 @dataclass
-class _Waiting:
+class _WaitingPrompt:
     """A prompt that has not been read yet, and its completions to sample."""
 
     ids: list[int]
@@ -87,7 +87,7 @@ class _Batch:
         """Keep only the rows with these numbers, in that order, and drop all others."""
         index = torch.tensor(numbers, device=self.mask.device)
         _take_rows(self.cache, index)
-        self.rows = [self.rows[i] for i in numbers]
+        self.rows = [self.rows[number] for number in numbers]
         self.mask, self.positions = self.mask[index], self.positions[index]
         self.tokens, self.keys = self.tokens[index], self.keys[index]
         if _is_joinable(self.cache):  # else it has layers that `_resize` does not know
@@ -126,7 +126,7 @@ class HubSampler:
     """The sampler on a transformers model; see the module and the protocol `Sampler`."""
 
     name = "torch"
-    elsewhere = beside = False
+    samples_elsewhere = samples_beside_training = False
 
     def __init__(
         self,
@@ -202,8 +202,10 @@ class HubSampler:
             rows: for each prompt its rows, which are filled in place.
             done: called for each row that ends; None if nobody is to be told.
         """
-        by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        waiting = deque(_Waiting(prompts[i], rows[i]) for i in by_length if rows[i])
+        shortest_first = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+        waiting = deque(
+            _WaitingPrompt(prompts[index], rows[index]) for index in shortest_first if rows[index]
+        )
         was_training = self.model.training
         try:
             with self.with_adapter(self._adapter):
@@ -214,7 +216,7 @@ class HubSampler:
 
     @torch.no_grad()
     def _sample(
-        self, waiting: deque[_Waiting], params: SamplingParams, done: Done | None
+        self, waiting: deque[_WaitingPrompt], params: SamplingParams, done: Done | None
     ) -> Iterator[None]:
         """Sample until no prompt waits and no row is left, yielding after each round (see
         `_rounds`). `waiting` holds the prompts that are not read yet."""
@@ -230,7 +232,7 @@ class HubSampler:
             pulse.beat()
             yield
 
-    def _should_read(self, waiting: deque[_Waiting], batch: _Batch | None) -> bool:
+    def _should_read(self, waiting: deque[_WaitingPrompt], batch: _Batch | None) -> bool:
         """Whether to read waiting prompts now. Reading interrupts the rows under way, so prompts
         wait until many places are free. If rows cannot be added to this kind of cache, prompts wait
         until all places are free."""
@@ -242,18 +244,24 @@ class HubSampler:
         is_worthwhile = free >= max(REFILL_SHARE * self.needs.max_rows, len(waiting[0].rows))
         return is_worthwhile and _is_joinable(batch.cache)
 
-    def _take_waiting(self, waiting: deque[_Waiting], rows_alive: int) -> list[_Waiting]:
+    def _take_waiting(
+        self, waiting: deque[_WaitingPrompt], rows_alive: int
+    ) -> list[_WaitingPrompt]:
         """Remove the next prompts to read from the front of `waiting` and return them: at least
         one, at most `prompts_at_once`, and no more than have rows that fit beside the `rows_alive`
         rows under way."""
-        taken = [waiting.popleft()]
-        free_rows = self.needs.max_rows - rows_alive - len(taken[0].rows)
-        while waiting and len(waiting[0].rows) <= free_rows and len(taken) < self.prompts_at_once:
-            taken.append(waiting.popleft())
-            free_rows -= len(taken[-1].rows)
-        return taken
+        next_prompts = [waiting.popleft()]
+        free_rows = self.needs.max_rows - rows_alive - len(next_prompts[0].rows)
+        while (
+            waiting
+            and len(waiting[0].rows) <= free_rows
+            and len(next_prompts) < self.prompts_at_once
+        ):
+            next_prompts.append(waiting.popleft())
+            free_rows -= len(next_prompts[-1].rows)
+        return next_prompts
 
-    def _read(self, prompts: Sequence[_Waiting]) -> tuple[_Batch, torch.Tensor]:
+    def _read(self, prompts: Sequence[_WaitingPrompt]) -> tuple[_Batch, torch.Tensor]:
         """Run each prompt through the model once. Returns (a batch of the prompts' rows, which have
         drawn nothing yet; the logits after each row's prompt, [rows, vocab] float32)."""
         device = self.model.device
@@ -312,7 +320,9 @@ class HubSampler:
         """
         # Not every family's `forward` takes these two.
         optional = {"position_ids": positions, "logits_to_keep": 1}  # 1: those of the last token
-        accepted = {k: v for k, v in optional.items() if k in self._accepted_arguments}
+        accepted = {
+            name: value for name, value in optional.items() if name in self._accepted_arguments
+        }
         self.before_pass()
         out = self.model(
             input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, **accepted
@@ -334,7 +344,7 @@ def _positions(mask: torch.Tensor) -> torch.Tensor:
     return (mask.cumsum(1) - 1).clamp(min=0)
 
 
-def _prompt_of_row(prompts: Sequence[_Waiting], device: torch.device) -> torch.Tensor:
+def _prompt_of_row(prompts: Sequence[_WaitingPrompt], device: torch.device) -> torch.Tensor:
     """For each row of the prompts, the index of its prompt in `prompts`, as [rows] int64."""
     numbers = [number for number, prompt in enumerate(prompts) for _ in prompt.rows]
     return torch.tensor(numbers, device=device)
@@ -347,11 +357,11 @@ def _draw_tokens(
     that end with this token, or None if all rows end. `done` is called for each row that ends."""
     steps = torch.tensor([len(row.ids) for row in batch.rows], device=logits.device)
     batch.tokens, logprobs = draw(logits, ending.params, uniforms(batch.keys, steps))
-    going_on = _append_tokens(batch, logprobs, ending, done)
-    if not going_on:
+    unfinished = _append_tokens(batch, logprobs, ending, done)
+    if not unfinished:
         return None
-    if len(going_on) < len(batch.rows):
-        batch.keep(going_on)
+    if len(unfinished) < len(batch.rows):
+        batch.keep(unfinished)
     return batch
 
 
@@ -362,14 +372,14 @@ def _append_tokens(
 
     Returns the numbers of the rows that go on; `done` is called for the others.
     """
-    going_on = []
+    unfinished = []
     drawn_tokens = zip(batch.rows, batch.tokens.tolist(), logprobs.tolist(), strict=True)
     for number, (row, token, logprob) in enumerate(drawn_tokens):
         if not ending.take(row, token, logprob):
-            going_on.append(number)
+            unfinished.append(number)
         elif done is not None:
             done(row.prompt, row.member, row.completion)
-    return going_on
+    return unfinished
 
 
 def _take_rows(cache: DynamicCache, index: torch.Tensor) -> None:

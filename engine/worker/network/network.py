@@ -156,7 +156,7 @@ class DecoderNetwork:
         microbatch. There are as few microbatches as the budget allows, and all are of about the
         same size, because the largest one decides how much memory a step takes.
         """
-        order = sorted(range(len(rows)), key=lambda i: _sort_key(rows[i], i))
+        order = sorted(range(len(rows)), key=lambda index: _sort_key(rows[index], index))
         groups, sizes = _fill_in_order(rows, order, budget)
         # Now make them even: find the lowest limit that needs no more microbatches than these.
         # Begin at an equal share, and raise the limit by 2 % at a time.

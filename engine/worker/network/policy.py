@@ -174,17 +174,19 @@ def _load_decoder_network(
         with contextlib.suppress(KeyError):
             decoder = Decoder.read(path, config, known_rope, dtype, device)
             return DecoderNetwork(decoder, vocab, choice), "", None
-    model, decoder, used, difference = _compared_decoder(path, vocab, device, precision, choice)
+    model, decoder, used_choice, difference = _load_and_compare(
+        path, vocab, device, precision, choice
+    )
     if difference <= TOLERANCE[decoder.dtype]:
-        name, rope = used.functions.name, decoder.rotary
+        name, rope = used_choice.functions.name, decoder.rotary
         comparisons.remember(comparisons_file, path, dtype, name, rope, difference, device)
-        return DecoderNetwork(decoder, vocab, used), "", None
+        return DecoderNetwork(decoder, vocab, used_choice), "", None
     why_not = f"logits differ from transformers' by {difference:.1e}"
     whole_model = model if decoder.give_back(model) else None
     return None, why_not, whole_model
 
 
-def _compared_decoder(
+def _load_and_compare(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> "tuple[PreTrainedModel, Decoder, Choice, float]":
     """Load the model in `path` with transformers, make our own decoder of it, and compare the
@@ -199,7 +201,7 @@ def _compared_decoder(
     with torch.no_grad():
         expected = model(torch.tensor([probe], device=device)).logits[0].float()
     decoder = Decoder.of(model)
-    choice, difference = _choice_and_difference(decoder, choice, probe, expected)
+    choice, difference = _try_choice(decoder, choice, probe, expected)
     return model, decoder, choice, difference
 
 
@@ -346,10 +348,10 @@ def probe_ids(vocab: int) -> list[int]:
     """Return 24 ids from all over the vocabulary, on which two forward passes are compared. They
     are the same in every run."""
     # 7919 is a prime, so the steps hit different ids in any vocabulary.
-    return [(7 + 7919 * i) % vocab for i in range(24)]
+    return [(7 + 7919 * index) % vocab for index in range(24)]
 
 
-def _choice_and_difference(
+def _try_choice(
     decoder: Decoder, choice: Choice, probe: Sequence[int], expected: torch.Tensor
 ) -> tuple[Choice, float]:
     """Compare our logits, computed with the chosen set of functions, with transformers'. If they
@@ -362,26 +364,28 @@ def _choice_and_difference(
     Returns (the set that `decoder` now uses, the relative difference with that set).
     """
     decoder.functions = choice.functions
-    difference = _difference(decoder, probe, expected)
+    difference = _relative_difference(decoder, probe, expected)
     if choice.functions is TORCH or difference <= TOLERANCE[decoder.dtype]:
         return choice, difference
     reason = f"{choice.functions.name}: logits differ from transformers' by {difference:.1e}"
     decoder.functions = TORCH
-    return Choice(TORCH, reason), _difference(decoder, probe, expected)
+    return Choice(TORCH, reason), _relative_difference(decoder, probe, expected)
 
 
-def _difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
+def _relative_difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
     """How far our results are from transformers' logits `expected` for the ids `probe`: the norm of
     the difference over the norm of the expected values. Compared are the logits, and the
     log-probabilities where rows share a prompt (the path that GRPO trains through); the larger
     difference counts."""
     ours = decoder.logits(torch.tensor(probe, device=decoder.device), decoder.weights(None))
     of_logits = float((ours - expected).norm() / expected.norm())
-    return max(of_logits, _shared_difference(decoder, probe, expected))
+    return max(of_logits, _difference_with_shared_prompt(decoder, probe, expected))
 
 
 @torch.no_grad()
-def _shared_difference(decoder: Decoder, probe: Sequence[int], expected: torch.Tensor) -> float:
+def _difference_with_shared_prompt(
+    decoder: Decoder, probe: Sequence[int], expected: torch.Tensor
+) -> float:
     """How far our log-probabilities are from those of the expected logits, relative to the latter,
     where rows share a prompt. Two rows share the first half of `probe` as their prompt; the
     log-probabilities of the second half are compared."""
@@ -495,7 +499,7 @@ class Policy:
         return self.base.network.logprobs(
             batch,
             self.adapter,
-            inverse_temperature=_inverse(temperature),
+            inverse_temperature=_inverse_temperature(temperature),
             entropies=entropies,
             checkpointing=self.checkpointing,
             training=True,
@@ -511,12 +515,12 @@ class Policy:
         logprobs, _ = self.base.network.logprobs(
             batch,
             self.reference,
-            inverse_temperature=_inverse(temperature),
+            inverse_temperature=_inverse_temperature(temperature),
         )
         return logprobs
 
 
-def _inverse(temperature: float) -> float:
+def _inverse_temperature(temperature: float) -> float:
     """The factor that logits are multiplied by at a temperature: its inverse, or 1 at temperature 0
     (greedy)."""
     return 1.0 / temperature if temperature else 1.0

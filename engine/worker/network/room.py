@@ -51,17 +51,17 @@ def size_of_run(job: Job[RunConfig], base: Base, env: EnvRecord, memory: int) ->
     """
     config = job.config
     # On a CPU rows and microbatches do not depend on lengths, and need no rows to be counted.
-    facts = _counted_rows(job, env) if base.network.device.type == "cuda" else None
+    facts = _row_facts(job, env) if base.network.device.type == "cuda" else None
     if isinstance(config, SFTConfig | DPOConfig | GRPOConfig | DistillConfig):
         size = _training_size(config, base, facts, memory)
     elif isinstance(config, EvaluateConfig | ProbeConfig | PromptConfig):
-        size = size_of_answers(base, memory, _longest(config.settings, facts, base))
+        size = size_of_answers(base, memory, _longest_sequence(config.settings, facts, base))
     else:  # a regrade, which loads no model
         size = size_of_answers(base, memory, base.network.shape.context)
     return replace(size, own_forward=base.network.forward == "own")
 
 
-def _counted_rows(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
+def _row_facts(job: Job[RunConfig], env: EnvRecord) -> EnvFacts | None:
     """Facts about the environment's rows, with lengths in tokens of the run's model. Returns None
     for a run that loads no model."""
     home, config = job.run.home, job.config
@@ -105,13 +105,13 @@ def _training_size(
         ),
         kind=base.network.device.type,
         memory=memory,
-        longest=_longest(settings, facts, base),
+        longest=_longest_sequence(settings, facts, base),
         teacher=teacher,
         shares_base=shares_base,
     )
 
 
-def _longest(
+def _longest_sequence(
     settings: TrainSettings | EvaluationSettings | PromptSettings,
     facts: EnvFacts | None,
     base: Base,
@@ -152,7 +152,7 @@ def _loaded(base: Base) -> LoadedModel:
     return LoadedModel(facts, precision, "none", lora_rank=16, lora_targets=facts.targets)
 
 
-def keep_to(device: torch.device, memory: int) -> int:
+def limit_gpu_memory(device: torch.device, memory: int) -> int:
     """Let this process take at most `memory` bytes of a GPU that other runs use too. An allocation
     beyond that fails in this process and not in theirs. Returns `memory`."""
     total = torch.cuda.get_device_properties(device).total_memory

@@ -85,20 +85,21 @@ class Sampler(Protocol):
     """Samples from a base model with one adapter on it, or none.
 
     Attributes:
-        elsewhere: whether it samples in other processes, which keep the weights that were last
-            loaded.
-        beside: whether it may sample while this process trains. That holds for samplers elsewhere
-            and for our own forward on a CPU. With any other, two threads would share PEFT's switch
-            between adapters, or a GPU while its kernels are being recorded as a CUDA graph.
+        samples_elsewhere: whether it samples in other processes, which keep the weights that were
+            last loaded.
+        samples_beside_training: whether it may sample while this process trains. That holds for
+            samplers in other processes and for our own forward on a CPU. With any other, two
+            threads would share PEFT's switch between adapters, or a GPU while its kernels are being
+            recorded as a CUDA graph.
     """
 
     name: str
 
     @property
-    def elsewhere(self) -> bool: ...
+    def samples_elsewhere(self) -> bool: ...
 
     @property
-    def beside(self) -> bool: ...
+    def samples_beside_training(self) -> bool: ...
 
     def load(self, adapter: Any) -> None:
         """Sample from the next call on with `adapter` as it is now; None means the base alone."""
@@ -237,7 +238,7 @@ def draw(
     """
     if params.temperature == 0 or random_numbers is None:
         ids = logits.argmax(-1)
-        return ids, _at(ids, logits.log_softmax(-1))
+        return ids, _values_at(ids, logits.log_softmax(-1))
     if params.temperature != 1:
         logits.mul_(1 / params.temperature)
     logprobs = logits.log_softmax(-1)
@@ -248,7 +249,7 @@ def draw(
     # Without min_p no token has been excluded, so the logits give the same probabilities.
     probabilities = logprobs.exp() if params.min_p else logits.softmax(-1)
     ids = pick(probabilities, random_numbers)
-    return ids, _at(ids, logprobs)
+    return ids, _values_at(ids, logprobs)
 
 
 def _draw_likely(
@@ -259,10 +260,10 @@ def _draw_likely(
     [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
     index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
-    return _at(index, ids), _at(index, logprobs)
+    return _values_at(index, ids), _values_at(index, logprobs)
 
 
-def _at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _values_at(index: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Pick one value from each row of `values` [rows, n]: the one at that row's `index` [rows].
     Returns [rows]."""
     return values.gather(1, index[:, None])[:, 0]
@@ -312,10 +313,10 @@ def nucleus(logprobs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.T
     Returns ([rows, k], [rows, k]): log-probabilities from the likeliest down, -inf outside the
     nucleus, and the ids of the tokens.
     """
-    likeliest, ids, sums = _enough_likeliest(logprobs, top_p)
+    top_logprobs, ids, sums = _enough_likeliest(logprobs, top_p)
     # A token belongs to the set if the likelier ones alone do not reach top_p.
     sum_before = F.pad(sums[:, :-1], (1, 0))
-    return likeliest.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids
+    return top_logprobs.masked_fill_(sum_before >= top_p, float("-inf")).log_softmax(-1), ids
 
 
 def _enough_likeliest(
@@ -332,10 +333,10 @@ def _enough_likeliest(
     # On a GPU all are sorted at once: waiting to learn whether a few suffice would take as long.
     count = FIRST_LIKELIEST if logprobs.device.type == "cpu" else vocab
     while True:
-        tried, ids = logprobs.topk(min(count, vocab), -1)
-        sums = tried.exp().cumsum(-1, dtype=torch.float64)
+        top_logprobs, ids = logprobs.topk(min(count, vocab), -1)
+        sums = top_logprobs.exp().cumsum(-1, dtype=torch.float64)
         if count >= vocab or bool((sums[:, -1] >= top_p).all()):
-            return tried, ids, sums
+            return top_logprobs, ids, sums
         count *= LIKELIEST_FACTOR
 
 
@@ -394,8 +395,12 @@ def _pick_in_block(
 
 # Constants of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), which turns a counter into 64 random
 # bits.
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_64_BITS = 2**64 - 1
+_SPLITMIX_STEP, _SPLITMIX_FACTOR_1, _SPLITMIX_FACTOR_2 = (
+    0x9E3779B97F4A7C15,
+    0xBF58476D1CE4E5B9,
+    0x94D049BB133111EB,
+)
+_MASK_64_BITS = 2**64 - 1
 
 
 def row_key(seed: int, prompt: int, member: int) -> int:
@@ -403,9 +408,9 @@ def row_key(seed: int, prompt: int, member: int) -> int:
     prompt number and member (the number among the prompt's completions) by splitmix64."""
     key = 0
     for number in (seed, prompt, member):
-        key = (key + _STEP + number) & _64_BITS
-        key = ((key ^ (key >> 30)) * _FIRST) & _64_BITS
-        key = ((key ^ (key >> 27)) * _SECOND) & _64_BITS
+        key = (key + _SPLITMIX_STEP + number) & _MASK_64_BITS
+        key = ((key ^ (key >> 30)) * _SPLITMIX_FACTOR_1) & _MASK_64_BITS
+        key = ((key ^ (key >> 27)) * _SPLITMIX_FACTOR_2) & _MASK_64_BITS
         key ^= key >> 31
     return key >> 1  # fits a signed int64 tensor
 
@@ -419,9 +424,9 @@ def uniforms(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         positions: int64, numbers of tokens from 0; must broadcast with `keys`.
     """
     # splitmix64, with the key as its seed and the position as its counter.
-    bits = keys + (positions + 1) * _as_int64(_STEP)
-    bits = (bits ^ _shifted_right(bits, 30)) * _as_int64(_FIRST)
-    bits = (bits ^ _shifted_right(bits, 27)) * _as_int64(_SECOND)
+    bits = keys + (positions + 1) * _as_int64(_SPLITMIX_STEP)
+    bits = (bits ^ _shifted_right(bits, 30)) * _as_int64(_SPLITMIX_FACTOR_1)
+    bits = (bits ^ _shifted_right(bits, 27)) * _as_int64(_SPLITMIX_FACTOR_2)
     bits = bits ^ _shifted_right(bits, 31)
     # The upper 52 of the 64 bits, because a float64 holds 52 bits exactly.
     return _shifted_right(bits, 12).double() * 2.0**-52

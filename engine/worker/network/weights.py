@@ -104,13 +104,13 @@ def layer_from(take: Take, number: int, head_dim: int, residual: float, *, rotat
     norms = _norms(take, name)
     q_norm, k_norm, whole_norms = _head_norms(take, attention, head_dim)
     return Layer(
-        # `_whole` returns None unless the model's files have the projections fused already.
-        qkv=_whole(take, f"{attention}.qkv_proj")
-        or _fused(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
-        o=_multiplied(_fused(take, f"{attention}.o_proj"), residual),
-        gate_up=_whole(take, f"{mlp}.gate_up_proj")
-        or _fused(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        down=_multiplied(_fused(take, f"{mlp}.down_proj"), residual),
+        # `_read_fused` returns None unless the model's files have the projections fused already.
+        qkv=_read_fused(take, f"{attention}.qkv_proj")
+        or _fuse(take, f"{attention}.q_proj", f"{attention}.k_proj", f"{attention}.v_proj"),
+        o=_scaled(_fuse(take, f"{attention}.o_proj"), residual),
+        gate_up=_read_fused(take, f"{mlp}.gate_up_proj")
+        or _fuse(take, f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        down=_scaled(_fuse(take, f"{mlp}.down_proj"), residual),
         norm_in=norms.before_attention,
         norm_mid=norms.before_mlp,
         norm_attended=norms.after_attention,
@@ -170,7 +170,7 @@ def _head_norms(
     return q_norm, k_norm, None
 
 
-def _whole(take: Take, name: str) -> Linear | None:
+def _read_fused(take: Take, name: str) -> Linear | None:
     """Read the layer whose projections the model has fused itself into one weight, `name`. Returns
     None if the model has no such weight."""
     weight = take(f"{name}.weight")
@@ -181,7 +181,7 @@ def _whole(take: Take, name: str) -> Linear | None:
     return Linear(weight, take(f"{name}.bias"), slot)
 
 
-def _multiplied(linear: Linear, factor: float) -> Linear:
+def _scaled(linear: Linear, factor: float) -> Linear:
     """Multiply the layer's weight and bias, and so its output, by `factor`. The result also records
     the factor, because an adapter on the layer has to be scaled by it too."""
     if factor == 1:
@@ -190,7 +190,7 @@ def _multiplied(linear: Linear, factor: float) -> Linear:
     return Linear(linear.weight * factor, bias, linear.slot, factor=factor)
 
 
-def _fused(take: Take, *names: str) -> Linear:
+def _fuse(take: Take, *names: str) -> Linear:
     """Fuse the projections with these names, which read the same input, into one layer: its outputs
     are theirs, one projection after the other. Raises KeyError if a weight is missing."""
     projections, weights, biases = [], [], []
@@ -343,9 +343,9 @@ class Weights:
         self.adapter = adapter
         self.merging = merge and adapter is not None and is_float32
         self._version = -1  # of the adapter at the last refresh; -1: there was none
-        self._cast: torch.Tensor | None = None  # all of the adapter in the weights' format
+        self._adapter_copy: torch.Tensor | None = None  # all of the adapter in the weights' format
         if adapter is not None and not (is_float32 and weight.device.type == "cpu"):
-            self._cast = torch.empty_like(adapter.flat, dtype=weight.dtype)
+            self._adapter_copy = torch.empty_like(adapter.flat, dtype=weight.dtype)
         self._layers = self._adapted_layers(layers)
 
     def _adapted_layers(self, layers: Sequence[Layer]) -> "list[LayerWeights]":
@@ -374,7 +374,9 @@ class Weights:
             # The factor that the model multiplies the layer's output by applies to the adapter too.
             scale=self.adapter.spec.scale * linear.factor,
             merged=torch.empty_like(linear.weight) if self.merging else None,
-            joint=_joint_of(linear, factors, self._cast) if self._cast is not None else None,
+            joint=_joint_factors(linear, factors, self._adapter_copy)
+            if self._adapter_copy is not None
+            else None,
         )
 
     def of(self, layer: int) -> LayerWeights:
@@ -389,9 +391,9 @@ class Weights:
         adapter = self.adapter
         if adapter is None or adapter.version == self._version:
             return self
-        if self._cast is not None:
-            self._cast.copy_(adapter.flat)
-        if self.merging or self._cast is not None:
+        if self._adapter_copy is not None:
+            self._adapter_copy.copy_(adapter.flat)
+        if self.merging or self._adapter_copy is not None:
             for layer in self._layers:
                 for linear in layer:
                     linear.refresh()
@@ -399,18 +401,19 @@ class Weights:
         return self
 
 
-def _joint_of(linear: Linear, factors: Factors, cast: torch.Tensor) -> Joint:
-    """Make the factors of a layer for one product. They are views of `cast`, which holds the whole
-    adapter in the layer's number format. If the layer has several adapted projections, or one that
-    does not cover all outputs, B gets memory of its own, which is zero until
+def _joint_factors(linear: Linear, factors: Factors, adapter_copy: torch.Tensor) -> Joint:
+    """Make the factors of a layer for one product. They are views of `adapter_copy`, which holds
+    the whole adapter in the layer's number format. If the layer has several adapted projections, or
+    one that does not cover all outputs, B gets memory of its own, which is zero until
     `AdaptedLinear.refresh` fills it."""
 
     def view_of(leaf: torch.Tensor) -> torch.Tensor:
-        """The part of `cast` that holds this factor; `cast` has the order of the flat buffer."""
-        place = leaf.storage_offset()  # in the flat buffer
-        return cast[place : place + leaf.numel()].view(leaf.shape)
+        """The part of `adapter_copy` that holds this factor. The copy has the order of the flat
+        buffer."""
+        offset = leaf.storage_offset()  # in the flat buffer
+        return adapter_copy[offset : offset + leaf.numel()].view(leaf.shape)
 
     a, outputs = view_of(factors.a), linear.weight.shape[0]
     if factors.spans == ((0, outputs),):
         return Joint(a, view_of(factors.b))
-    return Joint(a, cast.new_zeros(outputs, a.shape[0]))
+    return Joint(a, adapter_copy.new_zeros(outputs, a.shape[0]))

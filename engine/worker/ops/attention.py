@@ -109,14 +109,14 @@ class Attention:
         values."""
         shaped = qkv.view(qkv.shape[0], self.heads + 2 * self.kv_heads, -1)
         if self.varlen_plan is not None:
-            return self._varlen(shaped, self.varlen_plan)
+            return self._attend_varlen(shaped, self.varlen_plan)
         if self.by_blocks:
             return BlockAttention.apply(shaped, self.prefixes, self.continuations, self.kv_heads)
         outputs = [self._attended_prefixes(shaped, bucket) for bucket in self.prefixes]
         outputs += [self._attended_suffixes(shaped, bucket) for bucket in self.suffixes]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
+    def _attend_varlen(self, qkv: torch.Tensor, plan: "VarlenPlan") -> torch.Tensor:
         """Compute the attention of all sequences by one call of the variable-length kernel. qkv is
         [N, heads + 2 kv_heads, dim]; returns [N, heads * dim]."""
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
@@ -206,12 +206,12 @@ class BlockAttention(torch.autograd.Function):
         bucket."""
         heads = qkv.shape[1] - 2 * kv_heads
         out = qkv.new_empty((qkv.shape[0], heads * qkv.shape[2]))
-        kept_by_bucket: list[list[torch.Tensor]] = []
-        for bucket, attended, kept in _attended_by_bucket(qkv, prefixes, suffixes, kv_heads):
-            _write(attended, bucket, out)
-            kept_by_bucket.append(kept)
-        ctx.save_for_backward(*chain.from_iterable(kept_by_bucket))
-        ctx.counts = [len(kept) for kept in kept_by_bucket]
+        saved_by_bucket: list[list[torch.Tensor]] = []
+        for bucket, attended, saved in _attended_by_bucket(qkv, prefixes, suffixes, kv_heads):
+            _write_unpadded(attended, bucket, out)
+            saved_by_bucket.append(saved)
+        ctx.save_for_backward(*chain.from_iterable(saved_by_bucket))
+        ctx.counts = [len(saved) for saved in saved_by_bucket]
         ctx.shape, ctx.heads = qkv.shape, heads
         ctx.prefixes, ctx.suffixes = prefixes, suffixes
         return out
@@ -222,19 +222,19 @@ class BlockAttention(torch.autograd.Function):
         """Compute the gradient of qkv from the gradient `dout` of the output; the other arguments
         get None. Every token belongs to one bucket, which writes its gradient. Then the suffixes of
         a prompt add to the gradients of the prompt's keys and values."""
-        kept_by_bucket = _divided(ctx.saved_tensors, ctx.counts)
+        saved_by_bucket = _split_by_counts(ctx.saved_tensors, ctx.counts)
         dqkv = dout.new_empty(ctx.shape)
         for bucket in ctx.prefixes:
             dpadded = causal.attended_gradient(
-                next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+                next(saved_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
             )
-            _write(dpadded.flatten(0, 1), bucket, dqkv)
+            _write_unpadded(dpadded.flatten(0, 1), bucket, dqkv)
         for continuation in ctx.suffixes:
             bucket = continuation.suffixes
             dprompt, dpadded = causal.continued_gradient(
-                next(kept_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
+                next(saved_by_bucket), _padded_of(dout, bucket), _qkv_shape(bucket, dqkv)
             )
-            _write(dpadded.flatten(0, 1), bucket, dqkv)
+            _write_unpadded(dpadded.flatten(0, 1), bucket, dqkv)
             dqkv[continuation.start : continuation.stop, ctx.heads :] += dprompt
         return dqkv, None, None, None
 
@@ -268,13 +268,15 @@ def _padded_of(packed: torch.Tensor, bucket: Bucket) -> torch.Tensor:
     return _padded(packed[bucket.start : bucket.stop], bucket)
 
 
-def _write(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
+def _write_unpadded(padded: torch.Tensor, bucket: Bucket, packed: torch.Tensor) -> None:
     """Write the tokens of a bucket, given as [rows * length, ...] with padding, to their places in
     `packed`; the padding is dropped."""
     packed[bucket.start : bucket.stop].copy_(_without_padding(padded, bucket))
 
 
-def _divided(saved: Sequence[torch.Tensor], counts: Sequence[int]) -> Iterator[list[torch.Tensor]]:
+def _split_by_counts(
+    saved: Sequence[torch.Tensor], counts: Sequence[int]
+) -> Iterator[list[torch.Tensor]]:
     """Divide the tensors that the forward pass has saved in one list into lists for each bucket
     again: the first `counts[0]` tensors belong to the first bucket, and so on."""
     rest = iter(saved)

@@ -42,14 +42,14 @@ def in_use(*, wanted: bool) -> Iterator[None]:
     restore the former choice on exit."""
     switches = _switches()
     before = switches.current_flash_attention_impl()
-    _switch(switches, NAME if wanted else None)
+    _activate(switches, NAME if wanted else None)
     try:
         yield
     finally:
-        _switch(switches, before)
+        _activate(switches, before)
 
 
-def _switch(switches: Any, name: str | None) -> None:
+def _activate(switches: Any, name: str | None) -> None:
     """Use the attention implementation with this name in torch's list; None stands for torch's
     own."""
     if name == switches.current_flash_attention_impl():

@@ -63,7 +63,8 @@ def _unweighted(saved: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
     """Recover (x / rms(x), 1 / rms(x)) from what `_weighted` returned for the gradient."""
     # `kept` is the result if 1 / weight was saved with it, else x / rms(x).
     kept, inverse, *reciprocals = saved
-    return (kept * reciprocals[0] if reciprocals else kept), inverse
+    normed = kept * reciprocals[0] if reciprocals else kept
+    return normed, inverse
 
 
 def norm_gradient(saved: Tensors, weight: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:

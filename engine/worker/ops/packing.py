@@ -217,14 +217,16 @@ class _PackedOrder:
     @classmethod
     def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
         """Put these rows into packed order; `prefixes` are their prefixes, already in order."""
-        prefix_of_row = {r: number for number, prefix in enumerate(prefixes) for r in prefix.rows}
-        suffix_rows = [r for r in range(len(rows)) if rows[r].prefix_len]
+        prefix_of_row: dict[int, int] = {}
+        for prefix_number, prefix in enumerate(prefixes):
+            prefix_of_row |= dict.fromkeys(prefix.rows, prefix_number)
+        suffix_rows = [number for number, row in enumerate(rows) if row.prefix_len]
         # The suffixes of one prefix stand together, with similar lengths side by side.
-        suffix_rows.sort(key=lambda r: (prefix_of_row[r], len(rows[r].ids)))
+        suffix_rows.sort(key=lambda number: (prefix_of_row[number], len(rows[number].ids)))
         layout = Layout(
             prefix_lengths=tuple(len(prefix.ids) for prefix in prefixes),
-            suffix_lengths=tuple(_suffix_length(rows[r]) for r in suffix_rows),
-            owners=tuple(prefix_of_row[r] for r in suffix_rows),
+            suffix_lengths=tuple(_suffix_length(rows[number]) for number in suffix_rows),
+            owners=tuple(prefix_of_row[number] for number in suffix_rows),
         )
         return cls(layout, prefix_of_row, suffix_rows)
 
@@ -249,8 +251,8 @@ def _packed_ids_with_positions(
     prefix_lengths = order.layout.prefix_lengths
     ids = [torch.tensor(prefix.ids, dtype=torch.long) for prefix in prefixes]
     positions = [torch.arange(length) for length in prefix_lengths]
-    for r in order.suffix_rows:
-        row = rows[r]
+    for row_number in order.suffix_rows:
+        row = rows[row_number]
         ids.append(torch.tensor(row.ids[row.prefix_len : -1], dtype=torch.long))
         positions.append(torch.arange(row.prefix_len, len(row.ids) - 1))
     return ids, positions
@@ -421,12 +423,14 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
     length. At least one of them has tokens. `offset` is the index at which suffix `first` begins in
     the packed order."""
     # A completion of one token has an empty suffix.
-    nonempty = [i for i in range(first, end) if layout.suffix_lengths[i]]
-    suffixes = _padded_bucket([layout.suffix_lengths[i] for i in nonempty], offset)
-    used_prefixes = sorted({layout.owners[i] for i in nonempty})
+    nonempty_suffixes = [suffix for suffix in range(first, end) if layout.suffix_lengths[suffix]]
+    suffix_lengths = [layout.suffix_lengths[suffix] for suffix in nonempty_suffixes]
+    suffixes = _padded_bucket(suffix_lengths, offset)
+    prefix_of_suffix = [layout.owners[suffix] for suffix in nonempty_suffixes]
+    used_prefixes = sorted(set(prefix_of_suffix))
     prefix_lengths = [layout.prefix_lengths[prefix] for prefix in used_prefixes]
-    index_in_bucket = {prefix: i for i, prefix in enumerate(used_prefixes)}
-    owner = torch.tensor([index_in_bucket[layout.owners[i]] for i in nonempty])
+    index_in_bucket = {prefix: index for index, prefix in enumerate(used_prefixes)}
+    owner = torch.tensor([index_in_bucket[prefix] for prefix in prefix_of_suffix])
     return SuffixBucket(
         suffixes=suffixes,
         prefix_rows=_rows_of_prefixes(layout, used_prefixes),
@@ -442,9 +446,11 @@ def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
     """List the packed token indices of the prefixes with these numbers, one prefix after the other,
     int64."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
-    return torch.cat(
-        [torch.arange(starts[i], starts[i] + layout.prefix_lengths[i]) for i in numbers]
-    )
+    rows = []
+    for number in numbers:
+        start = starts[number]
+        rows.append(torch.arange(start, start + layout.prefix_lengths[number]))
+    return torch.cat(rows)
 
 
 def _suffix_mask(

@@ -64,7 +64,7 @@ class Disconnected(RuntimeError):
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def errors_translated() -> Iterator[None]:
     """Translate the errors of a collective call that this process makes inside the context. A
     failure for want of memory is passed on unchanged.
 
@@ -155,44 +155,46 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     if len(parameters) == 1 and parameters[0].grad is not None:  # our own adapter: one buffer
         distributed.all_reduce(parameters[0].grad, group=_groups.training)
         return
-    flat = _gradients_in_a_row(parameters)
+    flat = _flat_gradients(parameters)
     distributed.all_reduce(flat, group=_groups.training)
     # For each parameter, the number of ranks on which it has a gradient.
     ranks_with_gradient = flat[-len(parameters) :].tolist()
-    place = 0
+    start = 0
     for parameter, rank_count in zip(parameters, ranks_with_gradient, strict=True):
         size = parameter.numel()
         if rank_count > 0:
-            parameter.grad = flat[place : place + size].view_as(parameter).clone()
-        place += size
+            parameter.grad = flat[start : start + size].view_as(parameter).clone()
+        start += size
 
 
-def _gradients_in_a_row(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
+def _flat_gradients(parameters: Sequence[torch.nn.Parameter]) -> torch.Tensor:
     """Concatenate all gradients (zeros for a missing one), and then one number per parameter: 1 if
     it has a gradient here, else 0. Returns a vector of length (elements of all parameters +
     parameters)."""
-    gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-    has_gradient = torch.tensor(
-        [float(p.grad is not None) for p in parameters], device=parameters[0].device
-    )
-    return torch.cat([*(gradient.flatten() for gradient in gradients), has_gradient])
+    pieces: list[torch.Tensor] = []
+    for parameter in parameters:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        pieces.append(gradient.flatten())
+    has_gradient = [float(parameter.grad is not None) for parameter in parameters]
+    pieces.append(torch.tensor(has_gradient, device=parameters[0].device))
+    return torch.cat(pieces)
 
 
 @torch.no_grad()
-def hand_on(adapter: Adapter) -> None:
+def broadcast_weights(adapter: Adapter) -> None:
     """Copy the weights of rank 0's adapter to the adapter of every rank that samples."""
-    _hand_on_weights(adapter, _groups.sampling)
+    _broadcast_weights(adapter, _groups.sampling)
 
 
 @torch.no_grad()
-def hand_on_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool]) -> None:
+def broadcast_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool]) -> None:
     """Copy the weights and the optimizer's moments of rank 0 to every rank that trains.
 
     Args:
         has_moments: for each parameter whether rank 0 has moments for it.
     """
     group = _groups.training
-    _hand_on_weights(adapter, group)
+    _broadcast_weights(adapter, group)
     for parameter, has_state in zip(adapter.parameters(), has_moments, strict=True):
         if has_state:
             state = optimizer.state_of(parameter)
@@ -202,7 +204,7 @@ def hand_on_state(adapter: Adapter, optimizer: AdamW, has_moments: Sequence[bool
             optimizer.state.pop(parameter, None)
 
 
-def _hand_on_weights(adapter: Adapter, group: "distributed.ProcessGroup | None") -> None:
+def _broadcast_weights(adapter: Adapter, group: "distributed.ProcessGroup | None") -> None:
     """Copy the weights of rank 0's adapter to the adapter of every rank in the group."""
     for parameter in adapter.parameters():
         distributed.broadcast(parameter.detach(), src=0, group=group)

@@ -65,14 +65,14 @@ class RankDevice(NamedTuple):
 def training_ranks(config: RunConfig, ranks: int) -> int:
     """How many of a run's ranks train; these are the first ones. With `async_sampling` the other
     ranks sample beside them."""
-    beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
-    return training_devices(ranks, beside=beside)
+    samples_beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
+    return training_devices(ranks, beside=samples_beside)
 
 
 def is_sharded(config: RunConfig, ranks: int) -> bool:
     """Whether the layers of the base are cut over those ranks of the run that train."""
-    wanted = isinstance(config, TrainConfig) and config.settings.shard_base
-    return wanted and training_ranks(config, ranks) > 1
+    is_wanted = isinstance(config, TrainConfig) and config.settings.shard_base
+    return is_wanted and training_ranks(config, ranks) > 1
 
 
 def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
@@ -88,7 +88,9 @@ def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
         ids = [job.device]
     elif job.device == "cpu":
         ids = ["cpu"] * config.settings.gpus
-    return [RankDevice(id_, visible_devices(id_)) for id_ in ids] if len(ids) > 1 else []
+    if len(ids) == 1:  # one process needs no ranks
+        return []
+    return [RankDevice(device_id, visible_devices(device_id)) for device_id in ids]
 
 
 class _Helper:
@@ -177,11 +179,11 @@ class Ranks:
         self._devices = devices
         self._job = job
         # The adapter, and its version, that the other ranks' policies have.
-        self._known: tuple[Adapter, int] | None = None
+        self._delivered: tuple[Adapter, int] | None = None
         self._is_joined = self._is_closed = self._is_accompanied = False
         self.lockstep: Lockstep | None = None
         self._timers: list[threading.Timer] = []
-        self._news = threading.Condition()  # notified when a rank has ended
+        self._rank_ended = threading.Condition()  # notified when a rank has ended
         self._folder = job.run.ranks
         shutil.rmtree(self._folder, ignore_errors=True)  # an attempt that was killed has left it
         self._folder.mkdir(mode=0o700)
@@ -221,7 +223,7 @@ class Ranks:
             process = subprocess.Popen(
                 [sys.executable, "-P", *programs.command("rank"), str(self._job.run.path)],
                 cwd=self._job.run.path,
-                env=self._variables(rank, device, theirs.fileno()),
+                env=self._environment_variables(rank, device, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -229,11 +231,13 @@ class Ranks:
             )
         helper = _Helper(rank, process, ours)
         assert process.stdout is not None
-        for work in ((self._listen, helper), (_copy_marked, process.stdout, rank)):
-            threading.Thread(target=work[0], args=work[1:], daemon=True).start()
+        reader = threading.Thread(target=self._listen, args=(helper,), daemon=True)
+        reader.start()
+        copier = threading.Thread(target=_copy_with_rank, args=(process.stdout, rank), daemon=True)
+        copier.start()
         return helper
 
-    def _variables(self, rank: int, device: RankDevice, socket: int) -> dict[str, str]:
+    def _environment_variables(self, rank: int, device: RankDevice, socket: int) -> dict[str, str]:
         """The environment variables for the process of a rank. `socket` is the number of its
         socket."""
         variables = {
@@ -264,8 +268,8 @@ class Ranks:
     def _note_end(self, helper: _Helper) -> None:
         """Wake up every caller that waits for a rank which has ended or is about to. Also start a
         timer that ends this process if it waits where it cannot be woken up."""
-        with self._news:
-            self._news.notify_all()
+        with self._rank_ended:
+            self._rank_ended.notify_all()
         helper.messages.put(None)
         if not self._is_closed:
             timer = threading.Timer(STUCK_S, self._end_stuck, args=(helper,))
@@ -296,7 +300,7 @@ class Ranks:
             if failed and self.lockstep is not None:
                 helper.process.kill()
         if not failed:  # after a failure the ranks may be anywhere in a pass
-            self._end_company()
+            self._end_empty_passes()
         for helper in self._helpers.values():
             with contextlib.suppress(OSError):
                 helper.socket.send(End())
@@ -309,7 +313,7 @@ class Ranks:
 
     def tell(self, rank: int, order: Any) -> None:
         """Send an order to a rank. Raises WorkerFailure if the rank is gone."""
-        self._end_company()
+        self._end_empty_passes()
         helper = self._helpers[rank]
         try:
             helper.socket.send(order)
@@ -319,7 +323,7 @@ class Ranks:
     def answer(self, rank: int) -> Any:
         """Wait for the next answer of a rank and return it; signs of life are skipped. Raises
         WorkerFailure if the rank is gone or cannot go on."""
-        self._end_company()
+        self._end_empty_passes()
         helper = self._helpers[rank]
         while True:
             message = helper.messages.get()
@@ -329,36 +333,36 @@ class Ranks:
             if not isinstance(message, Beat):
                 return message
 
-    def come_so_far(self, rank: int, kind: type[Message]) -> list[Message]:
+    def answers_so_far(self, rank: int, kind: type[Message]) -> list[Message]:
         """Return the answers of type `kind` that a rank has sent so far, without waiting. Answers
         of other types stay queued for `answer`; signs of life are dropped."""
         helper = self._helpers[rank]
-        taken: list[Message] = []
-        others: list[Any] = []
+        wanted: list[Message] = []
+        kept: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 message = helper.messages.get_nowait()
                 if isinstance(message, kind):
-                    taken.append(message)
+                    wanted.append(message)
                 elif not isinstance(message, Beat):
-                    others.append(message)
+                    kept.append(message)
         # They may go to the end of the queue, because a `Done` comes after all answers of `kind`.
-        for message in others:
+        for message in kept:
             helper.messages.put(message)
-        return taken
+        return wanted
 
     def carry_out(
-        self, order: Any, ranks: Iterable[int], beside: Callable[[], None] | None = None
+        self, order: Any, ranks: Iterable[int], collective_call: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Send an order to other ranks, and return their results, rank by rank. If `beside` is
-        given, it is called meanwhile: it is this rank's side of a collective call."""
+        """Send an order to other ranks, and return their results, rank by rank. Meanwhile
+        `collective_call` is called, if it is given: this rank's side of a collective call."""
         ranks = list(ranks)
-        if beside is not None:
+        if collective_call is not None:
             self._join()
         for rank in ranks:
             self.tell(rank, order)
-        if beside is not None:
-            self._together(beside)
+        if collective_call is not None:
+            self._run_together(collective_call)
         return [self.answer(rank).result for rank in ranks]
 
     def _join(self) -> None:
@@ -379,16 +383,16 @@ class Ranks:
     def _connect(self, meeting: collective.Meeting, patience: timedelta) -> None:
         """Make this rank's side of connecting all ranks."""
         device = torch.device("cuda" if self._job.device.startswith("cuda") else "cpu")
-        self._together(lambda: collective.join(meeting, 0, device, patience))
+        self._run_together(lambda: collective.join(meeting, 0, device, patience))
         self._is_joined = True
 
     # --- a sharded base ---------------------------------------------------------------------------
 
-    def keep_step(self, network: EmptyPasses) -> None:
+    def start_lockstep(self, network: EmptyPasses) -> None:
         """Keep the passes of all ranks through `network`, whose layers are sharded, in step from
         now on (lockstep.py)."""
         group = collective.lockstep_group()
-        self.lockstep = Lockstep(network, group, self._together, before=self.accompany)
+        self.lockstep = Lockstep(network, group, self._run_together, before=self.accompany)
         network.take_turn = self.lockstep.turn
 
     def accompany(self, busy: Collection[int] = ()) -> None:
@@ -402,17 +406,17 @@ class Ranks:
                 self.tell(rank, Accompany())
         self._is_accompanied = True
 
-    def _end_company(self) -> None:
+    def _end_empty_passes(self) -> None:
         """End the empty passes of the other ranks, so that they listen to orders again."""
         if self.lockstep is not None and self._is_accompanied:
             self._is_accompanied = False
             self.lockstep.idle()
 
-    def _together(self, call: Callable[[], None]) -> None:
+    def _run_together(self, call: Callable[[], None]) -> None:
         """Make this rank's side of a collective call. Raises WorkerFailure if another rank is gone
         or does not come."""
         try:
-            with collective.together():
+            with collective.errors_translated():
                 call()
         except collective.Disconnected as error:
             raise self._failure(str(error)) from error
@@ -422,8 +426,8 @@ class Ranks:
         from a call that waited for the rank. Returns if no rank has ended, or if memory ran out
         here."""
         helpers = self._helpers.values()
-        with self._news:
-            self._news.wait_for(lambda: any(helper.has_ended for helper in helpers), CAUSE_S)
+        with self._rank_ended:
+            self._rank_ended.wait_for(lambda: any(helper.has_ended for helper in helpers), CAUSE_S)
         if not out_of_memory(error) and any(helper.has_ended for helper in helpers):
             raise self._failure(str(error)) from error
 
@@ -432,8 +436,8 @@ class Ranks:
         end as a consequence. If no rank has ended by itself, it says which ranks did not come.
         `evidence` is what this process noticed."""
         helpers = self._helpers.values()
-        with self._news:  # a rank that is gone closes its socket at once
-            self._news.wait_for(lambda: any(helper.is_cause for helper in helpers), CAUSE_S)
+        with self._rank_ended:  # a rank that is gone closes its socket at once
+            self._rank_ended.wait_for(lambda: any(helper.is_cause for helper in helpers), CAUSE_S)
         for helper in helpers:
             if helper.is_cause:
                 return helper.failure()
@@ -453,9 +457,9 @@ class Ranks:
 
     def have(self, adapter: Adapter) -> bool:
         """Whether the policies of the other ranks have the weights that `adapter` has now."""
-        return self._known is not None and self._known == (adapter, adapter.version)
+        return self._delivered is not None and self._delivered == (adapter, adapter.version)
 
-    def hand_on_state(self, adapter: Adapter, optimizer: AdamW) -> None:
+    def broadcast_state(self, adapter: Adapter, optimizer: AdamW) -> None:
         """Copy the policy's weights and the optimizer's state of this rank to all ranks that
         train."""
         if not self.trainers:
@@ -464,9 +468,9 @@ class Ranks:
         self.carry_out(
             TakeState(has_moments),
             self.trainers,
-            beside=lambda: collective.hand_on_state(adapter, optimizer, has_moments),
+            collective_call=lambda: collective.broadcast_state(adapter, optimizer, has_moments),
         )
-        self._known = (adapter, adapter.version)
+        self._delivered = (adapter, adapter.version)
 
     def step(self, order: Any, adapter: Adapter, apply: Callable[[], float]) -> float:
         """Do an optimizer step on every rank that trains: their gradients are summed, then each
@@ -475,27 +479,29 @@ class Ranks:
             return apply()
         for rank in self.trainers:
             self.tell(rank, order)
-        self._together(lambda: collective.sum_gradients(adapter.parameters()))
+        self._run_together(lambda: collective.sum_gradients(adapter.parameters()))
         norm = apply()
         for rank in self.trainers:
             self.answer(rank)
-        self._known = (adapter, adapter.version)
+        self._delivered = (adapter, adapter.version)
         return norm
 
     def require_same_weights(self, fingerprint: bytes) -> None:
         """Check that the weights of all ranks that train have this fingerprint. Raises
         WorkerFailure (kind internal) if those of a rank differ: its gradients would be those of a
         model that is not saved."""
-        for rank, other in enumerate(self.carry_out(Fingerprint(), self.trainers), start=1):
-            if other != fingerprint:
+        for rank, rank_fingerprint in enumerate(
+            self.carry_out(Fingerprint(), self.trainers), start=1
+        ):
+            if rank_fingerprint != fingerprint:
                 raise WorkerFailure(
                     "internal",
                     f"Rank {rank} has other weights than rank 0.",
-                    evidence=f"SHA-256 {other.hex()[:16]} and {fingerprint.hex()[:16]}",
+                    evidence=f"SHA-256 {rank_fingerprint.hex()[:16]} and {fingerprint.hex()[:16]}",
                 )
 
 
-def _copy_marked(lines: IO[bytes], rank: int) -> None:
+def _copy_with_rank(lines: IO[bytes], rank: int) -> None:
     """Copy the lines that a rank prints to the console of the run, each with the rank's number in
     front. Runs in a thread."""
     for line in lines:

@@ -41,7 +41,7 @@ class EmptyPasses(Protocol):
         ...
 
 
-def together(call: Callable[[], None]) -> None:
+def run_collectively(call: Callable[[], None]) -> None:
     """Make this rank's side of a collective call. Stands in for a function that also translates
     errors."""
     call()
@@ -61,7 +61,7 @@ class Lockstep:
         self,
         network: EmptyPasses,
         group: "distributed.ProcessGroup",
-        collectively: Callable[[Callable[[], None]], None] = together,
+        collectively: Callable[[Callable[[], None]], None] = run_collectively,
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """Keep what the passes need; the class describes the arguments."""
@@ -88,11 +88,11 @@ class Lockstep:
         """Tell the other ranks what this rank wants, and return the largest kind of pass that any
         rank wants."""
         pulse.beat()
-        most = torch.tensor([int(wanted)])
+        largest_kind = torch.tensor([int(wanted)])
 
         def agree() -> None:
-            """Replace `most` by its maximum over all ranks."""
-            distributed.all_reduce(most, distributed.ReduceOp.MAX, group=self.group)
+            """Replace `largest_kind` by its maximum over all ranks."""
+            distributed.all_reduce(largest_kind, distributed.ReduceOp.MAX, group=self.group)
 
         self._collectively(agree)
-        return Turn(int(most))
+        return Turn(int(largest_kind))

@@ -83,23 +83,26 @@ def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
     elif isinstance(batch_pass, PreferencePass):
         costs = [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in batch_pass.pairs]
     else:
-        costs = [len(t.prompt_ids) + len(t.ids) for t in batch_pass.trajectories]
-    return [_part(batch_pass, indices) if indices else None for indices in cut(costs, ranks)]
+        costs = [
+            len(trajectory.prompt_ids) + len(trajectory.ids)
+            for trajectory in batch_pass.trajectories
+        ]
+    return [_make_part(batch_pass, indices) if indices else None for indices in cut(costs, ranks)]
 
 
-def _part(batch_pass: Shareable, indices: range) -> Part:
+def _make_part(batch_pass: Shareable, indices: range) -> Part:
     """Make the part of the pass that has the items with these indices."""
     if isinstance(batch_pass, SupervisedPass):
-        rows = [batch_pass.batch[i] for i in indices]
+        rows = [batch_pass.batch[index] for index in indices]
         return SupervisedPart(rows, batch_pass.packing, batch_pass.supervised_tokens)
     if isinstance(batch_pass, PreferencePass):
         return PreferencePart(
-            [batch_pass.pairs[i] for i in indices],
+            [batch_pass.pairs[index] for index in indices],
             batch_pass.beta,
             batch_pass.sft_weight,
             batch_pass.pairs_in_batch,
         )
-    trajectories = [_without_texts(batch_pass.trajectories[i]) for i in indices]
+    trajectories = [_without_texts(batch_pass.trajectories[index]) for index in indices]
     return PolicyPart(batch_pass.settings, trajectories, batch_pass.normaliser)
 
 

@@ -47,7 +47,7 @@ def load_in_step(
     else:
         training = training_ranks(job.config, rank_count())
         meeting = collective.Meeting(store_of(job), training, training)
-        with collective.together():
+        with collective.errors_translated():
             collective.join(meeting, own_rank(), device, collective.LOADING_PATIENCE)
     base = load_sharded_base(path, device, precision, own_rank())
     if isinstance(job.config, TrainConfig) and job.config.settings.gradient_checkpointing:
@@ -88,12 +88,12 @@ def shard(model: Any, device: torch.device) -> None:
         )
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for layer in layers:
-        _hand_on_module(layer, device)
+        _broadcast_module(layer, device)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     in_layers = {id(parameter) for parameter in layers.parameters()}
     # Embeddings, head and last norm stay whole on every rank.
-    _hand_on_module(model, device, leave_out=in_layers)
-    outside = {p for p in decoder.parameters() if id(p) not in in_layers}
+    _broadcast_module(model, device, leave_out=in_layers)
+    outside = {parameter for parameter in decoder.parameters() if id(parameter) not in in_layers}
     # FSDP needs a root module that gathers the next layer while one is computed. The root itself
     # has no weights to shard.
     fully_shard(decoder, mesh=mesh, ignored_params=outside)
@@ -102,7 +102,7 @@ def shard(model: Any, device: torch.device) -> None:
 Owners = list[tuple[torch.nn.Module, str]]
 
 
-def _hand_on_module(
+def _broadcast_module(
     module: torch.nn.Module, device: torch.device, leave_out: AbstractSet[int] = frozenset()
 ) -> None:
     """Copy the tensors in rank 0's `module` to the same module of every rank, on its device.
@@ -110,8 +110,8 @@ def _hand_on_module(
     Args:
         leave_out: ids of parameters that are not copied, because they have been already.
     """
-    places = _tensors(module, leave_out)
-    shapes_and_types = _of_rank_0(module, [tensor for tensor, _ in places])
+    places = _tensors_with_owners(module, leave_out)
+    shapes_and_types = _shapes_of_rank_0(module, [tensor for tensor, _ in places])
     for (tensor, owners), (shape, dtype) in zip(places, shapes_and_types, strict=True):
         values = torch.empty(shape, dtype=dtype, device=device)
         if not tensor.is_meta:  # on rank 0; another rank's tensors may have no memory yet
@@ -123,7 +123,7 @@ def _hand_on_module(
             setattr(owner, name, values)
 
 
-def _of_rank_0(
+def _shapes_of_rank_0(
     module: torch.nn.Module, tensors: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Size, torch.dtype]]:
     """Return the shape and dtype of each tensor of rank 0's module, which rank 0 sends to all
@@ -143,7 +143,7 @@ def _of_rank_0(
     return shapes_and_types
 
 
-def _tensors(
+def _tensors_with_owners(
     module: torch.nn.Module, leave_out: AbstractSet[int]
 ) -> list[tuple[torch.Tensor, Owners]]:
     """List every tensor in `module` and its submodules once, with all places that hold it:
@@ -151,8 +151,8 @@ def _tensors(
     is in `leave_out` are skipped."""
     owners: dict[int, tuple[torch.Tensor, Owners]] = {}
     for part in module.modules():
-        held = {**part._parameters, **part._buffers, **vars(part)}
-        for name, tensor in held.items():
+        attributes = {**part._parameters, **part._buffers, **vars(part)}
+        for name, tensor in attributes.items():
             if isinstance(tensor, torch.Tensor) and id(tensor) not in leave_out:
                 _, places = owners.setdefault(id(tensor), (tensor, []))
                 places.append((part, name))

@@ -23,7 +23,7 @@ class SharedPass:
         """Send each rank its part of the batch in `batch_pass`. `seed` decides the dropout that the
         other ranks draw; rank 0 draws from its own generator."""
         self.ranks = ranks
-        self.whole = batch_pass
+        self.batch_pass = batch_pass
         self.seed = seed
         self.passes = 0
         parts = parts_of(batch_pass, ranks.count)
@@ -42,7 +42,7 @@ class SharedPass:
         Raises torch.OutOfMemoryError if memory ran out on any rank, after all ranks have ended the
         pass.
         """
-        first = self.whole.is_first_pass if isinstance(self.whole, PolicyPass) else True
+        first = self.batch_pass.is_first_pass if isinstance(self.batch_pass, PolicyPass) else True
         self._start_helpers(token_limit, first=first)
         here: Pending[Any] | str  # the result of rank 0's part, or a message that memory ran out
         try:
@@ -58,9 +58,13 @@ class SharedPass:
             raise torch.OutOfMemoryError(here)
         if memory_error:
             raise torch.OutOfMemoryError(memory_error)
-        return Pending(
-            here.numbers, lambda each: merged(self.whole, [here.of(each), *results]), here.loss_of
-        )
+        own_result = here
+
+        def from_numbers(numbers: list[float]) -> Any:
+            """Merge rank 0's result, once its numbers are read, with the other ranks' results."""
+            return merged(self.batch_pass, [own_result.from_numbers(numbers), *results])
+
+        return Pending(own_result.numbers, from_numbers, own_result.loss_of)
 
     def _start_helpers(self, token_limit: int, *, first: bool) -> None:
         """Tell the other ranks to begin a pass over their parts, each with a seed of its own.
@@ -89,14 +93,14 @@ class SharedPass:
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
         """Run the pass over rank 0's part. `first` says whether it is the first pass over this
         batch."""
-        if isinstance(self.first_part, PolicyPass) and isinstance(self.whole, PolicyPass):
+        if isinstance(self.first_part, PolicyPass) and isinstance(self.batch_pass, PolicyPass):
             self.first_part.is_first_pass = first
             sums = self.first_part.run(token_limit)
-            self.whole.microbatches = self.first_part.microbatches  # the loop counts them
+            self.batch_pass.microbatches = self.first_part.microbatches  # the loop counts them
             return sums
         return self.first_part.run(token_limit)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether `token_limit` already puts every item of the batch into a microbatch of its
         own."""
-        return self.whole.is_finest(token_limit)
+        return self.batch_pass.is_finest(token_limit)

@@ -23,8 +23,8 @@ from engine.worker.ranks.shares import cut
 class SharedSampler:
     """Samples with `sampler` and with the samplers of the other ranks; see the protocol `Sampler`.
 
-    Without a `sampler`, only the ranks that do nothing else sample (`elsewhere`), on the orders of
-    one thread of rank 0.
+    Without a `sampler`, only the ranks that do nothing else sample (`samples_elsewhere`), on the
+    orders of one thread of rank 0.
     """
 
     def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
@@ -32,7 +32,7 @@ class SharedSampler:
         self.sampler = sampler
         self.ranks = ranks
         self.name = sampler.name if sampler else "torch"
-        self.elsewhere = self.beside = sampler is None
+        self.samples_elsewhere = self.samples_beside_training = sampler is None
         self._loaded: tuple[Any, int] | None = None  # adapter and version of ranks elsewhere
 
     def load(self, adapter: Any) -> None:
@@ -47,8 +47,10 @@ class SharedSampler:
         elif self.sampler is not None and self.ranks.have(adapter):
             self.ranks.carry_out(Load("policy"), self.ranks.samplers)
         elif self.sampler is not None or version != self._loaded:
-            hand_on = partial(collective.hand_on, adapter)
-            self.ranks.carry_out(Load("handed on"), self.ranks.samplers, beside=hand_on)
+            broadcast_weights = partial(collective.broadcast_weights, adapter)
+            self.ranks.carry_out(
+                Load("handed on"), self.ranks.samplers, collective_call=broadcast_weights
+            )
         self._loaded = version
 
     def generate(
@@ -61,7 +63,7 @@ class SharedSampler:
         """Sample `n` completions of each prompt on all sampling ranks, and return them in the order
         of the prompts. `done` is called in this thread for each completion, also for those of other
         ranks."""
-        call = _Call(prompts, n, params, done, self.ranks)
+        call = _SharedCall(prompts, n, params, done, self.ranks)
         return call.sample(self.sampler)
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
@@ -93,7 +95,7 @@ def _part_of_each_rank(ranks: Ranks, count: int) -> dict[int, range]:
     return {rank: part for rank, part in zip(members, parts, strict=True) if part}
 
 
-class _Call:
+class _SharedCall:
     """One call of `SharedSampler.generate`; `__init__` takes the same arguments."""
 
     def __init__(
@@ -121,14 +123,14 @@ class _Call:
         """Sample rank 0's part with `sampler` while the others sample theirs. Returns the
         completions of each prompt, in the order of the prompts."""
         for rank in self.helpers:
-            self.ranks.tell(rank, self._order(self.parts[rank]))
+            self.ranks.tell(rank, self._order_of(self.parts[rank]))
         # With a sharded base, ranks without a part must do empty passes along with the others.
         self.ranks.accompany(self.helpers)
         if sampler is not None and 0 in self.parts:
-            order = self._order(self.parts[0])
+            order = self._order_of(self.parts[0])
             sampler.generate(order.prompts, 1, order.params, self._on_completion)
         for rank in self.helpers:
-            self._take_rest(rank)
+            self._record_rest(rank)
         return [
             [self.completions[prompt, member] for member in range(self.n)]
             for prompt in range(len(self.prompts))
@@ -137,12 +139,12 @@ class _Call:
     def _on_completion(self, index: int, _member: int, completion: Completion) -> None:
         """Record a completion of rank 0, and those that other ranks have finished in the
         meantime."""
-        self._take(0, index, completion)
+        self._record(0, index, completion)
         for rank in self.helpers:
-            for ended in self.ranks.come_so_far(rank, Ended):
-                self._take(rank, ended.index, ended.completion)
+            for ended in self.ranks.answers_so_far(rank, Ended):
+                self._record(rank, ended.index, ended.completion)
 
-    def _order(self, part: range) -> Generate:
+    def _order_of(self, part: range) -> Generate:
         """Make the order to one rank to sample the completions with the numbers in `part`.
 
         A completion's random numbers follow from its place in the whole batch: (number of the
@@ -158,7 +160,7 @@ class _Call:
         prompts = [self.prompts[prompt] for prompt, _ in places]
         return Generate(prompts, replace(self.params, places=places_in_batch))
 
-    def _take(self, rank: int, index: int, completion: Completion) -> None:
+    def _record(self, rank: int, index: int, completion: Completion) -> None:
         """Record completion number `index` of a rank's part, and report it to the caller of
         `generate`."""
         prompt, member = self.places[self.parts[rank][index]]
@@ -166,8 +168,8 @@ class _Call:
         if self.done is not None:
             self.done(prompt, member, completion)
 
-    def _take_rest(self, rank: int) -> None:
+    def _record_rest(self, rank: int) -> None:
         """Wait until a rank has sampled all of its part, and record each completion as it comes."""
         while isinstance(answer := self.ranks.answer(rank), Ended):
-            self._take(rank, answer.index, answer.completion)
+            self._record(rank, answer.index, answer.completion)
             pulse.beat()

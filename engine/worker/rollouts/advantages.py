@@ -28,7 +28,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
 def group_center(rewards: Sequence[float]) -> list[float]:
     """Return reward - mean for each reward."""
     mean = statistics.fmean(rewards)
-    return [r - mean for r in rewards]
+    return [reward - mean for reward in rewards]
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
@@ -37,7 +37,8 @@ def rloo(rewards: Sequence[float]) -> list[float]:
     if len(rewards) < 2:
         return [0.0] * len(rewards)
     total = sum(rewards)
-    return [reward - (total - reward) / (len(rewards) - 1) for reward in rewards]
+    other_count = len(rewards) - 1
+    return [reward - (total - reward) / other_count for reward in rewards]
 
 
 ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {

@@ -29,8 +29,8 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None
         seconds: how long the whole step took.
     """
     members = batch.members
-    scored = [t for t in members if t.error is None]
-    sampled_tokens = sum(t.sampled_tokens for t in members)
+    scored = [trajectory for trajectory in members if trajectory.error is None]
+    sampled_tokens = sum(trajectory.sampled_tokens for trajectory in members)
     return {
         **_reward_metrics(scored),
         **_completion_metrics(members),
@@ -63,8 +63,8 @@ def _judge_metrics(use: JudgeUse) -> dict[str, float | None]:
 def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
     """Return mean and spread of the rewards of scored trajectories, and the mean of their shaped
     rewards (rewards minus penalties). All are 0 if there are no scored trajectories."""
-    rewards = [t.reward for t in scored] or [0.0]
-    shaped = [t.shaped_reward for t in scored] or [0.0]
+    rewards = [trajectory.reward for trajectory in scored] or [0.0]
+    shaped = [trajectory.shaped_reward for trajectory in scored] or [0.0]
     return {
         "reward_mean": statistics.fmean(rewards),
         "reward_std": statistics.pstdev(rewards),
@@ -76,14 +76,15 @@ def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
     """Return metrics of the sampled completions: their lengths in tokens, the share that a limit
     cut off, the mean number of branches (conversations of a rollout beside its first,
     "unstitched"), and the share with an invalid tool call."""
-    lengths = sorted(t.sampled_tokens for t in members)
+    lengths = sorted(trajectory.sampled_tokens for trajectory in members)
     return {
         "length_mean": statistics.fmean(lengths),
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
-        "truncated_share": sum(t.cut for t in members) / len(members),
-        "unstitched": sum(len(t.branches) for t in members) / len(members),
-        "invalid_calls": sum(bool(t.invalid_calls) for t in members) / len(members),
+        "truncated_share": sum(trajectory.cut for trajectory in members) / len(members),
+        "unstitched": sum(len(trajectory.branches) for trajectory in members) / len(members),
+        "invalid_calls": sum(bool(trajectory.invalid_calls) for trajectory in members)
+        / len(members),
     }
 
 
@@ -93,7 +94,8 @@ def _group_metrics(groups: Sequence[Group]) -> dict[str, float]:
     They are the share of their trajectories with an advantage of 0, and the share of the groups of
     each kind (engine/evidence/signal/kinds.py).
     """
-    members = [trajectory for g in groups for trajectory in g.members]
+    members = [trajectory for group in groups for trajectory in group.members]
+    # The lowest reward of all; `kind_of` compares the rewards of a group with it.
     floor = floor_of(reward for group in groups for reward in group.rewards)
     shares = shares_of([kind_of(group.rewards, _solved(group), floor) for group in groups])
     return {

@@ -43,7 +43,7 @@ class RolloutBatch:
     @property
     def members(self) -> list[Trajectory]:
         """Every sampled trajectory; those of dropped groups come last."""
-        return [t for group in self.groups + self.dropped for t in group.members]
+        return [trajectory for group in self.groups + self.dropped for trajectory in group.members]
 
 
 @dataclass(frozen=True)
@@ -105,22 +105,13 @@ class Collector:
         params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
         params = replace(params, seed=params.seed + round_number * 2**52)
-        tasks = [self.tasks[i] for i in task_indices]
+        tasks = [self.tasks[index] for index in task_indices]
         if self.varied is not None:
-            tasks = self.varied.of_all(tasks, step, lambda t: fits(t, self.context, params))
-        groups, times = collect(
-            tasks,
-            settings.group_size,
-            self.context,
-            self.sampler,
-            params,
-        )
+            tasks = self.varied.of_all(tasks, step, lambda task: fits(task, self.context, params))
+        groups, times = collect(tasks, settings.group_size, self.context, self.sampler, params)
         if settings.thinking_length_penalty > 0:
             penalise_thinking(
-                groups,
-                settings.thinking_length_penalty,
-                settings.max_tokens,
-                self.context.renderer,
+                groups, settings.thinking_length_penalty, settings.max_tokens, self.context.renderer
             )
         return groups, times
 
@@ -146,35 +137,35 @@ class BatchSource:
         self.collector = collector
         self.policy = policy
         self.last_step = last_step
-        self._ahead: tuple[int, RolloutBatch] | None = None  # the step sampled ahead, its batch
+        # The step that was sampled ahead, and its batch.
+        self._sampled_ahead: tuple[int, RolloutBatch] | None = None
         self.load_s = 0.0  # how long the last handover of weights to the sampler took
-        self._policy_copy = None
-        if collector.settings.async_sampling and not collector.sampler.elsewhere:
+        self._adapter_copy = None
+        if collector.settings.async_sampling and not collector.sampler.samples_elsewhere:
             # Any seed: the initial weights are replaced before the copy is used.
-            self._policy_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
+            self._adapter_copy = policy.base.network.new_adapter(policy.adapter.spec, seed=0)
 
     def batch(self, step: int) -> RolloutBatch:
         """Return the batch of `step`: the one sampled ahead, or else one sampled now with the
         current policy. The first batch of an attempt is always sampled now, so that it depends only
         on the checkpoint. The order of tasks learns from a batch here, before a later batch is
         chosen and before a checkpoint of the step."""
-        batch = self._sampled(step)
+        batch = self._take_or_sample(step)
         self.collector.order.record(step, batch.groups + batch.dropped)
         return batch
 
-    def _sampled(self, step: int) -> RolloutBatch:
+    def _take_or_sample(self, step: int) -> RolloutBatch:
         """Return the batch of `step`: the one that was sampled ahead, or else one sampled now."""
-        sampled_ahead, self._ahead = self._ahead, None  # each is used once
+        sampled_ahead, self._sampled_ahead = self._sampled_ahead, None  # each is used once
         if sampled_ahead is not None:
             batch_step, batch = sampled_ahead
             if batch_step == step:  # a batch of another step is dropped
                 return batch
-        sampler = self.collector.sampler
         rows = self.collector.settings.prompts_per_step * self.collector.settings.group_size
         with pulse.phase("sampling", of=rows):
             self._load(self.policy.adapter)
             batch = self.collector.batch(step, policy_step=step - 1)
-            sampler.release_memory()  # the update comes next
+            self.collector.sampler.release_memory()  # the update comes next
         return batch
 
     @contextmanager
@@ -185,18 +176,19 @@ class BatchSource:
         if not self.collector.settings.async_sampling or step > self.last_step:
             yield
             return
-        if self._policy_copy is not None:  # the update changes the policy while it is sampled
-            self._policy_copy.load(self.policy.adapter.state())
-        self._load(self._policy_copy or self.policy.adapter)
+        if self._adapter_copy is not None:  # the update changes the policy while it is sampled
+            self._adapter_copy.load(self.policy.adapter.state())
+        self._load(self._adapter_copy or self.policy.adapter)
         policy_step = step - 2  # the copy's last update; that of step - 1 comes next
-        if not self.collector.sampler.beside:  # it cannot run in parallel: sample before the update
-            self._ahead = step, self.collector.batch(step, policy_step)
+        # A sampler that cannot run in parallel samples before the update.
+        if not self.collector.sampler.samples_beside_training:
+            self._sampled_ahead = step, self.collector.batch(step, policy_step)
             yield
             return
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampling") as thread:
             future = thread.submit(self.collector.batch, step, policy_step)
             yield
-            self._ahead = step, future.result()
+            self._sampled_ahead = step, future.result()
 
     def _load(self, adapter: Adapter) -> None:
         """Hand the adapter's weights to the sampler."""

@@ -127,9 +127,11 @@ def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool
 def _new_group(task: TaskRow, n: int, context: RolloutContext) -> Group:
     """Make a group of `n` trajectories that hold only the task's prompt."""
     messages, tools = asked_prompt(task), asked_tools(task, context.tools)
-    ids, group = context.renderer.prompt(messages, tools), task.get("group") or ""
+    prompt_ids = context.renderer.prompt(messages, tools)
+    task_group = task.get("group") or ""
     members = [
-        Trajectory(task["id"], messages, ids, task_group=group, tools=tools) for _ in range(n)
+        Trajectory(task["id"], messages, prompt_ids, task_group=task_group, tools=tools)
+        for _ in range(n)
     ]
     return Group(task["id"], members)
 
@@ -178,9 +180,11 @@ def _play_turns(tasks: Sequence[TaskRow], groups: list[Group], play: _Play) -> N
         play.times.reward_s += time.monotonic() - began  # the environment's time
         while open_rollouts:
             _play_turn(open_rollouts, turn, play, background)
-            going_on = [r for r in open_rollouts if _continue_rollout(r, play, background)]
-            pulse.advance(len(open_rollouts) - len(going_on))
-            open_rollouts = going_on
+            continued_rollouts = [
+                rollout for rollout in open_rollouts if _continue_rollout(rollout, play, background)
+            ]
+            pulse.advance(len(open_rollouts) - len(continued_rollouts))
+            open_rollouts = continued_rollouts
             turn += 1
         play.times.reward_s += background.wait()
 
@@ -193,21 +197,21 @@ def _start_rollouts(
 ) -> list[_Rollout]:
     """Start an episode for every trajectory, with the env processes taking turns. If that fails,
     the trajectory gets the error and is left out."""
-    wanted = [
+    starts = [
         (task, trajectory)
         for task, group in zip(tasks, groups, strict=True)
         for trajectory in group.members
     ]
-    rollouts: list[_Rollout | None] = [None] * len(wanted)
+    rollouts: list[_Rollout | None] = [None] * len(starts)
 
     def start(index: int, lane: int) -> None:
-        task, trajectory = wanted[index]
+        task, trajectory = starts[index]
         try:
             rollouts[index] = _Rollout(trajectory, processes[lane].start(task), lane)
         except EpisodeFailed as error:  # the other rollouts go on
             set_error(trajectory, str(error), timed_out=error.timed_out)
 
-    for index in range(len(wanted)):
+    for index in range(len(starts)):
         lane = index % len(processes)
         background.submit_to(lane, start, index, lane)
     background.wait()

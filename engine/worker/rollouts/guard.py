@@ -56,7 +56,7 @@ class Guard:
             WorkerFailure: kind reward, if the run has at least `ERRORS_JUDGED_FROM` completions and
                 a larger share of them than the limit could not be scored.
         """
-        failed = [t for t in members if t.error is not None]
+        failed = [trajectory for trajectory in members if trajectory.error is not None]
         self.state["played"] += len(members)
         self.state["errors"] += len(failed)
         self.state["last_errors"] = [len(failed), len(members)]  # both counts, of the last step

@@ -49,7 +49,7 @@ class Renderer:
         self.tokenizer = tokenizer
         self.stop_ids = frozenset(stop_ids)
         self.thinking = thinking
-        self._stop_texts = [str(tokenizer.decode([i])) for i in stop_ids]
+        self._stop_texts = [str(tokenizer.decode([stop_id])) for stop_id in stop_ids]
 
     @property
     def _format(self) -> ChatFormat:

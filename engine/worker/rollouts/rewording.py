@@ -51,20 +51,22 @@ class Rewording:
 
         The environment rewords the task, or else the rules do.
         """
-        env_task = self._own_words(task, kind, seed)
+        env_task = self._reworded_by_environment(task, kind, seed)
         if env_task is not None:
             # By returning the unchanged task, an environment says that it cannot be reworded.
-            return None if _is_same(env_task, task) else {**env_task, "gold": _gold(task, env_task)}
+            if _is_same_task(env_task, task):
+                return None
+            return {**env_task, "gold": _reworded_gold(task, env_task)}
         if kind == "options":
             return self._with_moved_options(task, seed)
         return reword(task, kind, self.tools, seed, self.stock)
 
-    def _own_words(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
+    def _reworded_by_environment(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
         """Ask the environment for the task in other words. Returns None if the environment leaves
         this to the rules, or if it fails; the problem is then reported once."""
         if self.process is None:
             return None
-        # Doubled, so that the last bit tells training (0) from the probe (1).
+        # Doubled, so that the last bit tells training (0) from the probe (1): each has own words.
         env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
         try:
             return self.process.perturb(task, kind, env_seed + (self.stock == "probe"))
@@ -111,16 +113,18 @@ class Rewording:
         none, by full reward."""
         assert self.process is not None  # only called if the environment scores
         score = self.process.score(task, answer)
-        return score["reward"] >= 1 if score["success"] is None else score["success"]
+        if score["success"] is None:
+            return score["reward"] >= 1
+        return score["success"]
 
 
-def _is_same(env_task: TaskRow, task: TaskRow) -> bool:
+def _is_same_task(env_task: TaskRow, task: TaskRow) -> bool:
     """Tell whether the environment returned the task unchanged."""
     keys = ("prompt", "tools", "answer", "metadata")
     return all(env_task.get(key) == task.get(key) for key in keys)
 
 
-def _gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
+def _reworded_gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
     """Return the reference conversation of a task that the environment reworded; None if it had
     none.
 
@@ -151,9 +155,11 @@ class VariedWording:
         rng = random.Random(f"{self.seed}-vary-{step}-{task['id']}")
         if rng.random() >= self.share:
             return task
-        first = rng.choice(TRAINED_KINDS)
+        certain_kind = rng.choice(TRAINED_KINDS)
         # One kind at random, and each of the other kinds with a chance of one half.
-        kinds: list[Kind] = [k for k in TRAINED_KINDS if k == first or rng.random() < 0.5]
+        kinds: list[Kind] = [
+            kind for kind in TRAINED_KINDS if kind == certain_kind or rng.random() < 0.5
+        ]
         return self._in_other_words(task, kinds, rng.randrange(2**31))
 
     def of_all(
@@ -161,8 +167,11 @@ class VariedWording:
     ) -> list[TaskRow]:
         """Return the tasks as `step` sees them. A task stays unchanged if its rewording would leave
         no room for an answer (`fits`)."""
-        worded = [self.of(task, step) for task in tasks]
-        return [new if fits(new) else old for new, old in zip(worded, tasks, strict=True)]
+        reworded_tasks = [self.of(task, step) for task in tasks]
+        return [
+            reworded if fits(reworded) else task
+            for reworded, task in zip(reworded_tasks, tasks, strict=True)
+        ]
 
     def _in_other_words(self, task: TaskRow, kinds: Sequence[Kind], seed: int) -> TaskRow:
         """Reword the task by each of these kinds, one after the other."""

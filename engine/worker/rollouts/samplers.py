@@ -97,14 +97,14 @@ def start_vllm(
 def plan_beside(plan: Plan, size: sizing.Job, devices: Sequence[str]) -> Plan:
     """Return the plan of a server that has GPUs to itself and keeps their memory. It runs as many
     copies of the model as the GPUs have room for, each on as many GPUs as it needs."""
-    across = size.server.gpus_of_model
+    gpus_per_copy = size.server.gpus_of_model
     return replace(
         plan,
         visible=visible_devices(",".join(devices)),
         memory=servers.ALONE_SHARE,
         sleeps=False,
-        tensor_parallel=across,
-        data_parallel=len(devices) // across,
+        tensor_parallel=gpus_per_copy,
+        data_parallel=len(devices) // gpus_per_copy,
     )
 
 

@@ -32,12 +32,14 @@ class Scoring:
         """Score with these processes. `compare` says whether the environment's `score_group`, if it
         has one, scores whole groups."""
         self._background = background
-        self._free: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
+        self._idle_processes: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
         for process in processes:
-            self._free.put(process)
-        self._compare = compare and processes[0].compares_groups
-        self._waiting: deque[tuple[TaskRow, Trajectory]] = deque()
-        self._ended: dict[int, list[Trajectory]] = {}  # by group, while the group is incomplete
+            self._idle_processes.put(process)
+        self._scores_whole_groups = compare and processes[0].compares_groups
+        self._unscored: deque[tuple[TaskRow, Trajectory]] = deque()
+        self._incomplete_groups: dict[
+            int, list[Trajectory]
+        ] = {}  # by group, while the group is incomplete
         self._lock = threading.Lock()
 
     def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
@@ -48,44 +50,45 @@ class Scoring:
             index: the number of its group.
             size: the number of completions in the group.
         """
-        if self._compare and size >= LEAST_GROUP:
-            self._ended.setdefault(index, []).append(trajectory)
-            if len(self._ended[index]) == size:
-                self._background.submit(self._score_group, task, self._ended.pop(index))
+        if self._scores_whole_groups and size >= LEAST_GROUP:
+            self._incomplete_groups.setdefault(index, []).append(trajectory)
+            if len(self._incomplete_groups[index]) == size:
+                self._background.submit(self._score_group, task, self._incomplete_groups.pop(index))
             return
-        self._waiting.append((task, trajectory))
+        self._unscored.append((task, trajectory))
         self._background.submit(self._score_waiting)
 
     def _score_waiting(self) -> None:
         """Score as many waiting completions as a process scores at once; runs in a background
         thread."""
-        process = self._free.get()
+        process = self._idle_processes.get()
         try:
             at_once = process.at_once
             with self._lock:
-                taken = [self._waiting.popleft() for _ in range(min(at_once, len(self._waiting)))]
-            if not taken:  # another call has taken this completion along
+                batch = [self._unscored.popleft() for _ in range(min(at_once, len(self._unscored)))]
+            if not batch:  # another call has taken this completion along
                 return
-            scores = process.score_many([(task, t.completion) for task, t in taken])
-            for (task, trajectory), score in zip(taken, scores, strict=True):
-                is_lost = score.get("lost")
-                set_score(
-                    trajectory,
-                    process.score(task, trajectory.completion) if is_lost else score,
-                )
+            answers = [(task, trajectory.completion) for task, trajectory in batch]
+            scores = process.score_many(answers)
+            for (task, trajectory), score in zip(batch, scores, strict=True):
+                # The process died while it scored the batch. Another answer may have been the
+                # cause, so this one is scored once more, alone.
+                if score.get("lost"):
+                    score = process.score(task, trajectory.completion)
+                set_score(trajectory, score)
         finally:
-            self._free.put(process)
+            self._idle_processes.put(process)
 
     def _score_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> None:
         """Score the completions of one task together; runs in a background thread."""
-        process = self._free.get()
+        process = self._idle_processes.get()
         try:
             completions = [trajectory.completion for trajectory in trajectories]
             scores = process.score_group(task, completions)
-            if any(score.get("lost") for score in scores):
+            if any(score.get("lost") for score in scores):  # the process died while it scored
                 scores = process.score_group(task, completions)
         finally:
-            self._free.put(process)
+            self._idle_processes.put(process)
         for trajectory, score in zip(trajectories, scores, strict=True):
             set_score(trajectory, score)
 

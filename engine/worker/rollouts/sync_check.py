@@ -79,8 +79,9 @@ class SyncCheck:
         state.setdefault("told", [])  # events that were written and are not repeated for now
 
     def metrics(self, step: int, measured: Mapping[str, float | None]) -> dict[str, float]:
-        """Judge the gap that the update of `step` measured. Returns the gap's metrics by name, or
-        {} if `measured` holds no gap, as in a step that trained nothing.
+        """Judge the gap that the update of `step` measured: the distance between the sampler's and
+        the trainer's log-probabilities of the same tokens. Returns the gap's metrics by name, or {}
+        if `measured` holds no gap, as in a step that trained nothing.
 
         Raises:
             WorkerFailure: kind internal, if the gap is too large or NaN.
@@ -91,8 +92,9 @@ class SyncCheck:
         return self.check(step, mean, largest)
 
     def check(self, step: int, mean: float, largest: float) -> dict[str, float]:
-        """Judge the gap of a step and return the gap's metrics by name. If its mean is above the
-        limit `warn`, or has grown, an event is written.
+        """Judge the gap of a step (between the sampler's and the trainer's log-probabilities) and
+        return the gap's metrics by name. If its mean is above the limit `warn`, or has grown, an
+        event is written.
 
         Args:
             mean, largest: over all tokens of the step, in nats.

@@ -133,10 +133,10 @@ class RolloutOrder:
         shuffled order of a first epoch, but they get at most the share `UNSEEN_PLACES` of the step
         if there are others. The others follow in the order of a weighted draw."""
         per_step = self.settings.prompts_per_step
-        by_weight = self._by_weight(step, f"{self.settings.seed}-{step}-curriculum")
+        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(by_weight))
-        chosen = (unseen[:unseen_places] + by_weight + unseen[unseen_places:])[:per_step]
+        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(drawn))
+        chosen = (unseen[:unseen_places] + drawn + unseen[unseen_places:])[:per_step]
         # If there are fewer tasks than places, the tasks repeat.
         return [chosen[place % len(chosen)] for place in range(per_step)]
 
@@ -145,15 +145,15 @@ class RolloutOrder:
     ) -> list[int]:
         """Return tasks that replace groups; see `TaskOrder`. Seen tasks are drawn by weight; unseen
         ones follow."""
-        by_weight = self._by_weight(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
+        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        return [index for index in by_weight + unseen if index not in used][:limit]
+        return [index for index in drawn + unseen if index not in used][:limit]
 
     def record(self, step: int, groups: Sequence[Group]) -> None:
         """Learn from the groups of a step; see `TaskOrder`. A group that could not be scored
         teaches nothing, but its task counts as seen."""
         for group in groups:
-            differing, answers = self._faded(group.task_id, step)
+            differing, answers = self._counts_in_step(group.task_id, step)
             rewards = group.rewards
             if rewards:
                 most_common = Counter(rewards).most_common(1)[0][1]
@@ -164,11 +164,11 @@ class RolloutOrder:
     def weight(self, task_id: str, step: int) -> float:
         """Return how often a seen task is drawn in `step`, from LEAST_WEIGHT to 1: the chance that
         the rewards of its next group differ, squared to favour tasks that teach."""
-        differing, answers = self._faded(task_id, step)
+        differing, answers = self._counts_in_step(task_id, step)
         chance = chance_to_differ(differing, answers, self.settings.group_size)
         return max(LEAST_WEIGHT, chance**2)
 
-    def _faded(self, task_id: str, step: int) -> tuple[float, float]:
+    def _counts_in_step(self, task_id: str, step: int) -> tuple[float, float]:
         """Return (differing answers, answers) of a task as they count in `step`: less with every
         step since they were seen. Returns (0, 0) for a task that was not seen.
 
@@ -178,19 +178,19 @@ class RolloutOrder:
         weight_left = 0.5 ** ((step - seen_in) / self.steps_to_fade)
         return differing * weight_left, answers * weight_left
 
-    def _by_weight(self, step: int, seed: str) -> list[int]:
+    def _weighted_draw(self, step: int, seed: str) -> list[int]:
         """Return the seen tasks in the order of a weighted draw without replacement.
 
         (Efraimidis and Spirakis 2006: the largest u ** (1 / weight) comes first, u uniform.)
         """
         rng = random.Random(seed)
-        keys: dict[int, float] = {}
+        sort_keys: dict[int, float] = {}
         for index, task_id in enumerate(self.ids):
             random_number = rng.random()  # drawn for every task, so that draws belong to tasks
             if task_id in self.seen:
                 # The logarithm of the key gives the same order and does not round to 0.
-                keys[index] = math.log(max(random_number, 1e-300)) / self.weight(task_id, step)
-        return sorted(keys, key=lambda index: -keys[index])
+                sort_keys[index] = math.log(max(random_number, 1e-300)) / self.weight(task_id, step)
+        return sorted(sort_keys, key=lambda index: -sort_keys[index])
 
 
 def chance_to_differ(differing: float, answers: float, group_size: int) -> float:

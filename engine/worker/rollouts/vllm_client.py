@@ -133,7 +133,7 @@ class VllmClient:
     def _post(self, path: str, body: Body | None) -> Body:
         """Send a request and return the decoded reply. Raises VllmError."""
         with self._errors_explained(), self._client() as client:
-            return _body(client.post(path, json=body))
+            return _json_object(client.post(path, json=body))
 
     def _client(self) -> httpx.Client:
         """Make an HTTP client that talks to the server over its socket file and sends its key."""
@@ -175,7 +175,7 @@ class Together:
         completions. Raises VllmError."""
         with self._owner._errors_explained():
             response = await self._client.post(GENERATE, json=_request(model, ids, sampling))
-            return read_answers(_body(response))
+            return read_answers(_json_object(response))
 
 
 def read_answers(reply: Body) -> list[Answer]:
@@ -183,7 +183,7 @@ def read_answers(reply: Body) -> list[Answer]:
     does not have the expected shape."""
     try:
         choices = sorted(reply["choices"], key=lambda choice: choice["index"])
-        return [_answer(choice) for choice in choices]
+        return [_read_choice(choice) for choice in choices]
     # KeyError: a part is missing; TypeError: another shape; ValueError: no number, or another id.
     except (KeyError, TypeError, ValueError) as error:
         raise VllmError(f"the reply has another shape than expected: {error!r}") from error
@@ -205,7 +205,7 @@ def _streamed_chunks(response: httpx.Response) -> Iterator[Body]:
         yield chunk
 
 
-def _answer(choice: Body) -> Answer:
+def _read_choice(choice: Body) -> Answer:
     """Read one choice of a reply.
 
     Raises:
@@ -215,11 +215,11 @@ def _answer(choice: Body) -> Answer:
     ids = [int(token) for token in choice["token_ids"]]
     reported = choice.get("logprobs") or {}
     positions = reported.get("content") or [None] * len(ids)  # one for each id
-    logprobs = [_logprob(token, fields) for token, fields in zip(ids, positions, strict=True)]
+    logprobs = [_read_logprob(token, fields) for token, fields in zip(ids, positions, strict=True)]
     return Answer(ids, logprobs, finished=choice["finish_reason"] == "stop")
 
 
-def _logprob(token: int, reported: Body | None) -> float:
+def _read_logprob(token: int, reported: Body | None) -> float:
     """Return the log-probability that the server reports for a sampled id; NaN if it is missing or
     not a usable number. Raises ValueError if it belongs to another id."""
     fields: Body = {} if reported is None else reported
@@ -237,7 +237,7 @@ def _request(model: str, ids: list[int], sampling: Body) -> Body:
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
-def _body(response: httpx.Response) -> Body:
+def _json_object(response: httpx.Response) -> Body:
     """Return the reply as a JSON object; {} if the server answered with anything else, such as
     plain text. Raises VllmError if the server refused the request (any status but 200)."""
     if response.status_code != 200:

@@ -34,7 +34,7 @@ class VllmSampler:
     """A sampler that runs on a vLLM server. Each version of an adapter has its own name there."""
 
     name = "vllm"
-    elsewhere = beside = True
+    samples_elsewhere = samples_beside_training = True
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class VllmSampler:
         """
         self._wait_until_ready()
         with _ServerErrors("sample", self.process):
-            return asyncio.run(self._request_all(_Wanted(prompts, n, params, done)))
+            return asyncio.run(self._request_all(_GenerateCall(prompts, n, params, done)))
 
     def stream(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
         """Yield the ids of one completion as they are sampled, including the end token. Yields
@@ -127,7 +127,7 @@ class VllmSampler:
         if room < 1:  # the prompt fills the context
             return
         with _ServerErrors("sample", self.process):
-            sampling = self._sampling(params, index=0, n=1, room=room)
+            sampling = self._sampling_fields(params, index=0, n=1, room=room)
             for ids in self.client.stream(self._model_name, prompt, sampling):
                 yield from ids
 
@@ -152,22 +152,22 @@ class VllmSampler:
         self.process.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _request_all(self, wanted: "_Wanted") -> list[list[Completion]]:
+    async def _request_all(self, call: "_GenerateCall") -> list[list[Completion]]:
         """Request the completions of all prompts, with at most `MAX_PROMPTS_AT_ONCE` prompts at the
         server at the same time. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
-                tasks.create_task(self._complete_prompt(together, slots, wanted, index))
-                for index in range(len(wanted.prompts))
+                tasks.create_task(self._complete_prompt(together, slots, call, index))
+                for index in range(len(call.prompts))
             ]
         return [task.result() for task in requests]
 
     async def _complete_prompt(
-        self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
+        self, together: Together, slots: asyncio.Semaphore, call: "_GenerateCall", index: int
     ) -> list[Completion]:
         """Wait for a free slot and request the completions of the prompt at `index`. Calls
-        `wanted.done` for each completion once all have come.
+        `call.done` for each completion once all have come.
 
         Args:
             together: sends requests at the same time.
@@ -176,34 +176,34 @@ class VllmSampler:
         Raises:
             VllmError: the request fails, or the reply has another number of completions.
         """
-        answers = await self._ask(together, slots, wanted, index)
-        if len(answers) != wanted.n:
-            raise VllmError(f"{wanted.n} completions were asked for, {len(answers)} came")
+        answers = await self._send_prompt(together, slots, call, index)
+        if len(answers) != call.n:
+            raise VllmError(f"{call.n} completions were asked for, {len(answers)} came")
         completions = [
             Completion(answer.ids, answer.logprobs, answer.finished) for answer in answers
         ]
         logprobs = [logprob for answer in answers for logprob in answer.logprobs]
         self.missing_logprobs += sum(math.isnan(logprob) for logprob in logprobs)
-        if wanted.done is not None:
+        if call.done is not None:
             for member, completion in enumerate(completions):
-                wanted.done(index, member, completion)
+                call.done(index, member, completion)
         return completions
 
-    async def _ask(
-        self, together: Together, slots: asyncio.Semaphore, wanted: "_Wanted", index: int
+    async def _send_prompt(
+        self, together: Together, slots: asyncio.Semaphore, call: "_GenerateCall", index: int
     ) -> list[Answer]:
         """Send the prompt at `index` through `together` once one of the `slots` is free, and return
         the server's answers. If the prompt fills the context, nothing is sent, and the answers are
         empty."""
-        prompt = wanted.prompts[index]
+        prompt = call.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:
-            return [Answer(ids=[], logprobs=[], finished=False)] * wanted.n
+            return [Answer(ids=[], logprobs=[], finished=False)] * call.n
         async with slots:
-            sampling = self._sampling(wanted.params, index, n=wanted.n, room=room)
+            sampling = self._sampling_fields(call.params, index, n=call.n, room=room)
             return await together.ask(self._model_name, prompt, sampling)
 
-    def _sampling(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
+    def _sampling_fields(self, params: SamplingParams, index: int, n: int, room: int) -> Body:
         """Return vLLM's sampling parameters for the prompt at `index`.
 
         Args:
@@ -248,7 +248,7 @@ class VllmSampler:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _GenerateCall:
     """The arguments of a call of `VllmSampler.generate`."""
 
     prompts: Sequence[list[int]]

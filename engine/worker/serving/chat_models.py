@@ -177,14 +177,14 @@ class Served:
         ids = self.prompt_ids(request)
         answer = _StreamedAnswer(request)
         yield answer.chunk({"role": "assistant", "content": ""})
-        answer.sent_text = self._sent_before(request)
+        answer.sent_text = self._text_sent_before(request)
         yield from self._sampled_pieces(ids, answer)
         # Sampling has ended, so the beginning of a stop string that was held back is plain text.
         text = self._text_before_stop(answer.ids, request)
-        rest = self._rest(text, answer.sent_text, request)
-        for delta in rest:
+        last_deltas = self._unsent_deltas(text, answer.sent_text, request)
+        for delta in last_deltas:
             yield answer.chunk(delta)
-        yield answer.chunk({}, self._finish_reason(answer.ids, rest, request))
+        yield answer.chunk({}, self._finish_reason(answer.ids, last_deltas, request))
         if request.include_usage:
             sampled_count = len(answer.ids) - len(request.begun_ids)
             yield answer.common_fields | {"choices": [], "usage": usage(len(ids), sampled_count)}
@@ -243,7 +243,7 @@ class Served:
         was_cut = not has_stop_id and not self._has_stop_string(answer_ids, request.params)
         return "length" if was_cut else "stop"
 
-    def _sent_before(self, request: ChatRequest) -> str:
+    def _text_sent_before(self, request: ChatRequest) -> str:
         """Return what an earlier request has sent of the text of `request.begun_ids`, the tokens
         that the answer begins with; "" if there are none."""
         # U+FFFD at the end stands for a character with missing bytes, which was not sent.
@@ -251,7 +251,7 @@ class Served:
         begun_text = text_before_stop(begun_text, request.params.stop)
         return self.renderer.certain_text(begun_text, request.tools)
 
-    def _rest(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
+    def _unsent_deltas(self, text: str, sent_text: str, request: ChatRequest) -> list[Reply]:
         """Return what is still to be sent after the answer's last token, as deltas of OpenAI's
         stream: its reasoning, the rest of its content and its tool calls.
 

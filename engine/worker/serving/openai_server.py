@@ -205,9 +205,10 @@ class Server:
             while True:
                 # The result is None after the last piece.
                 sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
-                # [0] is the set of tasks that are done; it is empty if `timeout` came first.
-                while not (await asyncio.wait({sampling}, timeout=BEAT_S))[0]:
+                done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
+                while not done:  # empty if the timeout came first
                     yield ": waiting\n\n"
+                    done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
                 piece = sampling.result()
                 if piece is None:
                     break

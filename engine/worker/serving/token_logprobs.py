@@ -38,9 +38,9 @@ def parse_logprobs(body: Any) -> LogprobsRequest:
     check_fields(body, ACCEPTED)
     _refuse_generating(body)
     ids = body.get("prompt")
-    # `type(i) is int`, because isinstance would also accept booleans.
-    is_ids = isinstance(ids, list) and all(type(i) is int for i in ids)
-    if not is_ids or not ids or len(ids) > MAX_IDS:
+    # `type(...) is int`, because isinstance would also accept booleans.
+    is_list_of_ids = isinstance(ids, list) and all(type(token) is int for token in ids)
+    if not is_list_of_ids or not ids or len(ids) > MAX_IDS:
         raise Refused(400, f"prompt must be a list of 1 to {MAX_IDS:,} token ids.")
     wants_next_token = body.get("max_tokens", 0) == 1
     return LogprobsRequest(str(body.get("model", "")), ids, wants_next_token)

@@ -65,7 +65,7 @@ class VllmModels:
         self.base_name = base_name
         self.base_weights = base_weights or {}
         self.folder = folder
-        tokens = _tokens_of(plan.model)
+        tokens = _read_tokens(plan.model)
         self.renderer = Renderer(tokens.tokenizer, tokens.stop_ids, thinking=thinking)
         self.limit = plan.max_length  # tokens of prompt and answer together
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
@@ -241,7 +241,7 @@ class _Tokens:
     model_vocab: int
 
 
-def _tokens_of(folder: Path) -> _Tokens:
+def _read_tokens(folder: Path) -> _Tokens:
     """Read what is known of the tokens of the model in `folder`."""
     model = _model_without_weights(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

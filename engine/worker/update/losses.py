@@ -61,40 +61,44 @@ def clipped_loss(ratio: torch.Tensor, advantage: torch.Tensor, clip: Clip) -> to
     return -torch.minimum(ratio * advantage, bounded * advantage)
 
 
-def grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+def grpo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
     """Loss as the mean over trajectories of the mean over their tokens (arXiv 2402.03300)."""
-    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
-    return term / (t.lengths[t.row] * norm.trajectories)
+    ratio = torch.exp(tokens.policy - tokens.old)
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)
 
 
-def dr_grpo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+def dr_grpo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
     """Loss as the sum over all tokens, divided by a constant, so that length is not rewarded (arXiv
     2503.20783)."""
-    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
-    return term / (norm.trajectories * norm.max_tokens)
+    ratio = torch.exp(tokens.policy - tokens.old)
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    return term / (normaliser.trajectories * normaliser.max_tokens)
 
 
-def dapo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+def dapo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
     """Loss as the mean over all tokens of the batch (arXiv 2503.14476)."""
-    term = clipped_loss(torch.exp(t.policy - t.old), t.advantage, clip) * t.correction
-    return term / norm.tokens
+    ratio = torch.exp(tokens.policy - tokens.old)
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    return term / normaliser.tokens
 
 
-def gspo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+def gspo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
     """Loss with one ratio for all tokens of a trajectory, exp(mean log ratio), as the mean over
     trajectories (arXiv 2507.18071). A trajectory's term is divided evenly among its tokens: only
     the sum over the tokens matters."""
-    sums = torch.zeros_like(t.lengths).index_add(0, t.row, t.policy - t.old)  # per trajectory
-    ratio = torch.exp(sums / t.lengths)[t.row]
-    term = clipped_loss(ratio, t.advantage, clip) * t.correction
-    return term / (t.lengths[t.row] * norm.trajectories)
+    log_ratio = tokens.policy - tokens.old
+    sums = torch.zeros_like(tokens.lengths).index_add(0, tokens.row, log_ratio)  # per trajectory
+    ratio = torch.exp(sums / tokens.lengths)[tokens.row]
+    term = clipped_loss(ratio, tokens.advantage, clip) * tokens.correction
+    return term / (tokens.lengths[tokens.row] * normaliser.trajectories)
 
 
-def cispo(t: Tokens, norm: Normaliser, clip: Clip) -> torch.Tensor:
+def cispo(tokens: Tokens, normaliser: Normaliser, clip: Clip) -> torch.Tensor:
     """Loss -weight A log p with weight = min(ratio, 1 + high) without gradient, as the mean over
     all tokens: the weight is limited, and every token has a gradient (arXiv 2506.13585)."""
-    weight = torch.exp(t.policy - t.old).detach().clamp(max=1 + clip.high)
-    return -weight * t.advantage * t.policy * t.correction / norm.tokens
+    weight = torch.exp(tokens.policy - tokens.old).detach().clamp(max=1 + clip.high)
+    return -weight * tokens.advantage * tokens.policy * tokens.correction / normaliser.tokens
 
 
 LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
@@ -106,14 +110,14 @@ LOSSES: dict[str, Callable[[Tokens, Normaliser, Clip], torch.Tensor]] = {
 }
 
 
-def token_weights(kind: str, t: Tokens, norm: Normaliser) -> torch.Tensor:
+def token_weights(kind: str, tokens: Tokens, normaliser: Normaliser) -> torch.Tensor:
     """Return the weight of each token in the loss called `kind`, [tokens] float32. A term added to
     that loss, such as the KL term, uses the same weights."""
     if kind in ("grpo", "gspo"):  # the mean over trajectories of each one's mean over its tokens
-        return 1 / (t.lengths[t.row] * norm.trajectories)
+        return 1 / (tokens.lengths[tokens.row] * normaliser.trajectories)
     if kind == "dr_grpo":  # as if every trajectory had max_tokens tokens
-        return torch.full_like(t.policy, 1 / (norm.trajectories * norm.max_tokens))
-    return torch.full_like(t.policy, 1 / norm.tokens)  # dapo and cispo: a mean over all tokens
+        return torch.full_like(tokens.policy, 1 / (normaliser.trajectories * normaliser.max_tokens))
+    return torch.full_like(tokens.policy, 1 / normaliser.tokens)  # dapo, cispo: mean over tokens
 
 
 def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
@@ -124,24 +128,24 @@ def kl_k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.exp(d) - d - 1
 
 
-def clipped_tokens(kind: str, t: Tokens, clip: Clip) -> torch.Tensor:
-    """Count the tokens on which the clipping of the loss called `kind` acts. Returns a tensor of
-    shape [].
+def clipped_tokens(kind: str, tokens: Tokens, clip: Clip) -> torch.Tensor:
+    """Count the tokens on which the clipping of the loss `kind` acts, in a tensor of shape [].
 
     In cispo these are the tokens whose weight is limited. In every other loss they are the tokens
     that get no gradient; gspo clips all tokens of a trajectory together.
     """
-    log_ratio = t.policy.detach() - t.old
+    log_ratio = tokens.policy.detach() - tokens.old
     if kind == "gspo":
-        sums = torch.zeros_like(t.lengths).index_add(0, t.row, log_ratio)  # per trajectory
-        log_ratio = (sums / t.lengths)[t.row]
+        # One ratio for all tokens of a trajectory: the exponential of their mean log ratio.
+        sums = torch.zeros_like(tokens.lengths).index_add(0, tokens.row, log_ratio)
+        log_ratio = (sums / tokens.lengths)[tokens.row]
     ratio = torch.exp(log_ratio)
     if kind == "cispo":
         return (ratio > 1 + clip.high).sum()
     # `clipped_loss` takes the smaller of ratio * A and clip(ratio) * A. Only on the side to which
     # the advantage pulls is that the clipped one, which has no gradient.
-    too_high = (ratio > 1 + clip.high) & (t.advantage > 0)
-    too_low = (ratio < 1 - clip.low) & (t.advantage < 0)
+    too_high = (ratio > 1 + clip.high) & (tokens.advantage > 0)
+    too_low = (ratio < 1 - clip.low) & (tokens.advantage < 0)
     return (too_high | too_low).sum()
 
 

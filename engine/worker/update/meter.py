@@ -52,12 +52,12 @@ class Meter:
         self.adapter_parameters = sum(parameter.numel() for parameter in policy.parameters())
         self.matrix_flops = matrix_rate(network.device, network.dtype)
         self.telemetry = telemetry_of(network.device)
-        self._operations = 0.0
+        self._counted_operations = 0.0
 
     def count_microbatch(self, rows: Sequence[Row]) -> None:
         """Count the operations of one pass forward and backward over a microbatch of these rows."""
         tokens, attention_pairs, scored_tokens = sizes(rows, shared=self.shares_prompts)
-        self._operations += flops.update_operations(
+        self._counted_operations += flops.update_operations(
             self.model_facts,
             self.adapter_parameters,
             tokens=tokens,
@@ -68,10 +68,10 @@ class Meter:
     def count_batch(self, rows: Sequence[Row]) -> None:
         """Count this rank's share of the operations of a whole batch, which all ranks divide
         evenly."""
-        before = self._operations
+        before = self._counted_operations
         self.count_microbatch(rows)
         # The call has added the whole batch's operations; only this rank's share of them counts.
-        self._operations = before + (self._operations - before) / self.ranks
+        self._counted_operations = before + (self._counted_operations - before) / self.ranks
 
     def step(self, train_s: float) -> dict[str, float]:
         """Return the metrics of the microbatches that were counted since the last call: `mfu`,
@@ -81,8 +81,8 @@ class Meter:
         Args:
             train_s: the seconds that the microbatches took; with 0, `mfu` is 0.
         """
-        flops_per_s = self._operations / train_s if train_s > 0 else 0.0
-        self._operations = 0.0
+        flops_per_s = self._counted_operations / train_s if train_s > 0 else 0.0
+        self._counted_operations = 0.0
         # The machine may have been busy when its rate was measured. A faster step shows that the
         # machine can do more.
         self.matrix_flops = max(self.matrix_flops, flops_per_s)

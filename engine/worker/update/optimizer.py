@@ -43,7 +43,11 @@ class AdamW:
     def step(self) -> None:
         """Update every parameter that has a gradient, and the moments of its gradients. Other
         parameters and their state do not change."""
-        with_gradient = [(p, p.grad) for p in self.parameters if p.grad is not None]
+        with_gradient = [
+            (parameter, parameter.grad)
+            for parameter in self.parameters
+            if parameter.grad is not None
+        ]
         if not with_gradient:
             return
         parameters: list[torch.Tensor] = [parameter for parameter, _ in with_gradient]

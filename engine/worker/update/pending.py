@@ -28,17 +28,17 @@ class Pending(Generic[Sums]):
 
     Attributes:
         numbers: [n] float64.
-        of: makes the result from these numbers.
+        from_numbers: makes the result from these numbers.
         loss_of: returns the loss of the whole batch, given the result.
     """
 
     numbers: torch.Tensor
-    of: Callable[[list[float]], Sums]
+    from_numbers: Callable[[list[float]], Sums]
     loss_of: Callable[[Sums], float] = _loss_of
 
     def read(self) -> Sums:
         """Wait for the device and return the result."""
-        return self.of(self.numbers.tolist())
+        return self.from_numbers(self.numbers.tolist())
 
 
 class Reading(Generic[Sums]):
@@ -65,8 +65,8 @@ class Reading(Generic[Sums]):
             WorkerFailure: kind nonfinite, if the loss in the result is NaN or infinite.
         """
         numbers = torch.cat([self.pending.numbers, number.detach().double().reshape(1)])
-        *of_result, last = numbers.tolist()
-        self.sums = self.pending.of(of_result)
+        *result_numbers, last = numbers.tolist()
+        self.sums = self.pending.from_numbers(result_numbers)
         loss = self.pending.loss_of(self.sums)
         if not math.isfinite(loss):
             raise WorkerFailure(

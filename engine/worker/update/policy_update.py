@@ -20,6 +20,8 @@ from engine.worker.network.policy import Policy
 from engine.worker.update import losses
 from engine.worker.update.pending import Pending
 
+_NUMBERS_PER_MICROBATCH = 7  # what `PolicyPass._backward` returns
+
 
 @dataclass
 class Microbatch:
@@ -110,8 +112,8 @@ class PolicyPass:
             self.microbatches = self._split(token_limit, earlier=self.microbatches)
         numbers = torch.cat([self._backward(microbatch) for microbatch in self.microbatches])
         tokens = [microbatch.sampled.numel() for microbatch in self.microbatches]
-        of = partial(_pass_sums, tokens=tokens, is_first_pass=self.is_first_pass)
-        return Pending(numbers, of, loss_of=lambda all_sums: sum(each.loss for each in all_sums))
+        sums_from_numbers = partial(_pass_sums, tokens=tokens, is_first_pass=self.is_first_pass)
+        return Pending(numbers, sums_from_numbers, loss_of=_total_loss)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether `token_limit` already puts every trajectory into a microbatch of its own."""
@@ -129,7 +131,7 @@ class PolicyPass:
         rows = rows_of(self.trajectories)
         microbatches = []
         for members in self.policy.split(rows, budget):
-            microbatch = self._collate(members, [rows[i] for i in members], budget)
+            microbatch = self._collate(members, [rows[index] for index in members], budget)
             if earlier:
                 _copy_first_pass_logprobs(microbatch, earlier)
             if self.settings.kl_coef > 0:
@@ -157,37 +159,37 @@ class PolicyPass:
             lengths=floats_on(lengths, device),
         )
 
-    def _backward(self, micro: Microbatch) -> torch.Tensor:
+    def _backward(self, microbatch: Microbatch) -> torch.Tensor:
         """Run one microbatch forward and backward, which adds to the gradients. Returns its seven
         sums as [7] float64, in the order that `_pass_sums` reads."""
-        tokens, entropy, missing = self._forward(micro)
-        loss, kl = self._loss(tokens, micro.reference)
+        tokens, entropy, missing = self._forward(microbatch)
+        loss, kl = self._loss(tokens, microbatch.reference)
         loss.backward()
-        gap = (tokens.old - micro.sampled).abs()  # the same in every pass, so it is counted once
+        # The gap to the sampler; the same in every pass, so it is counted once.
+        gap = (tokens.old - microbatch.sampled).abs()
         clipped = losses.clipped_tokens(self.settings.loss, tokens, self.clip)
         sums = [loss.detach(), entropy.sum(), kl, clipped, missing, gap.sum(), gap.max()]
         return torch.stack([value.double() for value in sums])
 
-    def _forward(self, micro: Microbatch) -> tuple[losses.Tokens, torch.Tensor, torch.Tensor]:
+    def _forward(self, microbatch: Microbatch) -> tuple[losses.Tokens, torch.Tensor, torch.Tensor]:
         """Run one microbatch forward. Returns (its trained tokens, their entropies, the number of
         tokens without a log-probability from the sampler). The first pass also stores its
-        log-probabilities: all in `micro.old`, and those that the sampler did not give in
-        `micro.sampled`."""
-        settings = self.settings
+        log-probabilities: all in `old`, and those that the sampler did not give in `sampled`."""
+        cap = self.settings.tis_cap
         logprobs, entropy = self.policy.logprobs(
-            micro.batch, settings.temperature, entropies=self.is_first_pass
+            microbatch.batch, self.settings.temperature, entropies=self.is_first_pass
         )
         missing = entropy.new_zeros(())
-        if micro.old is None:
-            micro.old = logprobs.detach()
-            missing = _fill_missing(micro, micro.old)
+        if microbatch.old is None:
+            microbatch.old = logprobs.detach()
+            missing = _fill_missing(microbatch, microbatch.old)
         tokens = losses.Tokens(
             policy=logprobs,
-            old=micro.old,
-            advantage=micro.advantage,
-            correction=losses.truncated_importance(micro.old, micro.sampled, settings.tis_cap),
-            row=micro.batch.row,
-            lengths=micro.lengths,
+            old=microbatch.old,
+            advantage=microbatch.advantage,
+            correction=losses.truncated_importance(microbatch.old, microbatch.sampled, cap),
+            row=microbatch.batch.row,
+            lengths=microbatch.lengths,
         )
         return tokens, entropy, missing
 
@@ -216,14 +218,20 @@ class PolicyPass:
         return (ratio * divergence * weights).sum(), divergence.detach().sum()
 
 
+def _total_loss(all_sums: Sequence[PassSums]) -> float:
+    """Return the loss of the whole batch from the sums of its microbatches."""
+    return sum(sums.loss for sums in all_sums)
+
+
 def _pass_sums(
     numbers: Sequence[float], *, tokens: Sequence[int], is_first_pass: bool
 ) -> list[PassSums]:
     """Turn the numbers of all microbatches, seven each as `PolicyPass._backward` returns them, into
     a `PassSums` for each. `tokens` are their numbers of trained tokens."""
     all_sums = []
-    for first, count in zip(range(0, len(numbers), 7), tokens, strict=True):
-        loss, entropy, kl, clipped, missing, *gap = numbers[first : first + 7]
+    starts = range(0, len(numbers), _NUMBERS_PER_MICROBATCH)
+    for start, count in zip(starts, tokens, strict=True):
+        loss, entropy, kl, clipped, missing, *gap = numbers[start : start + _NUMBERS_PER_MICROBATCH]
         gap_sum, gap_max = gap if is_first_pass else (0.0, 0.0)
         counted = (count, entropy, kl, clipped, gap_sum, gap_max, int(missing))
         all_sums.append(PassSums(loss, *counted, is_first_pass))
@@ -243,12 +251,12 @@ def _copy_first_pass_logprobs(microbatch: Microbatch, earlier: Sequence[Microbat
     of the first pass, which split the batch in another way."""
     # For each trajectory: its microbatch in the first pass, and the mask of its tokens in that
     # (`batch.row` holds for each token the position of its trajectory in the microbatch).
-    places = {
+    origins = {
         member: (source, source.batch.row == position)
         for source in earlier
         for position, member in enumerate(source.members)
     }
-    parts = [places[member] for member in microbatch.members]
+    parts = [origins[member] for member in microbatch.members]
     microbatch.sampled = torch.cat([source.sampled[mask] for source, mask in parts])
     old_parts = []
     for source, mask in parts:

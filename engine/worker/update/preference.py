@@ -89,8 +89,8 @@ def gains(
     batch = policy.collate(rows).to(policy.device)
     reference = policy.reference_logprobs(batch)
     logprobs = _logprobs(policy, batch, training=training)
-    row_gains = _summed_by_row(logprobs - reference, batch, len(rows))
-    better_logprobs = _summed_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
+    row_gains = _sums_by_row(logprobs - reference, batch, len(rows))
+    better_logprobs = _sums_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / floats_on(better_lengths, policy.device)
     return row_gains[0::2], row_gains[1::2], mean_logprobs
@@ -106,7 +106,7 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
     return logprobs
 
 
-def _summed_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
+def _sums_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
     """Sum `values`, one for each trained token ([tokens] float32), over each row of the batch.
     Returns [rows] float32."""
     return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
@@ -186,14 +186,14 @@ class PreferencePass:
         gradients, in microbatches of at most `token_limit` tokens. Returns the pending sums of the
         step."""
         numbers = [
-            self._backward([self.pairs[i] for i in members])
-            for members in split_pairs(self.policy, self.pairs, token_limit)
+            self._backward([self.pairs[index] for index in pair_indices])
+            for pair_indices in split_pairs(self.policy, self.pairs, token_limit)
         ]
-        return Pending(torch.cat(numbers), _added_up)
+        return Pending(torch.cat(numbers), _sum_of_microbatches)
 
     def _backward(self, microbatch: Sequence[Pair]) -> torch.Tensor:
         """Run some of the step's pairs forward and backward, which adds to the gradients. Returns
-        their four sums as [4] float64, in the order that `_added_up` reads."""
+        their four sums as [4] float64, in the order that `_sum_of_microbatches` reads."""
         chosen, rejected, mean_logprobs = gains(self.policy, microbatch, training=True)
         losses = dpo_loss(chosen, rejected, self.beta, self.pairs_in_batch)
         # DPO's loss alone also falls if both answers become less likely, the worse one more so. The
@@ -202,7 +202,7 @@ class PreferencePass:
         loss.backward()
         correct = (chosen > rejected).sum()
         sums = (loss.detach(), correct, chosen.detach().sum(), rejected.detach().sum())
-        return torch.stack([each.double() for each in sums])
+        return torch.stack([value.double() for value in sums])
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether `token_limit` already puts every pair into a microbatch of its own, so that a
@@ -210,11 +210,11 @@ class PreferencePass:
         return len(split_pairs(self.policy, self.pairs, token_limit)) == len(self.pairs)
 
 
-def _added_up(numbers: Sequence[float]) -> PreferenceSums:
+def _sum_of_microbatches(numbers: Sequence[float]) -> PreferenceSums:
     """Add up the sums of a step from `numbers`, which holds four numbers of each of its
     microbatches."""
     total = PreferenceSums()
-    for first in range(0, len(numbers), 4):
-        loss, correct, chosen, rejected = numbers[first : first + 4]
+    for start in range(0, len(numbers), 4):
+        loss, correct, chosen, rejected = numbers[start : start + 4]
         total = total + PreferenceSums(loss, int(correct), chosen, rejected, microbatches=1)
     return total

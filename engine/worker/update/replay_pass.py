@@ -35,18 +35,18 @@ class PassWithReplay:
     def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Add the gradients of both passes, in microbatches of at most `token_limit` tokens.
         Returns the pending sums of GRPO's pass. Reading them also sets `replay_loss`."""
-        first = self.first.run(token_limit)
+        grpo = self.first.run(token_limit)
         if not self.replayed_rows:
-            return first
-        replay = self._replay.run(token_limit)
-        first_count = len(first.numbers)
+            return grpo
+        replayed = self._replay.run(token_limit)
+        first_count = len(grpo.numbers)
 
-        def of(numbers: list[float]) -> list[PassSums]:
+        def read_both(numbers: list[float]) -> list[PassSums]:
             """Read both passes' numbers: GRPO's come first, the replayed rows' after them."""
-            self.replay_loss = replay.of(numbers[first_count:]).loss
-            return first.of(numbers[:first_count])
+            self.replay_loss = replayed.from_numbers(numbers[first_count:]).loss
+            return grpo.from_numbers(numbers[:first_count])
 
-        return Pending(torch.cat([first.numbers, replay.numbers]), of, first.loss_of)
+        return Pending(torch.cat([grpo.numbers, replayed.numbers]), read_both, grpo.loss_of)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether `token_limit` already puts every row of both passes into a microbatch of its

@@ -59,8 +59,12 @@ class SupervisedPass:
             microbatch_loss = cross_entropy(logprobs, self.supervised_tokens).sum()
             microbatch_loss.backward()
             losses.append(microbatch_loss.detach())
-        count = len(microbatches)
-        return Pending(torch.stack(losses).double(), lambda each: SupervisedSums(sum(each), count))
+
+        def sums_from_numbers(numbers: list[float]) -> SupervisedSums:
+            """Add up the losses of the microbatches, once the host has read them."""
+            return SupervisedSums(sum(numbers), len(microbatches))
+
+        return Pending(torch.stack(losses).double(), sums_from_numbers)
 
     def is_finest(self, token_limit: int) -> bool:
         """Whether `token_limit` already puts every row into a microbatch of its own, so that a
@@ -72,5 +76,7 @@ class SupervisedPass:
         packing is off."""
         if not self.packing:
             return [[row] for row in self.batch]
-        groups = self.policy.split(self.batch, token_limit)
-        return [[self.batch[i] for i in indices] for indices in groups]
+        microbatches: list[list[Row]] = []
+        for row_indices in self.policy.split(self.batch, token_limit):
+            microbatches.append([self.batch[index] for index in row_indices])
+        return microbatches

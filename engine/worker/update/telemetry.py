@@ -18,24 +18,24 @@ class Telemetry:
         self.visible = visible
         self._every_s = every_s
         self._lock = threading.Lock()
-        self._seen: list[Gauges] = []
-        self._over = threading.Event()
-        self._look()
-        threading.Thread(target=self._keep_looking, name="telemetry", daemon=True).start()
+        self._readings: list[Gauges] = []
+        self._stopped = threading.Event()
+        self._read_sensors()
+        threading.Thread(target=self._read_repeatedly, name="telemetry", daemon=True).start()
 
     def close(self) -> None:
         """Stop reading the sensors."""
-        self._over.set()
+        self._stopped.set()
 
     def step(self) -> dict[str, float]:
         """Return the metrics of all readings since the last call: mean utilisation and power,
         highest temperature. A sensor that the GPU does not have is left out."""
-        self._look()  # a step may be shorter than the time between two readings
+        self._read_sensors()  # a step may be shorter than the time between two readings
         with self._lock:
-            seen, self._seen = self._seen, []
-        shares = [one.utilization for one in seen if one.utilization is not None]
-        degrees = [one.temperature for one in seen if one.temperature is not None]
-        watts = [one.power for one in seen if one.power is not None]
+            readings, self._readings = self._readings, []
+        shares = [reading.utilization for reading in readings if reading.utilization is not None]
+        degrees = [reading.temperature for reading in readings if reading.temperature is not None]
+        watts = [reading.power for reading in readings if reading.power is not None]
         metrics: dict[str, float] = {}
         if shares:
             metrics["gpu_utilization"] = statistics.fmean(shares)
@@ -45,17 +45,17 @@ class Telemetry:
             metrics["gpu_power"] = statistics.fmean(watts)
         return metrics
 
-    def _keep_looking(self) -> None:
+    def _read_repeatedly(self) -> None:
         """Read the sensors every `_every_s` seconds until `close` is called."""
-        while not self._over.wait(self._every_s):
-            self._look()
+        while not self._stopped.wait(self._every_s):
+            self._read_sensors()
 
-    def _look(self) -> None:
+    def _read_sensors(self) -> None:
         """Read the sensors once and keep the reading, if the driver answers."""
         gauges = read_gauges(self.visible)
         if gauges is not None:
             with self._lock:
-                self._seen.append(gauges)
+                self._readings.append(gauges)
 
 
 def telemetry_of(device: torch.device) -> Telemetry | None:

@@ -81,7 +81,7 @@ def await_health(
         time.sleep(POLL_S)
 
 
-def asked(
+def request_json(
     url: str, seconds: float, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Any:
     """Return the JSON answer to a GET, or to a POST of `body` as JSON.
@@ -90,10 +90,10 @@ def asked(
     `seconds`.
     """
     data = None if body is None else json.dumps(body).encode()
-    told = {"Content-Type": "application/json", **(headers or {})}
+    all_headers = {"Content-Type": "application/json", **(headers or {})}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url, data, told), timeout=seconds
+            urllib.request.Request(url, data, all_headers), timeout=seconds
         ) as reply:
             return json.loads(reply.read(REPLY_BYTES))
     except urllib.error.HTTPError as error:

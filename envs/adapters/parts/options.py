@@ -39,7 +39,7 @@ def read_options(adapter: Adapter, options: type[T]) -> T:
     for name, field in fields.items():
         is_required = field.default is field.default_factory is dataclasses.MISSING
         if name in adapter.options:
-            values[name] = _checked(adapter, name, _kind_of_value(field))
+            values[name] = _checked_option(adapter, name, _kind_of_value(field))
         elif is_required:
             raise _problem(f"{name} is missing", adapter, sorted(fields))
     return options(**values)
@@ -52,7 +52,7 @@ def _kind_of_value(field: Any) -> type:
     return dict if field.default_factory is dict else str
 
 
-def _checked(adapter: Adapter, name: str, kind: type) -> Any:
+def _checked_option(adapter: Adapter, name: str, kind: type) -> Any:
     """Return the value of the option `name`. Raises EnvProblem ENV_INVALID unless it has the type
     `kind`."""
     value = adapter.options[name]
@@ -66,7 +66,7 @@ def _fits(value: Any, kind: type) -> bool:
     if isinstance(value, bool):  # a bool is an int in Python
         return kind is bool
     if kind is tuple:
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
     if kind in (int, float):
         return isinstance(value, int | kind) and value >= 0
     return isinstance(value, kind)

@@ -100,13 +100,13 @@ def provide() -> None:
         return
     types = {"Task": Task, "Step": Step, "Trajectory": Trajectory, "Episode": Episode}
     results = {"EvalOutput": EvalOutput, "Signal": Signal}
-    _module(PACKAGE, {**types, "evaluator": evaluator})
-    _module(f"{PACKAGE}.types", types)
-    _module(f"{PACKAGE}.eval", results)
-    _module(f"{PACKAGE}.eval.types", results)
+    _provide_module(PACKAGE, {**types, "evaluator": evaluator})
+    _provide_module(f"{PACKAGE}.types", types)
+    _provide_module(f"{PACKAGE}.eval", results)
+    _provide_module(f"{PACKAGE}.eval.types", results)
 
 
-def _module(name: str, names: JsonObject) -> None:
+def _provide_module(name: str, names: JsonObject) -> None:
     """Put a module with these names into `sys.modules`, where an import finds it."""
     module = ModuleType(name)
     module.__path__ = []  # makes it a package, whose submodules can be imported

@@ -30,9 +30,9 @@ class Play:
         self.loop = loop
         self.exchange: Exchange | None = None
         self.over = False
-        self._asked = loop.create_future()  # resolves to the messages that the model must answer
-        self._reply = loop.create_future()  # resolves to the model's text, or None at the end
-        self._run = loop.create_task(self._played(env, task))
+        self._question = loop.create_future()  # resolves to the messages that the model must answer
+        self._answer = loop.create_future()  # resolves to the model's text, or None at the end
+        self._rollout = loop.create_task(self._play_episode(env, task))
 
     def until_asked(self) -> list[Any] | None:
         """Run the `Env` until it asks the model; return the foreign messages to answer, or None if
@@ -41,52 +41,52 @@ class Play:
         Raises what the `Env` raised.
         """
         self.loop.run_until_complete(
-            asyncio.wait({self._run, self._asked}, return_when=asyncio.FIRST_COMPLETED)
+            asyncio.wait({self._rollout, self._question}, return_when=asyncio.FIRST_COMPLETED)
         )
-        if self._asked.done():
-            messages = self._asked.result()
-            self._asked = self.loop.create_future()
+        if self._question.done():
+            messages = self._question.result()
+            self._question = self.loop.create_future()
             return messages
-        self._run.result()
+        self._rollout.result()
         return None
 
     def reply(self, text: str) -> None:
         """Give the `Env` the model's answer to its last question."""
-        waiting, self._reply = self._reply, self.loop.create_future()
+        waiting, self._answer = self._answer, self.loop.create_future()
         waiting.set_result(text)
 
     def finish(self) -> Any:
         """End the rollout and return its scored trace. An `Env` that waits for a reply is told that
         none will come."""
-        if not self._run.done():
+        if not self._rollout.done():
             self.over = True
-            self._reply.set_result(None)
-            self.loop.run_until_complete(self._run)
-        self._run.result()
+            self._answer.set_result(None)
+            self.loop.run_until_complete(self._rollout)
+        self._rollout.result()
         assert self.exchange is not None  # it was asked at least once
         return self.exchange.trace
 
     def drop(self) -> None:
         """End a rollout that will not be scored, so that the `Env` closes what it has open."""
-        if not self._run.done():
-            self._run.cancel()
-            self.loop.run_until_complete(asyncio.wait({self._run}))
+        if not self._rollout.done():
+            self._rollout.cancel()
+            self.loop.run_until_complete(asyncio.wait({self._rollout}))
 
     def __del__(self) -> None:
         """Cancel a rollout that was not finished; it ends when the event loop runs again."""
         if not self.loop.is_closed():
-            self._run.cancel()
+            self._rollout.cancel()
 
     async def ask(self, messages: list[Any]) -> str | None:
         """Ask the model these messages; return its reply, or None if there will be none.
 
         Called by the foreign side, inside the event loop.
         """
-        waiting = self._reply
-        self._asked.set_result(messages)
-        return await waiting
+        answer = self._answer
+        self._question.set_result(messages)
+        return await answer
 
-    async def _played(self, env: Any, task: Any) -> None:
+    async def _play_episode(self, env: Any, task: Any) -> None:
         """Play one episode of the `Env` in the order of verifiers: setup, run, finalize."""
         v1 = module()
         roles = module("configs.agent").agent_config_fields(env.config)
@@ -138,9 +138,11 @@ class Seat:
         Raises NotImplementedError if the `Env` passes the agent a runtime or tools, or begins a
         second conversation in one episode.
         """
-        lent = [name for name, value in borrowed.items() if value]
-        if lent:
-            raise NotImplementedError(f"an agent that is lent {', '.join(lent)} is not played here")
+        borrowed_names = [name for name, value in borrowed.items() if value]
+        if borrowed_names:
+            raise NotImplementedError(
+                f"an agent that is lent {', '.join(borrowed_names)} is not played here"
+            )
         if self.play.exchange is not None:
             raise NotImplementedError("a second conversation in one episode is not played here")
         exchange = Exchange(task, self.config, self.name)
@@ -180,23 +182,23 @@ class Talk:
         if self.cut:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
         task, v1 = self.exchange.task, module()
-        prompted = not self._started and task.data.prompt is not None
-        if prompted is (message is not None):
+        takes_prompt = not self._started and task.data.prompt is not None
+        if takes_prompt is (message is not None):
             raise ValueError(
                 "a bare turn() takes the opening reply of a task with a prompt; every other turn "
                 "takes a message"
             )
-        asked = [] if self._started else opening(task)
+        messages = [] if self._started else opening(task)
         if isinstance(message, str):
-            asked.append(v1.UserMessage(content=message))
+            messages.append(v1.UserMessage(content=message))
         elif message is not None:
             parse = module("dialects").parse_message
-            asked += [parse(each) if isinstance(each, dict) else each for each in message]
+            messages += [parse(item) if isinstance(item, dict) else item for item in message]
         self._started = True
         text = None
         if self.most_turns is None or self.trace.num_turns < self.most_turns:
-            self.exchange.ask(asked)
-            text = None if self.play.over else await self.play.ask(asked)
+            self.exchange.ask(messages)
+            text = None if self.play.over else await self.play.ask(messages)
         if text is None:
             self.cut = True
             return v1.Segment(messages=[], terminated=True)

@@ -74,8 +74,8 @@ def refused(message: str, hint: str) -> EnvProblem:
 def is_a(taskset_type: type, name: str) -> bool:
     """Whether a taskset class is, or derives from, the class `name` in verifiers."""
     return any(
-        each.__name__ == name and each.__module__.startswith("verifiers.")
-        for each in taskset_type.__mro__
+        base.__name__ == name and base.__module__.startswith("verifiers.")
+        for base in taskset_type.__mro__
     )
 
 
@@ -94,16 +94,16 @@ def load_plugin(folder: Path, name: str, config: Mapping[str, Any]) -> Plugin:
     loaders = module("utils.loaders")
     kind = _taskset_class(loaders, name)
     try:
-        read = loaders.taskset_config_type(name).model_validate({**config, "id": name})
+        taskset_config = loaders.taskset_config_type(name).model_validate({**config, "id": name})
     except ValueError as error:
         raise refused(
             f"the config of the taskset {name!r}: {_first_fault(error)}",
             "Correct [adapter.config].",
         ) from None
-    read = read.model_copy(update=_paths_in(folder, read))
-    taskset = kind(read)
+    taskset_config = taskset_config.model_copy(update=_paths_in(folder, taskset_config))
+    taskset = kind(taskset_config)
     _check_class(loaders, name, taskset)
-    env = _env_of(loaders, name, read)
+    env = _own_env(loaders, name, taskset_config)
     if env is not None:
         env.taskset = taskset
     return Plugin(name, taskset, kind.task_type(), env)
@@ -116,7 +116,7 @@ def _taskset_class(loaders: Any, name: str) -> Any:
     and ModuleNotFoundError for a package that the module needs.
     """
     try:
-        found = loaders.import_taskset(name)
+        module_of_taskset = loaders.import_taskset(name)
     except ModuleNotFoundError as error:
         raise _not_importable(name, error) from error
     except (AttributeError, ImportError) as error:
@@ -126,7 +126,7 @@ def _taskset_class(loaders: Any, name: str) -> Any:
     try:
         return loaders.taskset_class(name)
     except (AttributeError, TypeError, ValueError) as error:
-        if hasattr(found, "load_environment"):
+        if hasattr(module_of_taskset, "load_environment"):
             raise _of_older_api(name, "it defines load_environment") from error
         raise refused(
             f"the module of {name!r} exports no taskset: {error}",
@@ -139,13 +139,14 @@ def _not_importable(name: str, error: ModuleNotFoundError) -> Exception:
     that it needs, or it is written for an older verifiers."""
     cause = error.__cause__
     missing = getattr(cause, "name", None) or error.name or ""
-    plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
+    module_name = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     if missing.split(".")[0] == "verifiers" and isinstance(cause, ModuleNotFoundError):
         return _of_older_api(name, f"it imports {missing}, which is not there")
-    if missing and missing.split(".")[-1] != plain:
+    if missing and missing.split(".")[-1] != module_name:
         return ModuleNotFoundError(f"No module named {missing!r}", name=missing)
     return refused(
-        f"there is no taskset {name!r}: neither {plain}.py in the folder nor a package {plain}",
+        f"there is no taskset {name!r}: neither {module_name}.py in the folder nor a package "
+        f"{module_name}",
         "Put the module beside environment.toml, or name its package in requirements.txt.",
     )
 
@@ -188,7 +189,8 @@ def _check_class(loaders: Any, name: str, taskset: Any) -> None:
         raise refused(f"the taskset {name!r} brings a harness of its own", AS_COMMAND)
     probe = object.__new__(task_type)  # without a call of __init__, just to look at its methods
     decorated = module("utils.decorators").discover_decorated
-    hooks = [each.__name__ for kind in ("intercept", "stop") for each in decorated(probe, kind)]
+    hooks = [method.__name__ for method in decorated(probe, "intercept")]
+    hooks += [method.__name__ for method in decorated(probe, "stop")]
     hooks += list(config.task.stops)
     if hooks:
         raise refused(
@@ -197,18 +199,18 @@ def _check_class(loaders: Any, name: str, taskset: Any) -> None:
         )
 
 
-def _env_of(loaders: Any, name: str, config: Any) -> Any:
+def _own_env(loaders: Any, name: str, config: Any) -> Any:
     """Return the taskset's own `Env`, with an agent without tools; None if it only asks for one
     answer.
 
     Raises EnvProblem ENV_INVALID if the `Env` has several agents or a harness.
     """
     kind = loaders.environment_class(name)
-    single = module("envs.single_agent").SingleAgentEnv
+    single_agent_env = module("envs.single_agent").SingleAgentEnv
     # NeMo Gym's `start` does nothing if the server's address is given, which is required here.
     is_nemo = is_a(loaders.taskset_class(name), NEMO_GYM)
     hooks = ("run", "setup", "finalize") if is_nemo else ("run", "setup", "finalize", "start")
-    if all(getattr(kind, hook) is getattr(single, hook) for hook in hooks):
+    if all(getattr(kind, hook) is getattr(single_agent_env, hook) for hook in hooks):
         return None
     roles = module("configs.agent").agent_config_fields(loaders.env_config_type(name)())
     if len(roles) != 1:
@@ -221,8 +223,8 @@ def _env_of(loaders: Any, name: str, config: Any) -> Any:
         raise refused(
             f"the agent {role} of {kind.__name__} runs the harness {agent.harness.id!r}", AS_COMMAND
         )
-    plain = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
-    fields = {"taskset": config.model_dump(mode="json"), role: plain}
+    without_tools = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    fields = {"taskset": config.model_dump(mode="json"), role: without_tools}
     return kind(loaders.resolve_env_config(fields))
 
 

@@ -107,7 +107,7 @@ class Exchange:
         self.trace.agent.runtime = self.runtime.info
         await self.runtime.start()
         try:
-            await self._called(self.task.setup)
+            await self._call_hook(self.task.setup)
             yield
         finally:
             await self.runtime.stop()
@@ -121,18 +121,18 @@ class Exchange:
             "assistant": v1.AssistantMessage,
             "tool": v1.ToolMessage,
         }
-        made = []
+        foreign_messages = []
         for message in messages:
             fields: JsonObject = {"content": message.content}
             if message.tool_calls:
                 calls = [call.to_dict() for call in message.tool_calls]
                 fields["tool_calls"] = [
-                    {"id": each.get("id", ""), **each["function"]} for each in calls
+                    {"id": call.get("id", ""), **call["function"]} for call in calls
                 ]
             if message.role == "tool":
                 fields |= {"tool_call_id": message.tool_call_id, "name": message.name or None}
-            made.append(kinds[message.role](**fields))
-        return made
+            foreign_messages.append(kinds[message.role](**fields))
+        return foreign_messages
 
     def ask(self, messages: Sequence[Any]) -> None:
         """Add foreign messages to what the model must answer."""
@@ -160,11 +160,11 @@ class Exchange:
         """Run the task's `finalize` and score the trace; `condition` says why the exchange
         ended."""
         self.trace.stop(condition)
-        await self._called(self.task.finalize)
+        await self._call_hook(self.task.finalize)
         await self.task.score(self.trace, self.runtime)
         self.trace.is_completed = self.trace.ok = True
 
-    async def _called(self, hook: Any) -> None:
+    async def _call_hook(self, hook: Any) -> None:
         """Call a hook of the task with those of (trace, runtime) that its parameters name."""
         available = {"trace": self.trace, "runtime": self.runtime}
         await module("utils.decorators").invoke(hook, available)

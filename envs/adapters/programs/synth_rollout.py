@@ -15,7 +15,7 @@ Json = dict[Any, Any]  # JSON of unknown shape
 START_S = 30.0  # seconds within which the app must answer /health
 
 
-def _shared(name: str) -> Any:
+def _import_part(name: str) -> Any:
     """Import the module `name` of `envs/adapters/parts/` from its file; `sys.path` does not have it
     here."""
     path = Path(__file__).resolve().parents[1] / "parts" / f"{name}.py"
@@ -26,7 +26,7 @@ def _shared(name: str) -> Any:
     return module
 
 
-local_server = _shared("local_server")
+local_server = _import_part("local_server")
 
 
 def main() -> None:
@@ -77,7 +77,8 @@ def rollout(url: str, options: Json, task: Json) -> Any:
         "mode": "rl",
     }
     # The limit on the rollout ends this program; the app needs none of its own.
-    return local_server.asked(f"{url}/rollout", 3600.0, body, {"X-API-Key": key} if key else None)
+    headers = {"X-API-Key": key} if key else None
+    return local_server.request_json(f"{url}/rollout", 3600.0, body, headers)
 
 
 def reward_of(answer: Any) -> Json:
@@ -92,13 +93,16 @@ def reward_of(answer: Any) -> Json:
     if answer.get("aborted"):
         raise ValueError("the task app aborted the rollout")
     names = ("outcome_reward", "outcome_score", "mean_return")
-    given = next((metrics[name] for name in names if metrics.get(name) is not None), None)
-    if isinstance(given, bool) or not isinstance(given, int | float):
+    reward = next((metrics[name] for name in names if metrics.get(name) is not None), None)
+    if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise ValueError(f"the metrics of /rollout have no {names[0]}: {json.dumps(metrics)[:300]}")
     events = metrics.get("event_rewards") or []
-    numbers = {"steps": metrics.get("num_steps"), "event_reward": sum(events) if events else None}
-    kept = {name: value for name, value in numbers.items() if isinstance(value, int | float)}
-    return {"reward": given, "metrics": kept}
+    candidates = {
+        "steps": metrics.get("num_steps"),
+        "event_reward": sum(events) if events else None,
+    }
+    reported = {name: value for name, value in candidates.items() if isinstance(value, int | float)}
+    return {"reward": reward, "metrics": reported}
 
 
 if __name__ == "__main__":

@@ -242,8 +242,12 @@ def test_the_share_counts_replayed_rows_among_all_rows_of_a_batch() -> None:
         return Replay(rows, share, 7, ReplayUsed(share=share, source="s", rows=5), batch_rows=6)
 
     # 6 of 30, 32 of 64, 2 of 8; never none.
-    assert [replay(0.2).beside(24), replay(0.5).beside(32), replay(0.2).beside(6)] == [6, 32, 2]
-    assert replay(0.01).beside(3) == 1
+    assert [
+        replay(0.2).replayed_count(24),
+        replay(0.5).replayed_count(32),
+        replay(0.2).replayed_count(6),
+    ] == [6, 32, 2]
+    assert replay(0.01).replayed_count(3) == 1
     # Every row once before any comes again: 5 rows, 2 a step.
     steps = [replay(0.25).of_full_step(step) for step in range(1, 6)]
     assert all(len(step) == 2 for step in steps)

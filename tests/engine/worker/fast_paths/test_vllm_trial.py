@@ -88,7 +88,7 @@ def test_a_swap_of_adapters_moves_the_numbers_far_beyond_rounding(tmp_path: Path
     """Otherwise an adapter that never arrives would pass for one that did."""
     base = vllm_trial.make_model(tmp_path / "model", CPU)
     adapter = base.network.new_adapter(vllm_trial.LORA, seed=0)
-    vllm_trial._fill(adapter, 1)
+    vllm_trial._fill_with_random_weights(adapter, 1)
     ids = list(range(5, 60))
     with torch.no_grad():
         spreads = [base.network.logits(ids, each).log_softmax(-1) for each in (adapter, None)]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.worker.gateway import anthropic_messages as dialect
-from engine.worker.gateway.asked import Answered
+from engine.worker.gateway.asked import Answer
 from engine.worker.gateway.chat_request import Refused
 
 TOOL = {"name": "look", "description": "Look.", "input_schema": {"type": "object"}}
@@ -14,7 +14,7 @@ USER = {"role": "user", "content": "hi"}
 
 
 def test_a_conversation_with_tools_is_read_as_any_other():
-    asked = dialect.read(
+    question = dialect.read(
         {
             "model": "m",
             "max_tokens": 9,
@@ -42,15 +42,19 @@ def test_a_conversation_with_tools_is_read_as_any_other():
             ],
         }
     )
-    assert asked.messages == [
+    assert question.messages == [
         {"role": "system", "content": "be brief"},
         USER,
         {"role": "assistant", "content": "let me look", "tool_calls": [CALL]},
         {"role": "tool", "content": "a tree", "tool_call_id": "call_1"},
         {"role": "user", "content": "go on"},
     ]
-    (tool,) = asked.tools
-    assert tool["function"]["name"] == "look" and asked.stop == ("END",) and asked.max_tokens == 9
+    (tool,) = question.tools
+    assert (
+        tool["function"]["name"] == "look"
+        and question.stop == ("END",)
+        and question.max_tokens == 9
+    )
 
 
 REFUSED = {
@@ -70,9 +74,9 @@ def test_what_cannot_be_done_is_refused(what: str):
 
 
 def test_the_answer_is_blocks_whole_and_streamed():
-    asked = dialect.read({"messages": [USER], "tools": [TOOL]})
-    answered = Answered("well\n\nevent: x", "", [CALL], "tool_calls", 4, 6)
-    whole = dialect.whole(asked, answered)
+    question = dialect.read({"messages": [USER], "tools": [TOOL]})
+    answer = Answer("well\n\nevent: x", "", [CALL], "tool_calls", 4, 6)
+    whole = dialect.whole(question, answer)
     assert whole["stop_reason"] == "tool_use" and whole["usage"]["output_tokens"] == 6
     assert whole["content"][1] == {
         "type": "tool_use",
@@ -80,7 +84,7 @@ def test_the_answer_is_blocks_whole_and_streamed():
         "name": "look",
         "input": {"x": 1},
     }
-    events = dialect.events(asked, answered)
+    events = dialect.events(question, answer)
     assert all(event.count("\n") == 3 for event in events)
     data = [json.loads(event.split("data: ", 1)[1]) for event in events]
     assert [each["type"] for each in data][:1] == ["message_start"]

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from engine.worker.gateway import openai_chat
-from engine.worker.gateway.asked import Answered
+from engine.worker.gateway.asked import Answer
 from engine.worker.gateway.chat_request import Refused
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
-SAID = Answered("well", "", [], "stop", 3, 2)
-CALLED = Answered("", "hm", [CALL], "tool_calls", 3, 2)
+SAID = Answer("well", "", [], "stop", 3, 2)
+CALLED = Answer("", "hm", [CALL], "tool_calls", 3, 2)
 
 
 def test_what_the_run_decides_is_accepted_and_does_nothing():
@@ -25,8 +25,8 @@ def test_messages_of_every_form_become_the_same():
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     spoken = {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
     developer = {"role": "developer", "content": "be brief"}
-    asked = openai_chat.read({"messages": [developer, {**USER, "content": parts}, spoken]})
-    assert asked.messages == [
+    question = openai_chat.read({"messages": [developer, {**USER, "content": parts}, spoken]})
+    assert question.messages == [
         {"role": "system", "content": "be brief"},
         USER,
         {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -66,10 +66,10 @@ def data_of(events: list[str]) -> list:
 
 
 def test_a_whole_answer_and_its_stream_say_the_same():
-    asked = openai_chat.read({"messages": [USER], "stream_options": {"include_usage": True}})
-    for answered in (SAID, CALLED):
-        choice = openai_chat.whole(asked, answered)["choices"][0]
-        events = openai_chat.events(asked, answered)
+    question = openai_chat.read({"messages": [USER], "stream_options": {"include_usage": True}})
+    for answer in (SAID, CALLED):
+        choice = openai_chat.whole(question, answer)["choices"][0]
+        events = openai_chat.events(question, answer)
         assert events[-1] == "data: [DONE]\n\n"
         *pieces, usage = data_of(events)
         assert usage["usage"]["total_tokens"] == 5
@@ -83,8 +83,8 @@ def test_a_whole_answer_and_its_stream_say_the_same():
 
 def test_a29_no_text_of_the_model_ends_an_event_or_begins_another():
     smuggled = 'x\n\ndata: {"choices": []}\n\ndata: [DONE]\r\n\r\nevent: stop\u2028'
-    asked = openai_chat.read({"messages": [USER]})
-    events = openai_chat.events(asked, Answered(smuggled, "", [], "stop", 1, 1))
+    question = openai_chat.read({"messages": [USER]})
+    events = openai_chat.events(question, Answer(smuggled, "", [], "stop", 1, 1))
     assert all(event.count("\n") == 2 and event.endswith("\n\n") for event in events)
     assert all("\r" not in event and "\u2028" not in event for event in events)
     assert data_of(events)[1]["choices"][0]["delta"]["content"] == smuggled

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from engine.worker.gateway import openai_responses as dialect
-from engine.worker.gateway.asked import Answered
+from engine.worker.gateway.asked import Answer
 from engine.worker.gateway.chat_request import Refused
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
@@ -13,7 +13,7 @@ TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}, "s
 
 
 def test_items_are_read_as_a_conversation():
-    asked = dialect.read(
+    question = dialect.read(
         {
             "instructions": "be brief",
             "store": False,
@@ -36,7 +36,7 @@ def test_items_are_read_as_a_conversation():
             ],
         }
     )
-    assert asked.messages == [
+    assert question.messages == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "let me look", "tool_calls": [CALL]},
@@ -63,12 +63,12 @@ def test_what_cannot_be_done_is_refused(what: str):
 
 
 def test_the_answer_is_items_whole_and_streamed():
-    asked = dialect.read({"input": "hi", "tools": [TOOL]})
-    answered = Answered("well", "", [CALL], "tool_calls", 4, 6)
-    whole = dialect.whole(asked, answered)
+    question = dialect.read({"input": "hi", "tools": [TOOL]})
+    answer = Answer("well", "", [CALL], "tool_calls", 4, 6)
+    whole = dialect.whole(question, answer)
     assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
     assert whole["status"] == "completed" and whole["usage"]["total_tokens"] == 10
-    data = [json.loads(e.split("data: ", 1)[1]) for e in dialect.events(asked, answered)]
+    data = [json.loads(e.split("data: ", 1)[1]) for e in dialect.events(question, answer)]
     assert [each["sequence_number"] for each in data] == list(range(len(data)))
     text = "".join(e["delta"] for e in data if e["type"] == "response.output_text.delta")
     assert text == "well"
@@ -77,7 +77,7 @@ def test_the_answer_is_items_whole_and_streamed():
 
 
 def test_an_answer_that_was_cut_is_incomplete():
-    asked = dialect.read({"input": "hi"})
-    cut = Answered("we", "", [], "length", 4, 1)
-    assert dialect.whole(asked, cut)["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert '"type": "response.incomplete"' in dialect.events(asked, cut)[-1]
+    question = dialect.read({"input": "hi"})
+    cut = Answer("we", "", [], "length", 4, 1)
+    assert dialect.whole(question, cut)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert '"type": "response.incomplete"' in dialect.events(question, cut)[-1]

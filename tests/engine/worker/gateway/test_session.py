@@ -7,7 +7,7 @@ from loops import PEBBLE
 from transformers import AutoTokenizer
 
 from engine.worker.core.trajectory import Completion, Trajectory
-from engine.worker.gateway.asked import Answered, Asked, same_form
+from engine.worker.gateway.asked import Answer, Question, same_form
 from engine.worker.gateway.chat_request import Refused
 from engine.worker.gateway.session import Rules, Session, Turn
 from engine.worker.network.sampler import SamplingParams
@@ -31,11 +31,11 @@ def user(text: str) -> ChatMessage:
     return {"role": "user", "content": text}
 
 
-def spoken(answered: Answered) -> ChatMessage:
+def spoken(answer: Answer) -> ChatMessage:
     """The answer as a client sends it back."""
-    message: ChatMessage = {"role": "assistant", "content": answered.text or None}
-    if answered.tool_calls:
-        message["tool_calls"] = answered.tool_calls
+    message: ChatMessage = {"role": "assistant", "content": answer.text or None}
+    if answer.tool_calls:
+        message["tool_calls"] = answer.tool_calls
     return same_form(message)
 
 
@@ -49,12 +49,12 @@ class Rollout:
         self.session = Session(self.trajectory, rules)
 
     def prepare(self, messages: list[ChatMessage], *, tools: bool = False) -> Turn:
-        return self.session.prepare(Asked("m", messages, TOOLS if tools else []))
+        return self.session.prepare(Question("m", messages, TOOLS if tools else []))
 
     def completion(self, ids: list[int]) -> Completion:
         return Completion(ids, [-0.25] * len(ids), ids[-1] in self.renderer.stop_ids)
 
-    def say(self, messages: list[ChatMessage], ids: list[int], *, tools: bool = False) -> Answered:
+    def say(self, messages: list[ChatMessage], ids: list[int], *, tools: bool = False) -> Answer:
         turn = self.prepare(messages, tools=tools)
         return self.session.record(turn, self.completion(ids))
 
@@ -82,13 +82,13 @@ def test_a_text_that_would_be_tokenised_otherwise_keeps_the_ids_it_was_sampled_i
 ):
     rollout = Rollout(renderer)
     ids = other_ids(renderer, "x <|endoftext|>")
-    answered = rollout.say([user("Say x.")], ids)
-    assert answered.text == "x <|endoftext|>"
-    turn = rollout.prepare([user("Say x."), spoken(answered), user("Go on.")])
+    answer = rollout.say([user("Say x.")], ids)
+    assert answer.text == "x <|endoftext|>"
+    turn = rollout.prepare([user("Say x."), spoken(answer), user("Go on.")])
     assert turn.prompt[: len(rollout.trajectory.prompt_ids) + len(ids)] == (
         rollout.trajectory.prompt_ids + ids
     )
-    rendered = renderer.prompt([user("Say x."), spoken(answered), user("Go on.")])
+    rendered = renderer.prompt([user("Say x."), spoken(answer), user("Go on.")])
     assert turn.prompt != rendered
     assert renderer.token_text(turn.prompt) == renderer.token_text(rendered)
     rollout.session.record(turn, rollout.completion(ended(renderer, "x")))
@@ -101,13 +101,13 @@ def test_a_text_that_would_be_tokenised_otherwise_keeps_the_ids_it_was_sampled_i
 def test_calls_of_tools_and_their_results_are_one_conversation(renderer: Renderer):
     rollout = Rollout(renderer)
     call = '<tool_call>\n{"name": "look", "arguments": {"x": 1}}\n</tool_call>'
-    answered = rollout.say([user("Look.")], ended(renderer, call), tools=True)
-    (made,) = answered.tool_calls
-    assert answered.finish == "tool_calls" and made["function"]["arguments"] == '{"x": 1}'
+    answer = rollout.say([user("Look.")], ended(renderer, call), tools=True)
+    (made,) = answer.tool_calls
+    assert answer.finish == "tool_calls" and made["function"]["arguments"] == '{"x": 1}'
     result = {"role": "tool", "content": "a tree", "tool_call_id": made["id"]}
-    messages = [user("Look."), spoken(answered), result]
-    answered = rollout.say(messages, ended(renderer, "a tree"), tools=True)
-    assert (answered.text, answered.finish) == ("a tree", "stop")
+    messages = [user("Look."), spoken(answer), result]
+    answer = rollout.say(messages, ended(renderer, "a tree"), tools=True)
+    assert (answer.text, answer.finish) == ("a tree", "stop")
     assert (rollout.trajectory.turns, rollout.trajectory.branches) == (2, [])
     roles = [message["role"] for message in rollout.trajectory.messages]
     assert roles == ["assistant", "tool", "assistant"]
@@ -125,8 +125,8 @@ def test_an_answer_that_was_changed_begins_a_conversation_of_its_own(renderer: R
 
 def test_two_questions_at_once_after_the_same_answer_both_keep_what_they_read(renderer: Renderer):
     rollout = Rollout(renderer)
-    answered = rollout.say([user("Say x.")], ended(renderer, "x"))
-    begun = [user("Say x."), spoken(answered)]
+    answer = rollout.say([user("Say x.")], ended(renderer, "x"))
+    begun = [user("Say x."), spoken(answer)]
     turns = [rollout.prepare([*begun, user(text)]) for text in ("One.", "Two.")]
     for turn in turns:
         rollout.session.record(turn, rollout.completion(ended(renderer, "y")))
@@ -138,13 +138,13 @@ def test_two_questions_at_once_after_the_same_answer_both_keep_what_they_read(re
 
 def test_an_answer_that_was_cut_is_ended_before_the_next_question(renderer: Renderer):
     rollout = Rollout(renderer)
-    answered = rollout.say([user("Say x.")], renderer.encode("an"))
-    assert answered.finish == "length"
-    turn = rollout.prepare([user("Say x."), spoken(answered), user("Go on.")])
+    answer = rollout.say([user("Say x.")], renderer.encode("an"))
+    assert answer.finish == "length"
+    turn = rollout.prepare([user("Say x."), spoken(answer), user("Go on.")])
     text = renderer.token_text(turn.prompt)
-    assert turn.chain is not None
+    assert turn.conversation is not None
     assert text == renderer.token_text(
-        renderer.prompt([user("Say x."), spoken(answered), user("Go on.")])
+        renderer.prompt([user("Say x."), spoken(answer), user("Go on.")])
     )
 
 

@@ -18,7 +18,7 @@ from engine.worker.ranks import collective
 def test_only_another_rank_is_blamed_for_what_it_can_have_done(
     error: RuntimeError, kind: type[Exception]
 ) -> None:
-    with pytest.raises(kind) as raised, collective.together():
+    with pytest.raises(kind) as raised, collective.errors_translated():
         raise error
     kinds = {collective.Disconnected: "internal", OSError: "infra"}
     assert explain(raised.value).kind == kinds.get(kind, "oom")

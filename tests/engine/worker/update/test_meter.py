@@ -67,11 +67,11 @@ def test_the_matrix_rate_is_one_that_this_machine_reaches() -> None:
 
 def test_a_step_above_the_measured_rate_is_the_measure_from_then_on() -> None:
     meter = Meter.__new__(Meter)  # of a machine that was busy while it was measured
-    meter.device, meter.matrix_flops, meter._operations = torch.device("cpu"), 1e6, 0.0
+    meter.device, meter.matrix_flops, meter._counted_operations = torch.device("cpu"), 1e6, 0.0
     meter.telemetry = None
 
     def share(operations: float) -> float:
-        meter._operations = operations
+        meter._counted_operations = operations
         return meter.step(1.0)["mfu"]
 
     assert [share(5e5), share(4e6), share(1e6)] == [0.5, 1.0, 0.25]
