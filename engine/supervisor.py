@@ -73,13 +73,11 @@ class Watch:
 
 
 def supervise(path: Path) -> int:
-    """Supervise the current attempt of the run in the folder `path` until it has ended, then start
-    queued runs.
+    """Supervise the present attempt of the run in the folder `path`, then start queued runs.
 
-    Returns the exit status of this process:
-    - 0: the attempt was carried out, or was left for another supervisor to continue;
-    - 1: there is nothing to supervise: another process holds the run's lock, or the run's state is
-      neither preparing nor stopping.
+    Returns the exit status of this process: 0 if the attempt was carried out, or was left for
+    another supervisor to continue; 1 if there is nothing to supervise, because another process
+    holds the run's lock or the run's state is neither preparing nor stopping.
     """
     run = RunDir(path)
     lock = _inherited_lock() or take_lock(run.lock)
@@ -105,8 +103,7 @@ def supervise(path: Path) -> int:
 
 
 def _clean_other_machine(run: RunDir) -> None:
-    """Remove what the run has left on the other machine that it ran on, if that machine can be
-    reached."""
+    """Remove what the run has left on the other machine that it ran on, if that can be reached."""
     command = launcher.trainer_command(run.home, "", is_elsewhere=True)
     with open(run.supervisor_log, "ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
@@ -288,12 +285,10 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
 
 
 def _restarted_attendant(watch: Watch) -> bool:
-    """Start the attendant again if it was killed (the process here that looks after a run on
-    another machine), because the run goes on over there. Returns whether it was started; a trainer
-    is never started again."""
+    """Start the attendant (which looks after a run on another machine) again if it was killed: the
+    run goes on over there. Returns whether that was done; a trainer is never started again."""
     is_stopping = watch.row.state == "stopping" or watch.was_told_to_end
-    was_killed = watch.status is not None and watch.status < 0
-    attendant_was_killed = watch.row.is_elsewhere and was_killed
+    attendant_was_killed = watch.row.is_elsewhere and (watch.status or 0) < 0
     if not attendant_was_killed or is_stopping or watch.restarts >= _RESTARTS:
         return False
     watch.restarts += 1
