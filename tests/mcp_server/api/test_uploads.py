@@ -103,7 +103,11 @@ def test_more_than_a_push_may_hold_is_refused_while_it_is_unpacked(
         write_files(tmp_path, {f"{number}": "" for number in range(4)})
 
 
-@pytest.mark.parametrize("packed", [b"", b"PK\x03\x04 no zip", zipped(("a", "b"))[:-8]])
+@pytest.mark.parametrize(
+    "packed",
+    [b"", b"PK\x03\x04 no zip", zipped(("a", "b"))[:-8]],
+    ids=["nothing", "no zip", "cut off"],  # without: bytes with the time of day in them
+)
 def test_what_is_no_zip_is_refused(tmp_path: Path, packed: bytes):
     with pytest.raises(UserError, match="no zip file"):
         unpack(tmp_path, packed)
