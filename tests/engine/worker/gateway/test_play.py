@@ -198,7 +198,7 @@ def test_a_server_is_told_what_was_played_and_says_what_it_earned(player: Player
         trajectory = player.one(THRICE, **http)
         assert (trajectory.error, trajectory.reward) == (None, 0.75)
         assert trajectory.metrics["steps"] == 2
-        (told,) = rewards.question
+        (told,) = rewards.asked
         assert told["task"]["id"] == "sum-21" and told["turns"] == 3
         assert [message["role"] for message in told["messages"]] == ["user", "assistant"] * 3
         assert told["messages"][-1]["content"] == trajectory.messages[-1]["content"]
@@ -207,7 +207,7 @@ def test_a_server_is_told_what_was_played_and_says_what_it_earned(player: Player
         assert silent.error == "the command asked the model nothing"
         rewards.status = 500
         assert str(player.one(ONCE, **http).error).startswith(f"{rewards.url} answered 500")
-        assert len(rewards.question) == 2
+        assert len(rewards.asked) == 2
 
 
 def test_a_conversation_that_goes_on_is_one_trajectory(
