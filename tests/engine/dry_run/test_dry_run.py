@@ -463,30 +463,6 @@ def test_grpo_that_cannot_start_is_told_with_the_chance_of_a_right_answer(
     assert "out of reach" not in judge_probe(ProbeResult.model_validate(one_right)).detail
 
 
-def test_the_exam_is_in_the_report(home: Home):
-    add(home, heldout=300)
-    report = dry_run.dry_run(home, "sums")
-    assert report["exam"]["reported"] == 150 and report["exam"]["asked"] == 300
-    assert "150 tasks show a difference" in check(report, "exam")["detail"]
-
-
-def test_groups_are_counted_before_the_run_with_what_they_cost_in_power(home: Home):
-    alone = dry_run.dry_run(home, add(home))["exam"]
-    grouped = dry_run.dry_run(home, add(home, "grouped", groups=20))["exam"]
-    assert "groups" not in alone and grouped["reported"] == alone["reported"] == 100
-    assert grouped["groups"] == 10, "the other ten choose the checkpoint"
-    assert grouped["smallest_gap"] > 2 * alone["smallest_gap"]
-    assert grouped["about"].startswith("100 tasks in 10 groups count like 8 and show a difference")
-    assert "13 points if the tasks of a group change one by one" in grouped["about"]
-
-
-def test_too_few_groups_are_a_warning_that_says_where_a_group_is_written(home: Home):
-    report = dry_run.dry_run(home, add(home, groups=12))
-    exam = check(report, "exam")
-    assert exam["status"] == "warn" and "6 groups are hardly evidence" in exam["detail"]
-    assert 'Task(..., group="...")' in exam["detail"] and 'key "group"' in exam["detail"]
-
-
 def test_the_default_batch_size_says_that_it_moves_with_the_rows(home: Home):
     env_id = add(home)
     told = shortened(dry_run.dry_run(home, env_id, algorithm="sft"))
