@@ -19,7 +19,7 @@ from engine.processes import launcher
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import submit
 
-pytestmark = [pytest.mark.machines, pytest.mark.worker, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.machines, pytest.mark.worker, pytest.mark.timeout(3600)]
 # What a clock, the load of a machine or its folders say, or the name of the run.
 MEASURED = re.compile(
     r"time|mfu|.*_s|.*per_s|.*share_of.*|.*util.*|.*memory.*|run_id|created|started|ended|hours"
@@ -75,7 +75,7 @@ def test_a_job_has_the_numbers_and_the_weights_of_the_run_here(
                 row = store.get_run(run.id)
             return row.state in TERMINAL and not launcher.is_alive(run)
 
-        bench_until(ended)
+        bench_until(ended, 1500.0)
         runs.append(run)
     here, there = (content(run) for run in runs)
     assert here.keys() == there.keys() and len(here) > 3
