@@ -169,23 +169,25 @@ class LoopbackSlurm:
         """End everything: jobs and their processes, the daemons, the folder."""
         if "slurmctld" in self._daemons:
             self.call("scancel", "--full", "--user=root", "--signal=KILL")
-        jobs = self._of_jobs()
+        jobs = self.of_jobs()
         for process in self._daemons.values():
             process.send_signal(signal.SIGKILL)
             process.wait(10)
-        for process in {*jobs, *self._of_jobs()}:
+        for process in {*jobs, *self.of_jobs()}:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _of_jobs(self) -> list[psutil.Process]:
+    def of_jobs(self) -> list[psutil.Process]:
         """The step daemons of this node, which outlive slurmd, and what they started."""
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if process.name() != "slurmstepd":
                     continue
-                if process.environ().get("SLURM_CONF") == self.variables["SLURM_CONF"]:
+                # Each listens on a socket in the folder of its slurmd.
+                sockets = [str(each.laddr) for each in process.net_connections(kind="unix")]
+                if any(path.startswith(f"{self.folder}/") for path in sockets):
                     found += [process, *process.children(recursive=True)]
         return found
 
