@@ -26,8 +26,8 @@ def fake() -> Iterator[FakeRay]:
     server.close()
 
 
-@pytest.fixture
-def pool(home, fake, fake_python, env, bench, far_box, tmp_path, monkeypatch) -> Any:
+@pytest.fixture(name="pool")
+def pool_of_answers(home, fake, fake_python, env, bench, far_box, tmp_path, monkeypatch) -> Any:
     """A cluster that was set up, with trainers without torch."""
     monkeypatch.setattr(host_setup, "PROOF", "pass")
     monkeypatch.setenv("POOL_TOKEN", TOKEN)

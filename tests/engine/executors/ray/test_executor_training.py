@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from loops import GRPO, SFT, push
+from ray_pool import add_pool
 
 from engine.core.files import read_json, read_lines
 from engine.evidence.verdict.provenance import verify
@@ -32,10 +33,10 @@ def plain(value):
 
 @pytest.mark.parametrize(("algorithm", "settings"), [("sft", SFT), ("grpo", GRPO)])
 def test_a_run_on_ray_is_the_run_that_it_is_here(
-    home, ray_cluster, pool_added, tmp_path, bench_until, monkeypatch, algorithm, settings
+    home, ray_cluster, tmp_path, bench_until, monkeypatch, algorithm, settings
 ):
     ray_cluster.mend()
-    pool_added(home, ray_cluster, tmp_path / "shared/honesmith", sys.executable, monkeypatch)
+    add_pool(home, ray_cluster, tmp_path / "shared/honesmith", sys.executable, monkeypatch)
     env_id = push(home, tmp_path / "sums")
     runs = []
     for compute in ("local", "ray:pool"):
