@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core.files import JsonObject
+from engine.core.format import counted
 from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
 from engine.executors.cluster.place import name_prefix
@@ -103,6 +104,19 @@ class RayExecutor:
                 "the cluster. Start Ray with RAY_AUTH_MODE=token."
             )
         return found
+
+    def room_for(self, gpus: int) -> str:
+        """Whether a node has, in all, what the job of a run with so many devices asks for; in
+        words. Raises HostLost or HostRefused."""
+        asked = self._resources(gpus)
+        wanted = {"GPU": asked["entrypoint_num_gpus"], "CPU": asked["entrypoint_num_cpus"]}
+        nodes = self.api.nodes()
+        fitting = [n for n in nodes if all(n.get(key, 0) >= wanted[key] for key in wanted)]
+        of_all = f"{len(fitting)} of {counted(len(nodes), 'node')} of Ray"
+        if fitting:
+            return f"{of_all} could take it; it starts as soon as one has room"
+        what = " and ".join(f"{count:g} {key}" for key, count in wanted.items() if count)
+        return f"{of_all} could take it, which asks for {what}: it waits until one can"
 
     def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
         """Have a job say what a node has, and keep it.
