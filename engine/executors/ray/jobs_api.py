@@ -53,11 +53,11 @@ class JobsApi:
             token: that Ray asks for; "" for none.
             token_env: the variable that it is from, for messages.
         """
-        self.address, self._token_env = address, token_env
+        self.address, self._token_env = address.rstrip("/"), token_env
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Nothing of this machine's settings may send the token elsewhere: no proxy, no redirect.
         self._client = httpx.Client(
-            base_url=address, headers=headers, timeout=_TIMEOUT, trust_env=False
+            base_url=self.address, headers=headers, timeout=_TIMEOUT, trust_env=False
         )
 
     def close(self) -> None:
