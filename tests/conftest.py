@@ -21,7 +21,7 @@ from engine.home.run_dir import Home
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0  # what a process that was told to end may take to be gone
-_SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "ray::")
 
 
 def pytest_configure() -> None:
