@@ -21,7 +21,7 @@ from engine.home.run_dir import Home
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 3.0  # what a process that was told to end may take to be gone
-_SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "ray::")
 
 
 def pytest_configure() -> None:
@@ -92,9 +92,17 @@ def _living() -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             helper = any(name in part for part in process.cmdline() for name in _SHARED)
-            if process.status() != psutil.STATUS_ZOMBIE and not helper:
+            is_service = b"\0OUTLIVES_TESTS=" in _environment(pid)  # of several tests
+            if process.status() != psutil.STATUS_ZOMBIE and not helper and not is_service:
                 found.append(process)
     return found
+
+
+def _environment(pid: int) -> bytes:
+    """The variables that a process was started with, where that is shown."""
+    with contextlib.suppress(OSError):
+        return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
 
 
 def _descendants(pid: int) -> list[int]:

@@ -106,7 +106,7 @@ class FarSide:
                 absent[digest] = have if have <= size else 0
         return {"absent": absent}
 
-    def put(self, digest: str, offset: int, size: int, body: bytes) -> dict:
+    def put(self, digest: str, offset: int, size: int, body: bytes = b"") -> dict:
         """Take a part of a file; the whole is kept once it has the SHA-256 that names it."""
         blob = self._blob(digest)
         part = blob + ".part"

@@ -297,7 +297,7 @@ class CommonSettings(ScoringSettings):
         le=64,
     )
     compute: str = _setting(
-        'Where it runs, such as "ssh:box", "slurm:hpc" or "ray:pool", of `honesmith hosts`.',
+        'Where it runs, such as "ssh:box", of `honesmith hosts`.',
         "local",
         default="local",
         pattern=COMPUTE_PATTERN,

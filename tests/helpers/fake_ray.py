@@ -87,6 +87,9 @@ class FakeRay:
             return 403, "Forbidden: Invalid authentication token"
         if path == "/api/version":
             return 200, {"version": "4", "ray_version": "2.60.0", "session_name": "session_x"}
+        if path == "/nodes?view=summary":
+            node = {"state": "ALIVE", "resourcesTotal": {"CPU": 2.0, "memory": 1e9}}
+            return 200, {"result": True, "data": {"summary": [{"raylet": node}]}}
         if path == "/api/jobs/":
             if method == "POST":
                 return self._submit(body)

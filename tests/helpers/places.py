@@ -18,6 +18,7 @@ from fake_executor import DONE, LEASE_S, Cloud, FakeExecutor
 from engine.core.files import read_object
 from engine.executors import hosts, jobs
 from engine.executors.attending.places import connected
+from engine.executors.ray.executor import RayExecutor
 from engine.executors.slurm import login_side
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import Link
@@ -32,6 +33,7 @@ from engine.records.run_config import TrainConfig
 
 _LOCAL, _SSH = "engine.processes.local_executor", "engine.executors.ssh_executor"
 _SLURM = "engine.executors.slurm.executor"
+_RAY = "engine.executors.ray.executor"
 _LAUNCH = "launch.json"
 
 
@@ -380,5 +382,52 @@ class SlurmPlace(Place):
     @contextlib.contextmanager
     def unreachable(self, executor: Executor) -> Iterator[None]:
         assert isinstance(executor, SlurmExecutor)
+        executor.link._process.kill()
+        yield
+
+
+class RayPlace(Place):
+    """A real Ray of two nodes, whose folder this machine sees."""
+
+    executor_name = "ray:pool"
+    points: ClassVar[Mapping[str, Point | None]] = {
+        "before anything is sent": Point(_RAY, "RayExecutor.send", "before"),
+        "everything is sent": Point(_RAY, "RayExecutor.send", "after"),
+        "before the call": Point("engine.executors.ray.jobs_api", "JobsApi.submit", "before"),
+        "after the call": Point("engine.executors.ray.jobs_api", "JobsApi.submit", "after"),
+        "after the start": Point(_RAY, "RayExecutor.start", "after"),
+    }
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        super().__init__(request)
+        self.pool = request.getfixturevalue("pool")
+
+    def queue(self) -> RunDir:
+        return self.pool.queue(hold_at=2)
+
+    @contextlib.contextmanager
+    def executor(self) -> Iterator[RayExecutor]:
+        with connected(self.home, self.pool.host) as executor:
+            assert isinstance(executor, RayExecutor)
+            yield executor
+
+    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
+        assert isinstance(executor, RayExecutor)
+        config = run.read_config()
+        assert isinstance(config, TrainConfig)
+        executor.send(run, config, handle)
+        executor.start(run, handle)
+
+    def goes_on(self, executor: Executor, run: RunDir) -> Handle:
+        handle = super().goes_on(executor, run)
+        executor.start(run, handle)  # as whoever takes a run up does
+        return handle
+
+    def there(self, run: RunDir) -> RunDir:
+        return self.pool.far_run(run)
+
+    @contextlib.contextmanager
+    def unreachable(self, executor: Executor) -> Iterator[None]:
+        assert isinstance(executor, RayExecutor)
         executor.link._process.kill()
         yield

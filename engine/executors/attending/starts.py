@@ -3,9 +3,10 @@
 from engine.core.errors import UserError
 from engine.executors import hosts
 from engine.executors.attending.places import connected
+from engine.executors.ray.executor import RayExecutor
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused
-from engine.home.config_tables.hosts import SLURM
+from engine.home.config_tables.hosts import SSH
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 
@@ -17,10 +18,12 @@ def when_it_starts(home: Home, compute: str, gpus: int) -> str:
     not set up, HOST_UNUSABLE where it would never start such a job.
     """
     host = hosts.host_of(home, compute) if compute != LOCAL else None
-    if host is None or host.kind != SLURM:
+    if host is None or host.kind == SSH:
         return ""
     try:
         with connected(home, host) as executor:
+            if isinstance(executor, RayExecutor):
+                return executor.room_for(gpus)
             assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
             start = executor.expected_start(gpus, 0.0)
     except FarError as error:

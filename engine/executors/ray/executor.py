@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core.files import JsonObject
+from engine.core.format import counted
 from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
 from engine.executors.cluster.place import name_prefix
@@ -35,7 +36,19 @@ _SETTLE_S = 15.0  # until the last words of an ended job have come through the s
 _HELD_S = 900.0  # that what a job has left may take to save and end
 _STOP_S = 600.0  # that a run may take to save before Ray ends its job
 _END_S = 960.0  # that an older launch may take to save and end
+_JOB_END_S = 15.0  # until the program of a run that has ended is gone too
 _LOOK_S = 1.0  # between two looks at the job that describes a node
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A launch of a run over there: as a folder, as a job of Ray's, or both."""
+
+    run_id: str
+    launch: int
+    life: Life
+    job: Job | None
+    is_started: bool
 
 
 @dataclass
@@ -91,6 +104,19 @@ class RayExecutor:
                 "the cluster. Start Ray with RAY_AUTH_MODE=token."
             )
         return found
+
+    def room_for(self, gpus: int) -> str:
+        """Whether a node has, in all, what the job of a run with so many devices asks for; in
+        words. Raises HostLost or HostRefused."""
+        asked = self._resources(gpus)
+        wanted = {"GPU": asked["entrypoint_num_gpus"], "CPU": asked["entrypoint_num_cpus"]}
+        nodes = self.api.nodes()
+        fitting = [n for n in nodes if all(n.get(key, 0) >= wanted[key] for key in wanted)]
+        of_all = f"{len(fitting)} of {counted(len(nodes), 'node')} of Ray"
+        if fitting:
+            return f"{of_all} could take it; it starts as soon as one has room"
+        what = " and ".join(f"{count:g} {key}" for key, count in wanted.items() if count)
+        return f"{of_all} could take it, which asks for {what}: it waits until one can"
 
     def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
         """Have a job say what a node has, and keep it.
@@ -162,11 +188,24 @@ class RayExecutor:
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
 
-        Raises FarError where it does not.
+        Raises FarError where it does not, or where a newer launch is there; HostLost where Ray
+        cannot be asked.
         """
         deadline = time.monotonic() + _END_S
-        older: JsonObject = {"home_id": self.home_id, "run_id": run.id}
-        while not self.link.job("reap", **older, launch=handle.launch - 1).get("removed"):
+        while True:
+            present = [each for each in self._launches() if each.run_id == run.id]
+            newest = max((each.launch for each in present), default=0)
+            if newest > handle.launch:
+                message = f"launch {newest} of {run.id} is there, not {handle.launch}"
+                raise FarError("RUN_STATE", message)
+            older = [each for each in present if each.launch < handle.launch]
+            for each in older:
+                if each.life == "exited":
+                    self._remove(each)
+                else:
+                    self.link.job("make_way", **self._of(run, handle) | {"launch": each.launch})
+            if all(each.life == "exited" for each in older):
+                return
             if time.monotonic() > deadline:
                 raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
             time.sleep(0.5)
@@ -287,35 +326,56 @@ class RayExecutor:
                 self.api.stop(self._job_name(run, handle))
 
     def reap(self, run: RunDir, handle: Handle) -> None:
-        """Remove what is left of it over there, and of older launches."""
-        self.link.job("reap", **self._of(run, handle))
-        for job in self.api.owned(f"{name_prefix(self.home_id)}{run.id}-"):
-            launch = job.id.rpartition("-")[2]
-            if not launch.isdigit() or int(launch) > handle.launch:
-                continue
-            if job.is_ended:
-                self.api.delete(job.id)
-            elif job.status == "PENDING":  # its folder is gone: it ends when it begins
-                self.api.stop(job.id)
+        """Remove what is left of it over there, and of older launches; what lives stays."""
+        for each in self._launches():
+            is_meant = each.run_id == run.id and each.launch <= handle.launch
+            if is_meant and each.life == "exited":
+                self._remove(each)
 
     def list_owned(self) -> Sequence[Owned]:
         """Every job of this home that is there, and every folder of a launch without one; but for
         jobs that were taken back, which Ray keeps until it has room for them."""
+        return [
+            Owned(each.run_id, each.launch, each.life)
+            for each in self._launches()
+            if each.is_started
+        ]
+
+    def _launches(self) -> list[_Launch]:
+        """Every launch of this home that is over there, as folder or as job."""
+        prefix = name_prefix(self.home_id)
         listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
-        present = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
-        owned = []
+        present = {job.id: job for job in self.api.owned(prefix)}
+        found = []
         for each in listed if isinstance(listed, list) else []:
             job = present.pop(str(each["job"]), None)
-            run_id, launch = one_line(str(each["run_id"]), 200), int(each["launch"])
-            life = _life(job, is_held=each["is_held"] is True)
-            owned.append(Owned(run_id, launch, "exited" if each["is_taken_back"] else life))
+            life: Life = "exited"
+            if not each["has_ended"] and each["is_started"]:
+                life = _life(job, is_held=each["is_held"] is True)
+            run_id = one_line(str(each["run_id"]), 200)
+            found.append(
+                _Launch(run_id, int(each["launch"]), life, job, each["is_started"] is True)
+            )
         for name, job in present.items():
-            if job.status == "PENDING":  # its folder is gone: it ends as soon as it begins
-                continue
-            run_id, _, launch = name.removeprefix(name_prefix(self.home_id)).rpartition("-")
-            if run_id and launch.isdigit():
-                owned.append(Owned(one_line(run_id, 200), int(launch), _life(job, is_held=False)))
-        return owned
+            run_id, _, launch = name.removeprefix(prefix).rpartition("-")
+            # Without a folder one that waits ends as soon as it begins.
+            if run_id and launch.isdigit() and job.status != "PENDING":
+                life = _life(job, is_held=False)
+                found.append(_Launch(one_line(run_id, 200), int(launch), life, job, True))
+        return found
+
+    def _remove(self, launch: _Launch) -> None:
+        """Remove a launch that does not live, and have Ray forget its job."""
+        self.link.job("reap", home_id=self.home_id, run_id=launch.run_id, launch=launch.launch)
+        job, deadline = launch.job, time.monotonic() + _JOB_END_S
+        # Its last words come before its program has ended, and Ray takes a moment to see that.
+        while job is not None and job.status == "RUNNING" and time.monotonic() < deadline:
+            time.sleep(0.2)
+            job = self.api.find(job.id)
+        if job is not None and job.is_ended:
+            self.api.delete(job.id)
+        elif job is not None:
+            self.api.stop(job.id)
 
     def folder(self, run: RunDir, handle: Handle) -> str:
         """The folder of a launch of the run over there, below the root."""

@@ -26,7 +26,8 @@ def start(
     order: JsonObject,
     secrets: Mapping[str, str],
 ) -> JsonObject:
-    """Make the launch ready for its job, whose files were put; again changes nothing.
+    """Make the launch ready for its job, whose files were put. Again changes nothing, nor does an
+    older launch, which is stale.
 
     Args:
         order: what the job is to do (engine/executors/cluster/node_side.py).
@@ -36,15 +37,17 @@ def start(
     """
     place = Place(Path(root), home_id, run_id, launch)
     jobs.forget_changes(run_id)
-    if place.ended.exists():
+    present = places(Path(root), home_id, run_id)
+    is_stale = place not in present or present[-1] != place  # it was removed, or replaced
+    if is_stale or place.ended.exists():
         return {"needs_job": False}
     limits.renew_lease(place.run, float(order["lease_s"]))
     is_claimed = place.claim.exists()
-    if not is_claimed:
+    if not is_claimed:  # else the job has read them
         write_json(place.secrets, dict(secrets))
     if not place.order.exists():
         place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not os.path.lexists(place.path / "envs"):
+        with contextlib.suppress(FileExistsError):
             os.symlink(place.envs, place.path / "envs")
         write_json(place.order, order)
     return {"needs_job": not is_claimed}
@@ -125,36 +128,38 @@ def take_back(place: Place) -> bool:
     return is_nobodys
 
 
-def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Remove every launch of a run up to this one; one that lives stays, and is told to end.
+def make_way(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
+    """Tell a launch to end because another takes its place. Its supervisor reads that itself, so it
+    ends even where its job is gone."""
+    stop(root, home_id, run_id, launch, "another launch takes its place")
+    place = Place(Path(root), home_id, run_id, launch)
+    if place.order.exists():
+        limits.renew_lease(place.run, 0)
+    return {}
 
-    Answers whether nothing of them is left.
-    """
-    is_clear = True
-    for place in places(Path(root), home_id, run_id):
-        if place.launch > launch:
-            continue
-        if launcher.is_alive(place.run) and not place.ended.exists():
-            reason = "another launch takes its place"
-            stop(root, home_id, run_id, place.launch, reason)
-            limits.renew_lease(place.run, 0)  # its supervisor reads that even where its job is gone
-            is_clear = False
-        else:
-            take_back(place)
-            shutil.rmtree(place.path, ignore_errors=True)
-    return {"removed": is_clear}
+
+def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
+    """Remove a launch that does not live; its job, where it has one yet, ends as it begins."""
+    place = Place(Path(root), home_id, run_id, launch)
+    if place.order.exists():
+        take_back(place)
+    shutil.rmtree(place.path, ignore_errors=True)
+    jobs.forget_changes(run_id)
+    return {}
 
 
 def list_owned(root: str, home_id: str) -> JsonObject:
-    """Every launch of a home that has a folder here."""
+    """Every launch of a home that has a folder here; one that was not started yet too."""
     return {
         "owned": [
             {
                 "run_id": place.run_id,
                 "launch": place.launch,
                 "job": place.job_name,
-                "is_held": launcher.is_alive(place.run) and not place.ended.exists(),
-                "is_taken_back": read_object(place.claim).get("job") == TAKEN_BACK,
+                "is_started": place.order.exists(),
+                "is_held": launcher.is_alive(place.run),
+                "has_ended": place.ended.exists()
+                or read_object(place.claim).get("job") == TAKEN_BACK,
             }
             for place in places(Path(root), home_id)
         ]
@@ -181,6 +186,7 @@ CALLS: Mapping[str, Callable[..., JsonObject]] = {
     "start": start,
     "look": look,
     "stop": stop,
+    "make_way": make_way,
     "reap": reap,
     "list_owned": list_owned,
     "described": described,

@@ -53,11 +53,11 @@ class JobsApi:
             token: that Ray asks for; "" for none.
             token_env: the variable that it is from, for messages.
         """
-        self.address, self._token_env = address, token_env
+        self.address, self._token_env = address.rstrip("/"), token_env
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Nothing of this machine's settings may send the token elsewhere: no proxy, no redirect.
         self._client = httpx.Client(
-            base_url=address, headers=headers, timeout=_TIMEOUT, trust_env=False
+            base_url=self.address, headers=headers, timeout=_TIMEOUT, trust_env=False
         )
 
     def close(self) -> None:
@@ -99,6 +99,17 @@ class JobsApi:
     def delete(self, job: str) -> None:
         """Have Ray forget an ended job; one that lives stays."""
         self._ask("DELETE", f"/api/jobs/{job}")
+
+    def nodes(self) -> list[Mapping[str, float]]:
+        """What each living node has in all, such as {"CPU": 8.0, "GPU": 1.0}; names of resources
+        that a cluster made up itself come in another spelling."""
+        facts = self._object(self._ask("GET", "/nodes?view=summary"), dict)
+        data = facts.get("data")
+        summary = data.get("summary") if isinstance(data, dict) else None
+        rays = [node.get("raylet") for node in summary or [] if isinstance(node, dict)]
+        alive = [each for each in rays if isinstance(each, dict) and each.get("state") == "ALIVE"]
+        totals = [each.get("resourcesTotal") for each in alive]
+        return [total if isinstance(total, dict) else {} for total in totals]
 
     def version(self) -> str:
         """The version of Ray. Raises HostLost also for what is no Ray."""

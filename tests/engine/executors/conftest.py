@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 from loopback_sshd import WHY_NOT, LoopbackSshd
+from ray_pool import pool_of_ray, ray_of_two_nodes
 from run_configs import train_config
 from slurm_cluster import cluster_of_slurm, slurm_of_one_node
 
@@ -25,7 +26,7 @@ from engine.models import catalog
 from engine.processes import launcher
 from engine.processes.seam import Handle
 
-__all__ = ["cluster_of_slurm", "slurm_of_one_node"]  # fixtures
+__all__ = ["cluster_of_slurm", "pool_of_ray", "ray_of_two_nodes", "slurm_of_one_node"]  # fixtures
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"
 
 

@@ -7,7 +7,7 @@ import contextlib
 import threading
 
 import pytest
-from places import FakePlace, LocalPlace, Place, SlurmPlace, SshPlace
+from places import FakePlace, LocalPlace, Place, RayPlace, SlurmPlace, SshPlace
 
 from engine.processes.seam import Owned
 
@@ -18,6 +18,7 @@ PLACES = {
     "fake": (FakePlace, ()),
     "ssh": (SshPlace, (pytest.mark.machines,)),
     "slurm": (SlurmPlace, (pytest.mark.machines,)),
+    "ray": (RayPlace, (pytest.mark.machines,)),
 }
 CRASHES = [
     pytest.param(name, point, marks=marks, id=f"{name}-{point}")

@@ -53,6 +53,11 @@ def test_a_host_is_added_beside_what_is_there_and_taken_out_again(home: Home):
         ("b", {"runs": 0}, "SETTING_INVALID"),
         ("b", {"python": "python3"}, "SETTING_INVALID"),
         ("b", {"port": 22}, "SETTING_UNKNOWN"),
+        ("b", {"address": "http://x:8265"}, "SETTING_UNKNOWN"),  # of another kind
+        ("b", {"kind": "ray"}, "SETTING_INVALID"),  # without an address
+        ("b", {"kind": "ray", "address": "http://me:secret@x"}, "SETTING_INVALID"),
+        ("b", {"kind": "ray", "address": "http://x", "resources": "a b"}, "SETTING_INVALID"),
+        ("b", {"kind": "ray", "address": "http://x", "partition": "p"}, "SETTING_UNKNOWN"),
     ],
 )
 def test_a_host_that_cannot_be_used_leaves_the_file_as_it_was(home: Home, name, values, code):

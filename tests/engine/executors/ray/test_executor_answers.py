@@ -14,6 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, read_lines
 from engine.executors import hosts
 from engine.executors.attending import host_setup
+from engine.executors.attending.starts import when_it_starts
 
 pytestmark = pytest.mark.timeout(120)
 TOKEN = "a-token-of-the-tests-of-at-least-32-characters"
@@ -26,8 +27,8 @@ def fake() -> Iterator[FakeRay]:
     server.close()
 
 
-@pytest.fixture
-def pool(home, fake, fake_python, env, bench, far_box, tmp_path, monkeypatch) -> Any:
+@pytest.fixture(name="pool")
+def pool_of_answers(home, fake, fake_python, env, bench, far_box, tmp_path, monkeypatch) -> Any:
     """A cluster that was set up, with trainers without torch."""
     monkeypatch.setattr(host_setup, "PROOF", "pass")
     monkeypatch.setenv("POOL_TOKEN", TOKEN)
@@ -82,6 +83,11 @@ def test_what_its_driver_left_saves_and_ends_and_the_run_goes_on(pool, fake):
 def test_a_cluster_is_checked_with_what_its_nodes_have_and_warned_of(pool, fake, home):
     reply = host_setup.check(home, "pool")
     assert (reply["host"], reply["ready"], reply["warnings"]) == ("pool", True, [])
+    assert when_it_starts(home, "ray:pool", 1).startswith("1 of 1 node of Ray could take it; it")
+    text = home.config_file.read_text()
+    home.config_file.write_text(text.replace("on_gpu = false", "on_gpu = true"))
+    assert "asks for 2 GPU and 1 CPU" in when_it_starts(home, "ray:pool", 2)
+    home.config_file.write_text(text)
     fake.token = ""
     (warning,) = host_setup.check(home, "pool")["warnings"]
     assert "answers without a token" in warning

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from loops import GRPO, SFT, push
+from ray_pool import add_pool
 
 from engine.core.files import read_json, read_lines
 from engine.evidence.verdict.provenance import verify
@@ -16,7 +17,18 @@ from engine.runs.submit.training import submit
 
 pytestmark = [pytest.mark.machines, pytest.mark.worker, pytest.mark.timeout(900)]
 # What a clock, the load of a machine, or its own paths say.
-MEASURED = ("time", "mfu", "_s", "per_s", "share_of", "util", "memory", "seconds", "hours")
+MEASURED = (
+    "time",
+    "mfu",
+    "_s",
+    "per_s",
+    "share_of",
+    "util",
+    "memory",
+    "seconds",
+    "hours",
+    "measured",
+)
 
 
 def plain(value):
@@ -32,10 +44,10 @@ def plain(value):
 
 @pytest.mark.parametrize(("algorithm", "settings"), [("sft", SFT), ("grpo", GRPO)])
 def test_a_run_on_ray_is_the_run_that_it_is_here(
-    home, ray_cluster, pool_added, tmp_path, bench_until, monkeypatch, algorithm, settings
+    home, ray_cluster, tmp_path, bench_until, monkeypatch, algorithm, settings
 ):
     ray_cluster.mend()
-    pool_added(home, ray_cluster, tmp_path / "shared/honesmith", sys.executable, monkeypatch)
+    add_pool(home, ray_cluster, tmp_path / "shared/honesmith", sys.executable, monkeypatch)
     env_id = push(home, tmp_path / "sums")
     runs = []
     for compute in ("local", "ray:pool"):
@@ -57,16 +69,19 @@ def test_a_run_on_ray_is_the_run_that_it_is_here(
     assert [row.state for row in rows] == ["done", "done"], rows
     assert rows[0].verdict == rows[1].verdict and rows[1].device == "ray:pool"
 
-    def lines(run, pattern: str) -> dict[str, list]:
-        return {
-            str(path.relative_to(run.path)): plain(read_lines(path)[0])
-            for path in sorted(run.path.glob(pattern))
-        }
+    def told(run, value) -> str:
+        """A value without what was measured, and without the run's own name."""
+        return json.dumps(plain(value)).replace(run.id, "RUN")
 
-    for pattern in ("metrics.jsonl", "evals/*.jsonl", "rollouts/*.jsonl"):
-        assert lines(here, pattern) == lines(there, pattern)
-    assert lines(here, "metrics.jsonl")["metrics.jsonl"] != []
-    assert (lines(here, "rollouts/*.jsonl") != {}) == (algorithm == "grpo")
+    def files(run) -> dict[str, str]:
+        """What the run's lines say, by file."""
+        patterns = ("metrics.jsonl", "evals/*.jsonl", "rollouts/*.jsonl")
+        paths = [path for pattern in patterns for path in sorted(run.path.glob(pattern))]
+        return {str(path.relative_to(run.path)): told(run, read_lines(path)[0]) for path in paths}
+
+    assert files(here) == files(there)
+    assert len(read_lines(here.metrics)[0]) > 3
+    assert bool(list(here.path.glob("rollouts/*.jsonl"))) == (algorithm == "grpo")
     assert here.checkpoint_steps() == there.checkpoint_steps() != []
     for step in here.checkpoint_steps():
         name = "adapter_model.safetensors"
@@ -74,6 +89,5 @@ def test_a_run_on_ray_is_the_run_that_it_is_here(
             there.checkpoint(step) / name
         ).read_bytes()
     assert here.best.readlink() == there.best.readlink()
-    results = [json.dumps(plain(read_json(run.result))) for run in runs]
-    assert results[0].replace(here.id, "RUN") == results[1].replace(there.id, "RUN")
+    assert told(here, read_json(here.result)) == told(there, read_json(there.result))
     assert verify(home, there.id).intact is True

@@ -73,16 +73,22 @@ def test_last_words_count_once_every_file_has_come(place):
     assert look(place)["end"] == {"state": "done"}
 
 
-def test_what_lives_is_told_to_end_and_stays_until_it_has(place):
+def test_what_makes_way_is_told_to_end_by_its_stop_and_its_lease(place):
     start(place)
+    write_json(place.claim, {"job": "j"})
     with place.run.lock.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert folder_side.reap(str(place.root), "home", "run-1", 1) == {"removed": False}
-        assert look(place)["is_held"] is True
         (owned,) = folder_side.list_owned(str(place.root), "home")["owned"]
-        assert owned["is_held"] is True
-    assert place.stop.exists()
-    assert folder_side.reap(str(place.root), "home", "run-1", 0) == {"removed": True}
-    assert place.path.exists()  # a later launch stays
-    assert folder_side.reap(str(place.root), "home", "run-1", 1) == {"removed": True}
-    assert not os.path.exists(place.path)
+        assert (owned["is_held"], owned["has_ended"]) == (True, False)
+        folder_side.make_way(str(place.root), "home", "run-1", 1)
+    assert place.stop.exists() and read_object(place.run.far("lease"))["seconds"] == 0
+
+
+def test_an_older_launch_is_not_started_beside_a_newer_one(place):
+    newer = Place(place.root, "home", "run-1", 2)
+    newer.run.path.mkdir(parents=True)
+    assert start(place) is False and not place.order.exists()
+    assert start(newer) is True
+    folder_side.reap(str(place.root), "home", "run-1", 1)
+    assert start(place) is False and not os.path.exists(place.path)
+    assert newer.path.exists()

@@ -9,6 +9,9 @@ def test_only_what_was_given_is_written():
     assert HostOptions(ssh="me@box", runs=2).given() == {"ssh": "me@box", "runs": 2}
     given = HostOptions(slurm=True, partition="gpu", memory_gb=64).given()
     assert given == {"kind": "slurm", "partition": "gpu", "memory_gb": 64}
+    given = HostOptions(ray="https://ray.lan", token_env="T", resources="h100=1").given()
+    address = {"kind": "ray", "address": "https://ray.lan"}
+    assert given == address | {"token_env": "T", "resources": "h100=1"}
 
 
 def test_a_cluster_is_added_with_the_next_move(home):
@@ -19,5 +22,16 @@ def test_a_cluster_is_added_with_the_next_move(home):
     assert "`sbatch`" in here["summary"]
     box = host_verbs.add_host(home, "box", HostOptions().given())
     assert "`ssh box`" in box["summary"] and "slurm" not in box
+    ray = host_verbs.add_host(
+        home, "pool", HostOptions(ray="http://127.0.0.1:8265", ssh="head", without_gpu=True).given()
+    )
+    assert "Ray at http://127.0.0.1:8265, files over `ssh head`" in ray["summary"]
+    assert (ray["compute"], ray["ray"]["on_gpu"], ray["warnings"]) == ("ray:pool", False, [])
     names = [host["host"] for host in host_verbs.list_hosts(home)["hosts"]]
-    assert names == ["hpc", "here", "box"]
+    assert names == ["hpc", "here", "box", "pool"]
+
+
+def test_a_jobs_api_of_another_machine_over_plain_http_is_warned_of(home):
+    given = HostOptions(ray="http://ray.lan:8265").given()
+    (warning,) = host_verbs.add_host(home, "pool", given)["warnings"]
+    assert "can run code on the cluster" in warning and "ssh -N -L" in warning

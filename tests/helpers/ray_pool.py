@@ -1,9 +1,7 @@
-"""Runs as jobs of a real Ray of two nodes, with a trainer without torch at the other end."""
+"""Fixtures: runs as jobs of a real Ray of two nodes, whose trainers have no torch."""
 
-import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ class Pool:
 
     def __init__(self, home: Home, ray: LoopbackRay, box: Any, root: Path) -> None:
         self.home, self.ray, self.root = home, ray, root
+        self.host = hosts.host_of(home, "pool")
         # What runs at another place have in common with those of a host over SSH.
         self.queue, self.start, self.until_ended = box.queue, box.start, box.until_ended
         self.handle, self.bench, self._events = box.handle, box.bench, box.events
@@ -97,33 +96,8 @@ class Pool:
         return driver
 
 
-@pytest.fixture(autouse=True)
-def no_process_survives() -> Iterator[None]:
-    """Fails a test that leaves a process of ours running. Ray's own outlive a test that starts a
-    node again."""
-    yield
-
-    def ours() -> list[psutil.Process]:
-        found = []
-        for process in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                words = process.cmdline()
-                if "-P" in words or "-I" in words:  # as everything of ours is started
-                    found.append(process)
-        return found
-
-    deadline = time.monotonic() + 10
-    while ours() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = ours()
-    said = [" ".join(process.cmdline())[:200] for process in left]
-    for process in left:
-        process.kill()
-    assert not said
-
-
-@pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackRay]:
+@pytest.fixture(scope="session", name="ray_cluster")
+def ray_of_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackRay]:
     """One Ray for all tests; each has a home, and so ids of jobs, of its own."""
     why_not = loopback_ray.why_not()
     if why_not:
@@ -133,8 +107,8 @@ def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackRa
     cluster.stop()
 
 
-@pytest.fixture
-def pool(
+@pytest.fixture(name="pool")
+def pool_of_ray(
     home: Home,
     ray_cluster: LoopbackRay,
     fake_python: Path,
@@ -165,9 +139,3 @@ def add_pool(
     hosts.add_host(home, "pool", options | {"python": python, "folder": str(root)})
     host_setup.set_up(home, "pool")
     assert os.environ["POOL_TOKEN"]
-
-
-@pytest.fixture
-def pool_added() -> Any:
-    """`add_pool`."""
-    return add_pool
