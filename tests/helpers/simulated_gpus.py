@@ -19,11 +19,12 @@ from run_configs import train_config
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware
 from engine.core.hints import Hint
-from engine.home.rows import OPEN, NewRun, RunRow, Viewer
+from engine.home.rows import OPEN, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.processes.local_executor import LocalExecutor
+from engine.team.owners import Viewer
 
 GIB = 1 << 30
 # Name of a GPU -> its memory in GiB.

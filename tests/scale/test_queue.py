@@ -16,8 +16,8 @@ import psutil
 import pytest
 from simulated_gpus import Simulation, World, machine_with
 
-from engine.home.rows import PRIORITIES, Viewer
 from engine.home.store import Store
+from engine.team.owners import PRIORITIES, Viewer
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(7_200)]
 RUNS = int(os.environ.get("HONESMITH_SCALE_RUNS", "10000"))

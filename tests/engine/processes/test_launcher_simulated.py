@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 from simulated_gpus import Simulation, World, machine_with
 
-from engine.home.rows import NewRun, Viewer
+from engine.home.rows import NewRun
 from engine.home.store import Store
+from engine.team.owners import Viewer
 
 pytestmark = pytest.mark.timeout(60)
 
