@@ -107,7 +107,8 @@ class FarSide:
         return {"absent": absent}
 
     def put(self, digest: str, offset: int, size: int, body: bytes = b"") -> dict:
-        """Take a part of a file; the whole is kept once it has the SHA-256 that names it."""
+        """Take a part of a file; the whole is kept once it has the SHA-256 that names it. An empty
+        part says that all of it is here."""
         blob = self._blob(digest)
         part = blob + ".part"
         os.makedirs(os.path.dirname(part), exist_ok=True)

@@ -154,29 +154,30 @@ class LeaseTable(RunTable):
 
     def _lines(self, queue: Queue, machine: str) -> list[tuple[str, str]]:
         """Return (owner, priority) of the runs of a queue, each pair once."""
+        place = (machine,) if queue == "elsewhere" else ()
+        select = f"SELECT owner, priority FROM runs {QUEUES[queue]} AND"
+        in_order = "ORDER BY owner, priority LIMIT 1"
         lines: list[tuple[str, str]] = []
-        last = ("", "")
-        while True:
-            found_rows = self._read(
-                f"SELECT owner, priority FROM runs {QUEUES[queue]} AND (owner, priority) > (?, ?) "
-                "ORDER BY owner, priority LIMIT 1",
-                (machine, *last) if queue == "elsewhere" else last,
-            )
-            if not found_rows:
+        owner, priority = "", ""
+        while True:  # from line to line: DISTINCT would read the whole queue
+            next_lines = self._read(
+                f"{select} owner = ? AND priority > ? {in_order}", (*place, owner, priority)
+            ) or self._read(f"{select} owner > ? {in_order}", (*place, owner))
+            if not next_lines:
                 return lines
-            last = found_rows[0]
-            lines.append(last)
+            owner, priority = next_lines[0]
+            lines.append((owner, priority))
 
     def _line(self, queue: Queue, machine: str, owner: str, priority: str) -> Iterator[RunRow]:
         """Yield the runs of an owner and a priority in a queue, as `_in_turn` does, the oldest
         first."""
         place = (machine, owner, priority) if queue == "elsewhere" else (owner, priority)
         last = (0.0, 0)  # time in the queue and row id of the last run that was read
+        clauses = (
+            f"{QUEUES[queue]} AND owner = ? AND priority = ? "
+            "AND (queued, rowid) > (?, ?) ORDER BY queued, rowid LIMIT ?"
+        )
         while True:
-            clauses = (
-                f"{QUEUES[queue]} AND owner = ? AND priority = ? "
-                "AND (queued, rowid) > (?, ?) ORDER BY queued, rowid LIMIT ?"
-            )
             rows = self._rows_of("runs", (), clauses, (*place, *last, _READ_AT_ONCE))
             yield from rows
             if len(rows) < _READ_AT_ONCE:

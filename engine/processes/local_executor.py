@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -231,11 +230,14 @@ def _life_of(row: RunRow, *, is_held: bool, has_end: bool) -> Life:
 
 def package_versions() -> Mapping[str, str]:
     """The installed versions of the packages that train."""
+    # Imported late: it loads a library for e-mail, and every supervisor would wait for that.
+    from importlib import metadata  # noqa: PLC0415
+
     versions = {}
     for package in _PACKAGES:
         try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
             continue
     return versions
 

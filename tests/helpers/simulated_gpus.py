@@ -5,6 +5,7 @@ Whoever starts runs may die before or after a supervisor is started, runs may di
 and the machine may be impossible to ask; each by chance, from a seed.
 """
 
+import contextlib
 import os
 import random
 import threading
@@ -23,6 +24,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.processes import launcher, outcome
 from engine.processes.local_executor import LocalExecutor
+from engine.team.owners import Viewer
 
 GIB = 1 << 30
 # Name of a GPU -> its memory in GiB.
@@ -124,11 +126,18 @@ class Simulation:
         self.home, self.world = home, world
         self.decisions: list[float] = []  # seconds that each call of `start_queued` took
 
-    def queue(self, runs: int, gpus: int = 1, needs: Sequence[int] = (12, 24, 40, 70)) -> None:
-        """Queue runs, every tenth for several GPUs, that need so many GiB of each."""
-        with Store(self.home) as store:
+    def queue(
+        self,
+        runs: int,
+        gpus: int = 1,
+        needs: Sequence[int] = (12, 24, 40, 70),
+        owners: Sequence[Viewer] = (Viewer(""),),
+    ) -> None:
+        """Queue runs, every tenth for several GPUs, that need so many GiB of each; the owners take
+        turns."""
+        with contextlib.ExitStack() as stack:
+            stores = [stack.enter_context(Store(Home(self.home.root, each))) for each in owners]
             for number in range(runs):
-                count = gpus if number % 10 == 0 else 1
                 need = self.world.rng.choice(needs) * GIB
 
                 def prepare(run_id: str, need: int = need) -> None:
@@ -138,9 +147,9 @@ class Simulation:
                     config["estimate"] |= {"least_memory": need, "memory_available": need}
                     write_json(run.config, config, fsync=False)
 
-                name = f"owner{number % 7}-sft"
-                new = NewRun(name, "train", "sft", "e@1", "pebble", gpus=count)
-                store.insert_run(new, prepare)
+                count = gpus if number % 10 == 0 else 1
+                new = NewRun("sums-sft", "train", "sft", "e@1", "pebble", gpus=count)
+                stores[number % len(stores)].insert_run(new, prepare)
 
     def decide(self) -> list[str]:
         """Start what can start, as a process that may die; returns the ids."""

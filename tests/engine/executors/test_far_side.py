@@ -61,14 +61,21 @@ def test_a_file_comes_in_parts_and_goes_on_where_it_was_cut(far: FarSide):
     assert far.exist(["models/m", "models/n"]) == {"there": [True, False]}
 
 
-def test_a_file_of_which_all_bytes_are_there_is_kept_by_a_part_without_any(far: FarSide):
-    digest = sha(b"whole")
-    part = Path(far.root, "blobs", f"{digest}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.write_bytes(b"whole")  # its sender was cut before it was kept, or keeps it just now
-    assert far.missing({digest: 5}) == {"absent": {digest: 5}}
-    far.put(digest, 5, 5)  # as a frame without bytes calls it
-    assert far.missing({digest: 5}) == {"absent": {}}
+def test_a_file_that_two_connections_send_at_once_arrives_whole(far: FarSide):
+    data = bytes(range(256)) * 40
+    digest, size, half = hashlib.sha256(data).hexdigest(), len(data), len(data) // 2
+    far.put(digest, 0, size, data[:half])
+    far.put(digest, 0, size, data[:half])  # of the other one, which began when nothing was there
+    far.put(digest, half, size, data[half:])
+    assert Path(far.root, "blobs", digest).read_bytes() == data
+    far.put(digest, half, size, data[half:])  # it is there by now
+    assert far.missing({digest: size}) == {"absent": {}}
+    assert [path.name for path in Path(far.root, "blobs").iterdir()] == [digest]
+    other = hashlib.sha256(b"abc").hexdigest()
+    Path(far.root, "blobs", f"{other}.part").write_bytes(b"abc")  # whole, and nobody moved it
+    assert far.missing({other: 3}) == {"absent": {other: 3}}
+    far.put(other, 3, 3)
+    assert Path(far.root, "blobs", other).read_bytes() == b"abc"
 
 
 def test_a_file_with_other_bytes_than_its_hash_is_not_kept(far: FarSide):

@@ -1,12 +1,14 @@
 """The queue over a machine with many GPUs on which nothing runs: `make scale` has the long form."""
 
 import threading
+from collections import Counter
 
 import pytest
 from simulated_gpus import Simulation, World, machine_with
 
 from engine.home.rows import NewRun
 from engine.home.store import Store
+from engine.team.owners import Viewer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.timeout(60)
 def test_whatever_dies_and_cannot_be_asked_no_run_is_lost_or_started_twice(home):
     world = World(machine_with(8), faults=0.08)
     simulation = Simulation(home, world)
-    simulation.queue(40, gpus=3)
+    owners = [Viewer("ana"), Viewer("bo", priority="high"), Viewer("bo", priority="low")]
+    simulation.queue(40, gpus=3, owners=owners)
     simulation.work_off(reap_every=4)
     simulation.check_ends()
     assert world.died and world.unknown and world.killed  # the seed had all of them happen
@@ -22,13 +25,15 @@ def test_whatever_dies_and_cannot_be_asked_no_run_is_lost_or_started_twice(home)
 
 def test_launchers_that_work_off_a_queue_at_once_start_each_run_once(home):
     simulation = Simulation(home, World(machine_with(8)))
-    simulation.queue(16)
+    simulation.queue(16, needs=(12,), owners=[Viewer("ana")])
+    simulation.queue(16, needs=(12,), owners=[Viewer("bo")])
     threads = [threading.Thread(target=simulation.decide) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(simulation.world.living) == 8
+    started = Counter(run_id.partition(".")[0] for run_id in simulation.world.living)
+    assert started == {"ana": 4, "bo": 4}  # whose runs were all queued later
     simulation.work_off()
     simulation.check_ends()
 
