@@ -29,6 +29,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
 from engine.records.run_config import as_run_config
+from engine.runs.submit.run_folder import RunFiles
 from mcp_server.access import viewing
 from mcp_server.access.keys import Key, Keys, add_key, remove_key, rotate_key
 from mcp_server.access.sharing import share
@@ -243,6 +244,15 @@ def test_owners_are_still_known_after_the_database_was_lost(home: Home, hers: Th
     with Store(home) as store:
         assert [row.owner for row in store.list_envs()] == ["ana"]
         assert [row.owner for row in store.list_deployments()] == ["ana"]
+
+
+def test_the_folder_of_a_run_says_whose_it_is(home: Home):
+    cem = key_of(home, "cem", project="robots", priority="low")
+    for seen, owned in ((of(home, cem), ("cem", "robots", "low")), (home, ("", "", "normal"))):
+        config = train_config(run_id="r-1")
+        RunFiles(config).writer(seen)("r-1")
+        read = home.run("r-1").read_config()
+        assert (read.owner, read.project, read.priority) == owned
 
 
 def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana: Key, bob: Key):
