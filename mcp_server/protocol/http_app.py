@@ -45,7 +45,8 @@ BODY_S = 20.0  # in which the whole body of a request must arrive
 UPLOADS = "/envs/"  # what the path of an upload begins with
 MAX_UPLOAD = 64 * 1024 * 1024  # bytes of an upload
 UPLOAD_S = 300.0  # in which a whole upload must arrive
-MAX_UPLOADS = 2  # at once: each is held in memory
+MAX_UPLOADS = 4  # at once, one for each key: each is held in memory
+_UPLOAD_OF = "honesmith.upload"  # the entry of the ASGI scope with the name of the key that uploads
 # A Host value: a name or an IPv6 address in brackets, and perhaps a port.
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 
@@ -75,7 +76,7 @@ class Gate:
         self._hosts = frozenset(host.lower() for host in hosts)
         self._rates = rates or Rates()
         self._sessions = sessions or Sessions(idle_s=SESSION_IDLE_S)
-        self._uploads = 0  # that are under way
+        self._uploading: set[str] = set()  # names of the keys whose uploads are under way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on to the application, or answer it here if it is refused.
@@ -87,17 +88,10 @@ class Gate:
             return await self._app(scope, receive, send)
         if scope["type"] != "http":
             return None  # a WebSocket
-        if not _is_upload(scope):
-            return await self._serve(scope, receive, send)
-        if self._uploads >= MAX_UPLOADS:
-            busy = _closing_refusal("Other uploads are under way.", status=503)
-            busy.headers["Retry-After"] = "5"
-            return await busy(scope, receive, send)
-        self._uploads += 1
         try:
             return await self._serve(scope, receive, send)
         finally:
-            self._uploads -= 1
+            self._uploading.discard(scope.get(_UPLOAD_OF, ""))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on to the application, or answer it here if it is refused."""
@@ -130,6 +124,9 @@ class Gate:
         if key is None:
             return _token_refusal()
         refusal = self._check_rate(key)
+        if refusal is not None:
+            return refusal
+        refusal = self._check_uploads(scope, key)
         if refusal is not None:
             return refusal
         receive_body = await _read_body(scope, receive, *_limits_of_body(scope))
@@ -168,6 +165,19 @@ class Gate:
                 status_code=429,
                 headers={"Retry-After": str(max(1, round(wait_s)))},  # in whole seconds
             )
+        return None
+
+    def _check_uploads(self, scope: Scope, key: Key) -> Response | None:
+        """Count this request if it is an upload. Returns None, or the response that refuses it if
+        `key` uploads already, or too many others do."""
+        if not _is_upload(scope):
+            return None
+        if key.name in self._uploading or len(self._uploading) >= MAX_UPLOADS:
+            busy = _closing_refusal("Another upload is under way.", status=503)
+            busy.headers["Retry-After"] = "5"
+            return busy
+        self._uploading.add(key.name)
+        scope[_UPLOAD_OF] = key.name
         return None
 
     def _is_known_host(self, host: str) -> bool:

@@ -31,6 +31,9 @@ LATER: dict[str, object] = {
     "wall_limit_hours": None,
     "waits_for": [],
     "plan": None,
+    "owner": "",
+    "project": "",
+    "priority": "normal",
 }
 GOLDEN = Path(__file__).parents[2] / "faults" / "golden" / "0.1.0" / "runs"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mcp import Client, MCPError
+from run_configs import train_config
 from stand_ins import stand_in
 from team import (
     Things,
@@ -22,9 +23,13 @@ from team import (
 
 from engine.core.errors import UserError
 from engine.environments import registry
+from engine.environments.registry import find_env
+from engine.home.owner_marks import home_of_owner, own_part
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.processes import launcher
+from engine.records.run_config import as_run_config
+from engine.runs.submit.run_folder import RunFiles
 from mcp_server.access import viewing
 from mcp_server.access.keys import Key, Keys, add_key, remove_key, rotate_key
 from mcp_server.access.sharing import share
@@ -241,6 +246,15 @@ def test_owners_are_still_known_after_the_database_was_lost(home: Home, hers: Th
         assert [row.owner for row in store.list_deployments()] == ["ana"]
 
 
+def test_the_folder_of_a_run_says_whose_it_is(home: Home):
+    cem = key_of(home, "cem", project="robots", priority="low")
+    for seen, owned in ((of(home, cem), ("cem", "robots", "low")), (home, ("", "", "normal"))):
+        config = train_config(run_id="r-1")
+        RunFiles(config).writer(seen)("r-1")
+        read = home.run("r-1").read_config()
+        assert (read.owner, read.project, read.priority) == owned
+
+
 def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana: Key, bob: Key):
     from mcp.server.subscriptions import ResourceUpdated
 
@@ -259,3 +273,16 @@ def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana:
 def test_json_of_an_environment_names_its_owner_for_others_only(home: Home, hers: Things, ana: Key):
     assert "owner" not in json.dumps([row.to_json() for row in registry.list_envs(of(home, ana))])
     assert registry.list_envs(home)[0].owner == "ana"
+
+
+def test_a_run_looks_up_by_name_what_its_owner_has_and_nothing_that_others_share(
+    home: Home, ana: Key, bob: Key
+):
+    stored(of(home, ana), "keep")
+    share(of(home, ana), "keep", may="use")
+    configs = {name: as_run_config(train_config(owner=name)) for name in ("", "ana", "bob")}
+    assert find_env(home_of_owner(home, configs["ana"]), "keep").name == "keep"
+    for name in ("", "bob"):
+        with pytest.raises(UserError):
+            find_env(home_of_owner(home, configs[name]), "keep")
+    assert own_part(home).viewer == home_of_owner(home, configs[""]).viewer

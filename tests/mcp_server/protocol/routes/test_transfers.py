@@ -5,7 +5,9 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from answered import SUMS
 from starlette.testclient import TestClient
@@ -17,7 +19,7 @@ from engine.home.run_dir import Home
 from mcp_server.access.keys import Keys, add_key
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
-from mcp_server.protocol.http_app import LOOPBACK, MAX_BODY, http_app
+from mcp_server.protocol.http_app import LOOPBACK, MAX_BODY, Gate, http_app
 from mcp_server.protocol.routes.transfers import add_transfers, tar_of
 
 OWNERS = "owners-token-of-the-test"
@@ -98,6 +100,42 @@ def test_an_upload_may_be_larger_than_a_call_and_not_larger_than_a_push(
     assert client.post("/share", content=large, headers=bearer(token)).status_code == 413
     length = {"content-length": str((64 << 20) + 1)} | bearer(token)
     assert client.put("/envs/a", content=b"", headers=length).status_code == 413
+
+
+async def test_a_key_uploads_once_at_a_time_and_cannot_hold_up_another(home: Home):
+    _, hers = add_key(home, "ana", ["read", "train"])
+    _, his = add_key(home, "bob", ["read", "train"])
+    server = build_server(home, [])
+    add_transfers(server, home)
+    gate = http_app(server, Keys(home, OWNERS), LOOPBACK)
+    assert isinstance(gate, Gate)
+    answered: dict[str, int] = {}
+    arrived = anyio.Event()
+
+    async def put(name: str, token: str, receive: Any) -> None:
+        async def send(message: Any) -> None:
+            answered.setdefault(name, message.get("status", 0))
+
+        headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())]
+        headers.append((b"content-length", b"9"))
+        scope = {"type": "http", "method": "PUT", "path": "/envs/a", "headers": headers}
+        await gate(scope, receive, send)
+
+    async def slow() -> Any:
+        arrived.set()
+        await anyio.sleep_forever()
+
+    async def gone() -> Any:
+        return {"type": "http.disconnect"}
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(put, "first", hers, slow)
+        await arrived.wait()
+        await put("second", hers, gone)
+        await put("his", his, gone)
+        group.cancel_scope.cancel()
+    await put("third", hers, gone)
+    assert answered == {"second": 503, "his": 400, "third": 400}
 
 
 def test_a_key_shares_its_own_and_cannot_share_what_is_anothers(home: Home, client: TestClient):
