@@ -8,12 +8,14 @@ and it finds what was started.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from engine.core.files import read_object, write_json
-from engine.core.hardware import Hardware
 from engine.core.hints import Hint
 from engine.home.run_dir import RunDir
+
+if TYPE_CHECKING:  # it loads psutil, which a supervisor does without
+    from engine.core.hardware import Hardware
 
 # pending: it waits over there for a device. gone: nothing of it is there. unknown: nobody could be
 # asked, which is never a failure.
@@ -108,7 +110,7 @@ class Probe:
 class Caps:
     """What a place has: its hardware, and the versions of the packages that train there."""
 
-    hardware: Hardware
+    hardware: "Hardware"
     packages: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -37,7 +37,7 @@ def place(tmp_path: Path, bench: Any, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_a_job_runs_the_run_to_its_end_and_says_so_last(place: Place, monkeypatch):
     write_json(place.secrets, {"KEY_OF_A_JUDGE": "x"})
     monkeypatch.delenv("KEY_OF_A_JUDGE", raising=False)
-    assert NodeSide(place).run() == 0
+    assert NodeSide(place, "7", "Slurm").run() == 0
     assert os.environ.pop("KEY_OF_A_JUDGE") == "x"
     assert not place.secrets.exists()
     words = read_json(place.ended)
@@ -50,14 +50,14 @@ def test_a_job_runs_the_run_to_its_end_and_says_so_last(place: Place, monkeypatc
 
 def test_a_second_job_of_a_launch_leaves_it_to_the_first(place: Place):
     write_json(place.claim, {"job": "6"})
-    assert NodeSide(place).run() == EXIT_CLAIMED
+    assert NodeSide(place, "7", "Slurm").run() == EXIT_CLAIMED
     assert not place.beat.exists() and not place.run.lock.exists()
 
 
 def test_a_job_that_waited_longer_than_its_lease_does_not_begin(place: Place):
     stale = read_json(place.run.far("lease"))
     write_json(place.run.far("lease"), stale | {"time": stale["time"] - 3600})
-    assert NodeSide(place).run() == 0
+    assert NodeSide(place, "7", "Slurm").run() == 0
     assert read_json(place.ended)["end"]["reason_kind"] == "lease"
     assert not place.run.lock.exists()
 
