@@ -311,8 +311,14 @@ def _check_heartbeat(watch: Watch) -> None:
 
 def _stop_trainer(watch: Watch) -> None:
     """Stop the trainer. Called at every poll once it is to stop: the first call sends SIGTERM, a
-    later one kills the trainer's process group when the grace period is over."""
-    if watch.sigterm_sent_at is None:
+    later one kills the trainer's process group when the grace period is over.
+
+    Where this process alone is to end, as when the machine is switched off, a run on another
+    machine goes on: what looks after it is killed, because SIGTERM would end the run there.
+    """
+    if watch.row.is_elsewhere and watch.row.state != "stopping":
+        _signal_group(watch.trainer_pid, signal.SIGKILL)
+    elif watch.sigterm_sent_at is None:
         watch.sigterm_sent_at = time.monotonic()
         if watch.row.reason_kind == "stalled" and watch.vigil and watch.vigil.heartbeat:
             # A trainer that has sent a heartbeat has a handler for SIGUSR1, which writes into its

@@ -121,7 +121,7 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
         "state": row.state,
         "device": row.device,
         "attempt": row.attempt,
-        "spent_hours": row.spent_hours,
+        "spent_s": 3600 * launcher.spent_hours(home, row) / max(1, row.gpus),
         "end": end_of(row) if row.state in TERMINAL else None,
         **changes_of(run),
     }

@@ -8,7 +8,8 @@ from engine.core.hints import Hint
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
-from engine.processes import outcome
+from engine.home.store import Store
+from engine.processes import limits, outcome
 from engine.processes.launcher import spent_hours
 from engine.processes.seam import End, Life, Owned
 
@@ -23,10 +24,14 @@ _VERDICTS = ("better", "worse", "no_difference", "inconclusive", "unknown")
 
 
 def cap_left(home: Home, row: RunRow) -> float:
-    """The device hours that a run may still take over there, which ends it too if nobody here does;
-    0 for no cap."""
-    cap = row.max_gpu_hours
-    return max(1e-6, cap - (spent_hours(home, row) - row.spent_before)) if cap > 0 else cap
+    """The device hours that a run may still take over there, which ends it too if nobody here does:
+    of its own cap, which the runs of a plan share, and of the home's. 0 for no cap."""
+    with Store(home) as store:
+        cap = limits.nearest_cap(store, home.run(row.run_id), row)
+    if cap is None:
+        return 0.0
+    under_way = spent_hours(home, row) - row.spent_hours  # of this attempt, which the cap includes
+    return max(1e-6, row.device_hours(cap.seconds) - under_way)
 
 
 def columns(row: RunRow, cap: float) -> JsonObject:

@@ -96,12 +96,13 @@ class SshExecutor:
         if self.look.get("launch") != handle.launch:  # stale, or another's
             return Probe("gone")
         life = orders.LIVES.get(str(self.look.get("life")), "unknown")
-        end = self.look.get("end")
+        end, spent_s = self.look.get("end"), self.look.get("spent_s")
         return Probe(
             life,
             state=str(self.look.get("state", "")),
             device=one_line(str(self.look.get("device", "")), 200),
             end=orders.end_of(end, run) if life == "exited" and isinstance(end, dict) else None,
+            spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
         )
 
     def stop(self, run: RunDir, handle: Handle) -> None:

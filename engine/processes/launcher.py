@@ -9,6 +9,7 @@ supervisor inherits that lock, so it is never free between the decision and the 
 The supervisor imports this module, so it imports nothing heavy.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -34,6 +35,7 @@ from engine.processes.local_executor import (
     spawn_detached,
     spent_hours,
 )
+from engine.processes.seam import Handle
 from envs.config.problem import EnvProblem
 from envs.config.settings import read_settings
 
@@ -44,6 +46,7 @@ __all__ = [
     "LOCK_FD",
     "awaited_memory",
     "devices_for",
+    "end_elsewhere",
     "is_alive",
     "missing_secrets",
     "reap",
@@ -208,6 +211,16 @@ def _start(place: LocalExecutor, store: Store, row: RunRow) -> bool:
         write_status(run, store.get_run(row.run_id))
         return False
     return True
+
+
+def end_elsewhere(run: RunDir) -> None:
+    """Have what an ended run left on another machine told to end, where nobody looks after it."""
+    handle = Handle.read(run)
+    if handle is None or handle.phase == "ended" or is_alive(run):
+        return
+    command = trainer_command(run.home, "", is_elsewhere=True)
+    with contextlib.suppress(OSError):  # then the next connection does it, or its lease
+        spawn_detached([*command, str(run.path), "--tidy"], run.path, run.supervisor_log)
 
 
 def devices_for(

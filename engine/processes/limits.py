@@ -71,7 +71,7 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
 def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
     """Return how many seconds a run on another machine has held its devices in an attempt.
 
-    Returns None where that machine does not count them, as one over SSH: then all time counts.
+    Returns None before whoever looks after the run has begun: until then all time counts.
     """
     record = read_object(run.far("spent"))
     if record.get("attempt") != attempt:

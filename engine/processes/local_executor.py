@@ -370,9 +370,11 @@ def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None
 
 
 def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
-    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS
-    times."""
-    if row.continuations >= outcome.MAX_CONTINUATIONS:
+    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times;
+    one that is on another machine goes on there, however often this one is switched off."""
+    handle = Handle.read(run) if row.is_elsewhere else None
+    is_over_there = handle is not None and handle.phase == "started"
+    if row.continuations >= outcome.MAX_CONTINUATIONS and not is_over_there:
         store.set_state(
             row.run_id,
             "failed",

@@ -335,6 +335,8 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
         launcher.reap(home)  # ends the run at once if its supervisor is dead already
         row = store.get_run(row.run_id)
         write_status(run, row)
+    if row.is_elsewhere and row.state in TERMINAL:
+        launcher.end_elsewhere(run)
     return _cancel_reply(run, row, warnings=abbreviation_warning("run_id", run_id, row.run_id))
 
 

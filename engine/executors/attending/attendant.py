@@ -67,6 +67,7 @@ class Attendant:
 
     def attend(self) -> int:
         """Until the run has ended; returns the exit status that says how."""
+        hours.begin(self.run, _attempt())
         while True:
             if self.stop.is_set() and not self._is_over_there():
                 return outcome.EXIT_STOPPED
@@ -89,10 +90,10 @@ class Attendant:
                     return self._fail("infra", message, Hint(error.hint))
                 self._lost(error.message)
             if self._is_given_up():
-                hours = words(self._patience_s / 3600)
+                patience = words(self._patience_s / 3600)
                 return self._fail(
                     "infra",
-                    f"{self.host.name} was not reached for {hours}",
+                    f"{self.host.name} was not reached for {patience}",
                     outcome.resume_hint(self.run).after("When it is reached again, go on with it."),
                 )
             self._pause(self.wait_s)
@@ -132,6 +133,9 @@ class Attendant:
                 return self._launch(executor, handle, again=True)
             self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
             return self._launch(executor, handle)
+        if probe.end is not None and probe.end.state == "cancelled" and not self.stop.is_set():
+            # It was told to end when nobody looked after it (`sweep`), and is wanted again.
+            handle = handle.changed(self.run, stop_asked=True)
         executor.start(self.run, handle)  # of one that is there, brings the secrets over again
         if handle.phase == "starting":  # whoever started it died, or lost the connection
             self._event("placed", f"started on {self.host.name}", launch=handle.launch)
@@ -253,9 +257,8 @@ class Attendant:
     def _note_hours(self, handle: Handle, probe: Probe) -> None:
         """Note how long the run has held its devices over there, and why it waits for them."""
         if probe.spent_s is not None:
-            attempt = int(os.environ.get("HONESMITH_ATTEMPT", "1"))
             why = probe.why if probe.life == "pending" else ""
-            hours.note(self.run, attempt, handle.launch, probe.spent_s, why)
+            hours.note(self.run, _attempt(), handle.launch, probe.spent_s, why)
 
     def _note_end(self, handle: Handle) -> Handle:
         """Note on the disk that everything of a launch is here."""
@@ -316,6 +319,11 @@ class Attendant:
             outcome.note_event(self.run, name, message, **values)
 
 
+def _attempt() -> int:
+    """The attempt of the run that this process looks after."""
+    return int(os.environ.get("HONESMITH_ATTEMPT", "1"))
+
+
 def _print(data: bytes) -> None:
     """Print what the trainer over there printed: it becomes the console of this attempt."""
     with contextlib.suppress(OSError):
@@ -332,13 +340,11 @@ def tidy(run: RunDir, host: Host) -> None:
 def sweep(executor: FarExecutor) -> list[str]:
     """Remove over there what has ended here; returns the ids of the runs that were removed."""
     home, removed = executor.home, []
-    with Store(home) as store:
-        ended = {row.run_id for row in store.list_runs(limit=100_000, states=TERMINAL)}
-        known = ended | {row.run_id for row in store.list_runs(limit=100_000)}
     for owned in executor.list_owned():
         run = home.run(owned.run_id)
-        is_wanted = owned.run_id in known - ended
-        if is_wanted or owned.run_id not in known:
+        with Store(home) as store:  # now: it may have been resumed since it was listed
+            row = store.find_run(owned.run_id)
+        if row is None or row.state not in TERMINAL:
             continue
         there = Handle(executor.name, owned.launch, "started")
         handle = Handle.read(run)
@@ -360,7 +366,9 @@ def main(folder: Path, *, only_tidy: bool) -> int:
     try:
         host = hosts.host_of(run.home, config.settings.compute)
     except UserError as error:
-        write_json(run.failure, outcome.Failure("infra", error.message, "", error.advice).to_json())
+        if not only_tidy:  # else the run has its end
+            failure = outcome.Failure("infra", error.message, "", error.advice)
+            write_json(run.failure, failure.to_json())
         return outcome.EXIT_FAILED
     if only_tidy:
         with contextlib.suppress(HostLost, HostRefused, FarError, UserError, OSError):

@@ -10,6 +10,14 @@ from engine.core.files import read_object, write_json
 from engine.home.run_dir import RunDir
 
 
+def begin(run: RunDir, attempt: int) -> None:
+    """Note that an attempt has begun: until its place says more, it has cost nothing."""
+    before = read_object(run.far("spent"))
+    if before.get("attempt") != attempt:
+        now = {**before, "attempt": attempt, "seconds": 0.0, "why": ""}
+        write_json(run.far("spent"), now, fsync=False)
+
+
 def note(run: RunDir, attempt: int, launch: int, spent_s: float, why: str = "") -> None:
     """Note that a launch has held its devices for `spent_s` seconds, as seen in an attempt, and why
     it waits for them; "" where it does not.

@@ -25,6 +25,19 @@ def test_an_attempt_counts_all_of_its_launches_and_what_came_since_the_one_befor
     assert held_elsewhere_s(run, 1) is None
 
 
+def test_an_attempt_that_has_reached_nobody_yet_costs_nothing(bench):
+    run = bench.queue()
+    hours.begin(run, 1)
+    assert held_elsewhere_s(run, 1) == 0.0
+    hours.note(run, 1, 1, 40.0)
+    hours.begin(run, 1)  # what looks after it was started again
+    assert held_elsewhere_s(run, 1) == 40.0
+    hours.begin(run, 2)
+    assert held_elsewhere_s(run, 2) == 0.0
+    hours.note(run, 2, 1, 50.0)
+    assert held_elsewhere_s(run, 2) == 10.0
+
+
 def test_a_run_that_waits_on_a_cluster_says_so_in_its_status(bench):
     run = bench.queue()
     with Store(bench.home) as store:

@@ -1,0 +1,177 @@
+"""Runs on another machine whose processes here come and go; the other machine is in memory."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stand_ins import stand_in
+
+from engine.core.files import read_json, write_json
+from engine.core.hints import Hint
+from engine.executors import hosts
+from engine.executors.attending import attendant
+from engine.executors.attending.attendant import Attendant, sweep
+from engine.home.store import Store
+from engine.home.user_config import Host
+from engine.models import catalog
+from engine.processes import launcher, outcome
+from engine.processes.seam import End, Handle, Owned, Probe
+from engine.runs.lifecycle import cancel
+
+CANCELLED = End("cancelled", "cancelled", "asked to end", Hint(), "unknown")
+OUT_OF_MEMORY = End("failed", "oom", "no memory", Hint(), "unknown")
+
+
+class Elsewhere:
+    """An executor that says of each launch what a test has put there."""
+
+    name = "ssh:box"
+    link = None
+
+    def __init__(self, home, ends: dict[int, End]) -> None:
+        self.home, self.ends = home, ends
+        self.look: dict = {}
+        self.owned: list[Owned] = []
+        self.while_listing = lambda: None
+        self.asked: list[tuple[str, int]] = []
+
+    def send(self, run, config, handle) -> int:
+        return 0
+
+    def folder(self, run, handle) -> str:
+        return "there"
+
+    def start(self, run, handle) -> None:
+        self.asked.append(("start", handle.launch))
+
+    def probe(self, run, handle) -> Probe:
+        return Probe("exited", end=self.ends[handle.launch], spent_s=7.0)
+
+    def stop(self, run, handle) -> None:
+        self.asked.append(("stop", handle.launch))
+
+    def reap(self, run, handle) -> None:
+        self.asked.append(("reap", handle.launch))
+
+    def list_owned(self) -> list[Owned]:
+        self.while_listing()
+        return self.owned
+
+
+@pytest.fixture
+def far(bench):
+    """A queued run that goes to ssh:box."""
+    hosts.add_host(bench.home, "box", {"ssh": "box"})
+    run = bench.queue()
+    config = read_json(run.config)
+    config["base"] = {"ref": "pebble", "path": str(catalog.BUILTIN["pebble"])}
+    config["settings"]["compute"] = "ssh:box"
+    write_json(run.config, config)
+    with Store(bench.home) as store:
+        store.update_run(run.id, only_in={"queued"}, compute="ssh:box")
+    return run
+
+
+def test_one_that_was_told_to_end_while_nobody_looked_after_it_is_started_again(
+    bench, far, monkeypatch
+):
+    there = Elsewhere(bench.home, {1: CANCELLED, 2: OUT_OF_MEMORY})
+
+    @contextlib.contextmanager
+    def connected(*_: object) -> Iterator[Elsewhere]:
+        yield there
+
+    monkeypatch.setattr(attendant, "connected", connected)
+    Handle("ssh:box", 1, "started").write(far)
+    status = Attendant(far, far.read_config(), Host("box", "box")).attend()
+    assert (status, read_json(far.failure)["kind"]) == (outcome.EXIT_FAILED, "oom")
+    assert read_json(far.far("placement"))["launch"] == 2
+    assert read_json(far.far("spent"))["seconds"] == 14.0  # of both launches
+
+
+def test_what_is_resumed_while_the_other_machine_is_asked_is_left_alone(bench, far):
+    there = Elsewhere(bench.home, {})
+    there.owned = [Owned(far.id, 1, "running")]
+
+    def resume() -> None:
+        with Store(bench.home) as store:
+            store.resume_run(far.id, max_gpu_hours=1, request_id="", body={})
+
+    with Store(bench.home) as store:
+        store.set_state(far.id, "cancelled", only_from={"queued"})
+    there.while_listing = resume
+    assert sweep(there) == [] == there.asked
+    with Store(bench.home) as store:
+        store.set_state(far.id, "cancelled", only_from={"queued"})
+    there.while_listing = lambda: None
+    sweep(there)
+    assert there.asked == [("stop", 1)]
+
+
+@pytest.fixture
+def looked_after(bench, far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The run, with a process that looks after it and notes what it was told."""
+    script = tmp_path / "looks_after.py"
+    script.write_text(
+        "import pathlib, signal, sys, time\n"
+        "run = pathlib.Path(sys.argv[1])\n"
+        "if '--tidy' in sys.argv:\n"
+        "    (run / 'tidied').touch()\n"
+        "    sys.exit(0)\n"
+        "def on_term(*_):\n"
+        "    (run / 'told').touch()\n"
+        "    sys.exit(4)\n"
+        "signal.signal(signal.SIGTERM, on_term)\n"
+        "(run / 'looks').touch()\n"
+        "time.sleep(60)\n"
+    )
+    stand_in(monkeypatch, attendant=script)
+    monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "20")
+    return far
+
+
+def until_looked_after(bench, run) -> int:
+    """Until the attendant stands; returns the supervisor's process id."""
+    supervisor, _ = bench.pids(run)
+    bench.until((run.path / "looks").exists, "it is looked after")
+    (run.path / "looks").unlink()
+    return supervisor
+
+
+def test_a_machine_that_is_switched_off_does_not_end_what_runs_elsewhere(bench, looked_after):
+    run = looked_after
+    launcher.start_queued(bench.home)
+    os.kill(until_looked_after(bench, run), signal.SIGTERM)
+    bench.until(lambda: not launcher.is_alive(run), "nothing of it lives here")
+    assert not (run.path / "told").exists()
+    launcher.reap(bench.home)
+    until_looked_after(bench, run)
+    cancel(bench.home, run.id)
+    bench.until_state(run, "cancelled")
+    assert (run.path / "told").exists()
+
+
+def test_however_often_this_machine_dies_a_run_elsewhere_goes_on(bench, looked_after):
+    run = looked_after
+    Handle("ssh:box", 1, "started").write(run)
+    launcher.start_queued(bench.home)
+    for _ in range(outcome.MAX_CONTINUATIONS + 1):
+        bench.kill(until_looked_after(bench, run))
+        bench.until(lambda: not launcher.is_alive(run), "nothing of it lives here")
+        launcher.reap(bench.home)
+    until_looked_after(bench, run)
+    assert bench.row(run).attempt == outcome.MAX_CONTINUATIONS + 2
+    cancel(bench.home, run.id)
+    bench.until_state(run, "cancelled")
+
+
+def test_a_cancel_of_one_that_is_queued_again_is_told_to_the_other_machine(bench, looked_after):
+    run = looked_after
+    Handle("ssh:box", 1, "started").write(run)
+    bench.home.config_file.write_text("")  # so that it stays in the queue
+    cancel(bench.home, run.id)
+    assert bench.row(run).state == "cancelled"
+    bench.until((run.path / "tidied").exists, "the other machine is told")
