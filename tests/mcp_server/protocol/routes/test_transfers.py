@@ -158,6 +158,19 @@ def test_a_key_shares_its_own_and_cannot_share_what_is_anothers(home: Home, clie
     assert stopped.json()["shares"] == []
 
 
+def test_an_export_tells_a_key_of_no_file_of_this_machine(
+    home: Home, client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.gguf").write_bytes(b"no")
+    _, token = add_key(home, "ana", ["deploy"])
+    told = set()
+    for name in ("~root", "~nobody-is-called-so", "bad.gguf", "none.gguf"):
+        answer = client.get(f"/exports/{name}", headers=bearer(token))
+        told.add((answer.status_code, answer.text.replace(name, "NAME")))
+    assert len(told) == 1, told
+
+
 def test_a_key_shares_with_names_of_keys_and_with_a_bounded_number(home: Home, client: TestClient):
     ana, hers = add_key(home, "ana", ["read", "train"])
     stored(of(home, ana), "secret")
