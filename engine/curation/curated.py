@@ -14,12 +14,14 @@ from engine.curation.selection import Attempt
 from engine.curation.sources import Source
 from engine.environments import push, registry
 from engine.environments.registry import EnvRecord
+from engine.home.owner_marks import own_part
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from envs.json_types import ChatMessage, TaskRow, ToolSchema
 from envs.tool_schemas import tools_of
 
 _HELD_OUT_EVERY = 5  # the pairs of every fifth task are held out, to measure a run of DPO
+_ALL = 1_000_000  # a limit that no home reaches
 CARD = "curation.json"  # the file that says where the rows came from and how they were chosen
 # The environment.py of every curated dataset.
 _ENVIRONMENT = '''"""Rows chosen from what models did; curation.json says from where and how."""
@@ -132,7 +134,8 @@ def save_dataset(
     records = {source.record.hash: source.record for source in sources}
     train, heldout = _dataset_rows(chosen, tasks, records)
     card = _card_text(choices, sources)
-    with tempfile.TemporaryDirectory(prefix=".curate-", dir=home.cache) as temporary_folder:
+    # Outside the home: a key may not push what lies in it.
+    with tempfile.TemporaryDirectory(prefix="honesmith-curate-") as temporary_folder:
         dataset_folder = Path(temporary_folder) / name
         _write_dataset(dataset_folder, card, train, heldout)
         return push.push_env(home, dataset_folder, name=name)
@@ -360,9 +363,8 @@ def checked_name(home: Home, name: str) -> str:
             hint='Use up to 40 of a-z, 0-9, dot, - and _, such as "arith-best".',
             field="name",
         )
-    with Store(home) as store:
-        # The look-up also returns names that only begin with `name`.
-        versions = [row for row in store.find_env(name) if row.name == name]
+    with Store(own_part(home)) as store:  # what others share under this name is theirs
+        versions = [row for row in store.list_envs(limit=_ALL) if row.name == name]
     if not versions:
         return name
     newest = versions[0]

@@ -32,7 +32,7 @@ from engine.environments.registry import AUDIT, FACTS, SOURCE, TASKS
 from engine.evidence.overlap import overlap
 from engine.evidence.overlap.families import family_hint
 from engine.home.database import reports_unwritable_disk
-from engine.home.owner_marks import refuse_if_sealed
+from engine.home.owner_marks import own_part, refuse_if_sealed
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.home.store import Store
@@ -207,10 +207,11 @@ def _store_version(
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     is_stored = database_row(version_folder) is not None
-    with Store(draft.home) as store:
-        is_seen = store.sees_env(f"{draft.name}@{draft.hash}")
-    # What others have stored, and the caller does not see, is checked as if it were new.
-    if check_settings is not None and not (is_stored and is_seen):
+    with Store(own_part(draft.home)) as store:
+        is_own = store.sees_env(f"{draft.name}@{draft.hash}")
+    # What others have stored, also if they share it, is checked as if it were new: it becomes the
+    # caller's own, and stays that when sharing ends.
+    if check_settings is not None and not (is_stored and is_own):
         check_settings(draft.settings)
     if is_stored:
         _push_again(draft, version_folder, install, check_settings)

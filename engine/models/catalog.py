@@ -180,9 +180,10 @@ def check_in_sight(home: Home, ref: str) -> None:
     ORG/NAME. Raises UserError MODEL_NOT_FOUND.
     """
     ref = ref.strip()
-    # A mere name is no path, and `resolve_model` refuses whatever no file system accepts.
-    if not library.is_written_as_path(ref) or not library.can_be_a_path(ref):
+    if not library.is_written_as_path(ref):
         return
+    if not library.can_be_a_path(ref):  # too long, or with a NUL: a URL of a teacher may be so
+        raise _no_model_at(f"{ref[:60]}...")
     may_be_hub_id = not ref.endswith(GGUF) and HUB_ID.fullmatch(ref) is not None
     try:
         folder = _usable_local_folder(home, ref)

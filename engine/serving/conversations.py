@@ -1,15 +1,18 @@
 """Stores conversations in the home, so that the next call can continue one by the id in the last
 reply.
 
-Each is a file `chats/<id>.json`. At most `KEPT` are stored, the last used ones, each for
-`KEPT_DAYS` days after its last use and with at most `MAX_CHARS` characters. Each model that took
+Each is a file `chats/<id>.json`; the id begins with digits that stand for its owner. Of each owner
+at most `KEPT` are stored, the last used ones, each for `KEPT_DAYS` days after its last use and with
+at most `MAX_CHARS` characters. Each model that took
 part has a branch of its own, because models that are compared answer differently.
 """
 
 import contextlib
+import hashlib
 import re
 import secrets
 import time
+from collections import Counter
 
 from pydantic import Field
 
@@ -21,6 +24,7 @@ from envs.json_types import ChatMessage, ToolSchema
 KEPT = 200
 KEPT_DAYS = 7
 MAX_CHARS = 400_000  # of one conversation as JSON
+_OWNER_DIGITS = 4  # of the 12 of an id
 _ID = re.compile(r"c-[0-9a-f]{12}")
 
 
@@ -93,11 +97,17 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
     if conversation_id and _turns(home, conversation_id) != turns_before:
         warning = f"{conversation_id} was answered by another call meanwhile; this is a new one"
         conversation_id = ""
-    conversation_id = conversation_id or f"c-{secrets.token_hex(6)}"
+    conversation_id = conversation_id or _new_id(conversation.owner)
     home.chats.mkdir(mode=0o700, exist_ok=True)
     conversation.write(home.chats / f"{conversation_id}.json")
     _forget_old(home)
     return conversation_id, warning
+
+
+def _new_id(owner: str) -> str:
+    """Make the id of a new conversation of `owner`."""
+    owner_digits = hashlib.sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS]
+    return f"c-{owner_digits}{secrets.token_hex(4)}"
 
 
 def _turns(home: Home, conversation_id: str) -> int:
@@ -109,14 +119,17 @@ def _turns(home: Home, conversation_id: str) -> int:
 
 
 def _forget_old(home: Home) -> None:
-    """Delete conversations that were not used for `KEPT_DAYS` days, and all but the `KEPT` that
-    were used last."""
+    """Delete conversations that were not used for `KEPT_DAYS` days, and of each owner all but
+    the `KEPT` that were used last: nobody makes those of others be forgotten."""
     used_at: list[tuple[float, str]] = []
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process has just deleted the file
             used_at.append((file.stat().st_mtime, file.name))
     used_at.sort(reverse=True)  # the last used one first
     oldest_time = time.time() - KEPT_DAYS * 86_400
-    for number, (time_used, name) in enumerate(used_at):
-        if number >= KEPT or time_used < oldest_time:
+    counts = Counter[str]()  # by the part of the id that stands for the owner
+    for time_used, name in used_at:
+        owner_part = name[: len("c-") + _OWNER_DIGITS]
+        counts[owner_part] += 1
+        if counts[owner_part] > KEPT or time_used < oldest_time:
             (home.chats / name).unlink(missing_ok=True)

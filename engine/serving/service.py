@@ -149,7 +149,7 @@ def serve(
         raise _try_again("another deployment of this home is being started")
     try:
         row, start_seconds = _serve_locked(home, target, deadline, asker)
-        if by_deploy:
+        if by_deploy and _is_own(home, row):  # only its owner changes a deployment
             row = _keep_serving(home, row, target)
         return row, start_seconds
     finally:
@@ -188,15 +188,24 @@ def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -
 
 def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """Find a living deployment that can serve the target: one with its base model and, for an
-    adapter, with thinking on or off as in the adapter's training. Returns None if there is none."""
+    adapter, with thinking on or off as in the adapter's training. Returns None if there is none.
+
+    That of another key is taken only if it serves the target already: it gets no further model."""
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
+            continue
+        if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
         if not target.adapter:
             return row
         if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row
     return None
+
+
+def _is_own(home: Home, row: DeploymentRow) -> bool:
+    """Whether a deployment belongs to the viewer of the home."""
+    return row.owner == (home.viewer.owner if home.viewer else "")
 
 
 def _is_thinking(folder: DeployDir) -> bool:

@@ -13,9 +13,10 @@ from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.team.owners import EVERYONE, May, Share
-from mcp_server.access.keys import list_keys
+from mcp_server.access.keys import NAME, list_keys
 
 MAY: tuple[May, ...] = ("read", "use")
+MAX_GRANTEES = 100  # in one call: each is a transaction
 
 
 def share(
@@ -39,6 +40,7 @@ def share(
         raise UserError(
             "BAD_ARGUMENT", f"may={may[:40]!r} cannot be used", hint="Use read or use.", field="may"
         )
+    _check_grantees(grantees)
     owned = _owned_by_caller(home)
     with Store(owned) as store:
         kind, full_name, owner = _find(store, name)
@@ -101,6 +103,19 @@ def _find(store: Store, name: str) -> tuple[str, str, str]:
         hint="Give the whole id of a run, plan or deployment, or the name of an environment.",
         field="name",
     )
+
+
+def _check_grantees(names: Sequence[str]) -> None:
+    """Raise UserError BAD_ARGUMENT for more names than a call may have, or what is no name."""
+    unnamed = [name for name in names if not NAME.fullmatch(name)]
+    if unnamed or len(names) > MAX_GRANTEES:
+        fault = f"{unnamed[0][:60]!r} is no name of a key" if unnamed else f"{len(names)} names"
+        raise UserError(
+            "BAD_ARGUMENT",
+            fault,
+            hint=f"Name up to {MAX_GRANTEES} keys, or none for all keys.",
+            field="with",
+        )
 
 
 def _ids_of(home: Home, names: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import io
 import stat
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -21,6 +22,8 @@ from mcp_server.api import verbs
 
 MAX_FILES, MAX_DEPTH, MAX_BYTES = 5_000, 32, 256 << 20  # as any push (engine/environments)
 
+# Those that zipfile unpacks piece by piece; it unpacks the others whole, however large they become.
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NAME_BYTES, _PATH_BYTES = 250, 1_000  # the longest name and path of a file
 _CHUNK = 1 << 20  # bytes written at once
 
@@ -95,7 +98,14 @@ def unpack(folder: Path, packed: bytes) -> None:
                 folder, ((each.filename, archive.open(each)) for each in entries), len(entries)
             )
     # What zipfile raises for damaged or hostile files.
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, ValueError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        EOFError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         raise UserError(
             "BAD_ARGUMENT",
             f"the body is no zip file that can be unpacked: {str(error)[:200]}",
@@ -105,12 +115,15 @@ def unpack(folder: Path, packed: bytes) -> None:
 
 
 def _check_entry(entry: zipfile.ZipInfo) -> None:
-    """Raise UserError BAD_ARGUMENT if an entry of a zip file is encrypted or no regular file."""
+    """Raise UserError BAD_ARGUMENT if an entry of a zip file is encrypted, no regular file, or
+    packed by a method that is none of `_METHODS`."""
     mode = entry.external_attr >> 16  # 0 where the program that packed it wrote none
     if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         raise _refused(entry.filename, "it is a link or a device")
     if entry.flag_bits & 0x1:
         raise _refused(entry.filename, "it is encrypted")
+    if entry.compress_type not in _METHODS:
+        raise _refused(entry.filename, "it is packed by another method than deflate")
 
 
 def _write_all(folder: Path, files: Iterator[tuple[str, IO[bytes]]], count: int) -> None:

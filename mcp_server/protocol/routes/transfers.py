@@ -62,6 +62,10 @@ def add_transfers(server: MCPServer[Any], home: Home) -> None:
 
         def export(view: Home, key: Key) -> Reply:
             """Write the export into the home, where the caller has no part of the path to say."""
+            if not key.is_owner:
+                from engine.models import catalog  # noqa: PLC0415  late: few calls need it
+
+                catalog.check_in_sight(view, run_id)
             reply.update(verbs.deploy(view, run_id, "export", form, key=key))
             return reply
 

@@ -14,6 +14,8 @@ from engine.environments.pairs import pair_of
 from engine.environments.registry import find_env, read_tasks
 from engine.evidence.overlap import overlap
 from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.team.owners import Share, Viewer
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -215,6 +217,16 @@ def test_wrong_answers_that_are_kept_are_said(home: Home, env: str):
     run = evaluation(home, env, {"pebble": MIXED})
     result = curate(home, [run.id], "sums-best", select="best")
     assert result["kept"] == 3 and any("1 of the 3 rows" in note for note in result["warnings"])
+
+
+def test_a_key_curates_under_a_name_that_others_share(home: Home, env: str):
+    bob = Home(home.root, Viewer("bob", may="use"))
+    with Store(home) as store:
+        store.add_share(Share("env", "sums", "", "bob", "use"))
+    run = evaluation(bob, env, {"pebble": MIXED})
+    assert curate(bob, [run.id], "sums", preview=False)["env_id"].startswith("sums@")
+    with Store(home) as store:
+        assert {row.owner for row in store.list_envs()} == {"", "bob"}
 
 
 def test_a_dataset_never_takes_the_name_of_an_environment(home: Home, env: str):

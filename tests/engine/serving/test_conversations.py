@@ -33,6 +33,18 @@ def test_what_was_answered_meanwhile_is_kept_beside_it(home: Home):
     assert conversations.save(home, name, mine)[0] not in (name, other)
 
 
+def test_nobody_makes_the_conversations_of_others_be_forgotten(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(conversations, "KEPT", 2)
+    hers, _ = conversations.save(home, "", EMPTY)
+    his = EMPTY.model_copy(update={"owner": "bob"})
+    for _ in range(4):
+        conversations.save(home, "", his)
+    assert conversations.load(home, hers, "ann") == EMPTY
+    assert len(list(home.chats.iterdir())) == 3
+
+
 @pytest.mark.parametrize("name", ["c-0123456789ab", "../honesmith", "", "c-0123456789ab\n"])
 def test_an_id_that_is_none_names_no_file(home: Home, name: str):
     with pytest.raises(UserError) as caught:

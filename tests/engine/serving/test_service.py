@@ -20,6 +20,7 @@ from engine.runs import lifecycle
 from engine.serving import placement, service
 from engine.serving.chat import chat
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest
+from engine.team.owners import Viewer
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)
@@ -45,6 +46,18 @@ def test_a_second_adapter_joins_the_process_of_its_base(home, server, tuned):
     assert two["base_url"] == one["base_url"]
     assert two["models"] == ["pebble", f"{tuned}@best", f"{tuned}@step10"]
     assert service.deploy(home, "pebble")["base_url"] == one["base_url"]
+
+
+def test_a_deployment_of_another_gets_no_further_model(home, server, tuned):
+    hers = Home(home.root, Viewer("ana", may="use"))
+    first = service.deploy(hers, "pebble")
+    again = service.deploy(home, "pebble")
+    assert again["base_url"] == first["base_url"], "what it serves already is asked there"
+    own = service.deploy(home, f"{tuned}@best")
+    assert own["base_url"] != first["base_url"]
+    assert service.deploy(hers, "pebble")["models"] == ["pebble"]
+    with Store(hers) as store:
+        assert [row.adapters for row in store.list_deployments()] == [[]]
 
 
 def test_starts_at_once_make_one_process(home, server, tuned):

@@ -103,6 +103,23 @@ def test_more_than_a_push_may_hold_is_refused_while_it_is_unpacked(
         write_files(tmp_path, {f"{number}": "" for number in range(4)})
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_would_be_unpacked_whole_in_memory_is_refused(tmp_path: Path, method: int):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as archive:
+        archive.writestr("environment.py", "0" * (1 << 20))
+    with pytest.raises(UserError, match="another method than deflate"):
+        unpack(tmp_path, packed.getvalue())
+    assert files_below(tmp_path) == {}
+
+
+def test_damaged_content_of_a_zip_is_a_fault_of_the_caller(tmp_path: Path):
+    packed = bytearray(zipped(("a", "words " * 50)))
+    packed[31:41] = b"\xff" * 10  # behind the header of 30 bytes and the name
+    with pytest.raises(UserError, match="no zip file"):
+        unpack(tmp_path, bytes(packed))
+
+
 @pytest.mark.parametrize(
     "packed",
     [b"", b"PK\x03\x04 no zip", zipped(("a", "b"))[:-8]],

@@ -158,6 +158,34 @@ def test_a_key_shares_its_own_and_cannot_share_what_is_anothers(home: Home, clie
     assert stopped.json()["shares"] == []
 
 
+def test_an_export_tells_a_key_of_no_file_of_this_machine(
+    home: Home, client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.gguf").write_bytes(b"no")
+    _, token = add_key(home, "ana", ["deploy"])
+    told = set()
+    for name in ("~root", "~nobody-is-called-so", "bad.gguf", "none.gguf"):
+        answer = client.get(f"/exports/{name}", headers=bearer(token))
+        told.add((answer.status_code, answer.text.replace(name, "NAME")))
+    assert len(told) == 1, told
+
+
+def test_a_key_shares_with_names_of_keys_and_with_a_bounded_number(home: Home, client: TestClient):
+    ana, hers = add_key(home, "ana", ["read", "train"])
+    stored(of(home, ana), "secret")
+
+    def shared_with(*names: str) -> tuple[int, str]:
+        body = {"name": "secret", "with": names}
+        answer = client.post("/share", json=body, headers=bearer(hers))
+        return answer.status_code, answer.json().get("code", "")
+
+    for names in (["x" * 41], ["*"], [""], [f"key-{number}" for number in range(101)]):
+        assert shared_with(*names) == (400, "BAD_ARGUMENT")
+    assert client.get("/share", headers=bearer(hers)).json()["shares"] == []
+    assert shared_with("bob", "eve") == (200, "")
+
+
 def test_an_export_comes_as_a_tar_and_one_under_way_says_to_ask_again(
     home: Home, client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
