@@ -227,7 +227,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     ),
     24: (
         "what an exam can show is told before the run",
-        ("engine/dry_run/test_dry_run.py::test_the_exam_is_in_the_report",),
+        ("engine/dry_run/test_dry_run_exam.py::test_the_exam_is_in_the_report",),
     ),
     25: (
         "one cap over several runs, hours that count while a run goes on",

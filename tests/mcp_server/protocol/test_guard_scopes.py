@@ -16,6 +16,7 @@ from engine.environments.registry import check_judges
 from engine.home.run_dir import Home
 from mcp_server.access.bearer import load_token
 from mcp_server.access.keys import SCOPES, add_key
+from mcp_server.access.sharing import share
 from mcp_server.protocol.guard import envs_of, models_of
 from mcp_server.protocol.tools import LOOK, NEEDS, all_tools
 
@@ -145,7 +146,8 @@ async def test_a_key_gives_its_environment_only_what_the_owner_agreed_to(
         assert (asks["secrets"], asks["network"]) == ([], False)
         asks = (await push(owner, folder)).structured_content
         assert (asks["secrets"], asks["network"]) == (["CLOUD_KEY"], True)
-        assert not (await push(token, folder)).is_error, "what the owner pushed is agreed"
+        again = json.loads((await push(token, folder)).content[0].text)
+        assert again["code"] == "FORBIDDEN", "that the local user has it gives no key its secrets"
         assert code_of(await push(token, folder, name="mine")) == "FORBIDDEN"
         home.config_file.write_text('key_secrets = ["CLOUD_KEY"]\n')
         said = json.loads((await push(token, folder, name="mine")).content[0].text)
@@ -165,6 +167,7 @@ async def test_the_judge_of_an_environment_is_asked_by_other_keys_only_where_it_
     table = '[endpoints.big]\nurl = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
     home.config_file.write_text(table)
     push_env(home, folder)
+    share(home, "judged", may="use")
     async with (
         listening(home, "--root", str(tmp_path)) as url,
         client_of(url, token) as client,

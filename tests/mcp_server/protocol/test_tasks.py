@@ -8,6 +8,8 @@ from task_client import Taker, ask
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from mcp_server.access.keys import LOCAL
+from mcp_server.access.viewing import viewing
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
 from mcp_server.protocol.tasks import TaskParams, Wait, WaitTasks
@@ -136,7 +138,7 @@ async def test_cancelling_what_is_no_task_of_ours_is_refused_and_kept_nowhere(
     Run(monkeypatch)
     tasks = WaitTasks(home)
     for task_id in (Wait("r-9", "end", 1, "").task_id, Wait("r-1", "end", 1, "7" * 300).task_id):
-        with pytest.raises(MCPError, match="Unknown task"):
+        with viewing(LOCAL), pytest.raises(MCPError, match="Unknown task"):
             await tasks._cancel(None, TaskParams(taskId=task_id))
     assert not tasks._cancelled_ids
 
@@ -148,7 +150,8 @@ async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
     monkeypatch.setattr("mcp_server.protocol.tasks.MAX_CANCELLED", 2)
     tasks = WaitTasks(home)
     for created in (1, 2, 1, 3):
-        await tasks._cancel(None, TaskParams(taskId=Wait("r-1", "end", created, "").task_id))
+        with viewing(LOCAL):
+            await tasks._cancel(None, TaskParams(taskId=Wait("r-1", "end", created, "").task_id))
     assert list(tasks._cancelled_ids) == ["r-1:end:1:", "r-1:end:3:"]
 
 
