@@ -120,6 +120,16 @@ def test_damaged_content_of_a_zip_is_a_fault_of_the_caller(tmp_path: Path):
         unpack(tmp_path, bytes(packed))
 
 
+def test_a_zip_of_many_entries_is_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(uploads, "MAX_FILES", 3)
+    many = zipped(*((f"{number}/a", "") for number in range(13)))
+    monkeypatch.setattr(uploads.zipfile, "ZipFile", lambda *_: pytest.fail("it is read"))
+    with pytest.raises(UserError, match="13 entries"):
+        unpack(tmp_path, many)
+
+
 @pytest.mark.parametrize(
     "packed",
     [b"", b"PK\x03\x04 no zip", zipped(("a", "b"))[:-8]],
