@@ -47,7 +47,8 @@ def push_files(
         key: the caller.
         path: must be "": it is one or the other.
 
-    Raises UserError: those of `verbs.push_env`, `write_files` and `unpack`.
+    Raises UserError: those of `verbs.push_env`, `write_files` and `unpack`; ENV_LIMITS for data
+    that are too large to copy.
     """
     if path or not name:
         fault = "path and files are both given" if path else "files have no folder to be named by"
@@ -60,7 +61,22 @@ def push_files(
             unpack(Path(folder), files)
         else:
             write_files(Path(folder), files)
+        _refuse_indexed(Path(folder).resolve())
         return verbs.push_env(home, folder, name, install, key=key)
+
+
+def _refuse_indexed(folder: Path) -> None:
+    """Raise UserError ENV_LIMITS if the data files of `folder` are so large that a version reads
+    them where they lie, because this folder is deleted after the push."""
+    from engine.environments.indexed import build  # noqa: PLC0415  only uploads need it
+
+    if build.large_files(folder):
+        raise UserError(
+            "ENV_LIMITS",
+            "the data files of the upload are too large to copy into a version",
+            hint="Put them on the server's machine, and push their folder by its path.",
+            field="files",
+        )
 
 
 def write_files(folder: Path, files: Mapping[str, object]) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine.core.errors import UserError
+from engine.environments.indexed import build
+from engine.home.run_dir import Home
+from mcp_server.access.keys import LOCAL
 from mcp_server.api import uploads
-from mcp_server.api.uploads import unpack, write_files
+from mcp_server.api.uploads import push_files, unpack, write_files
 
 
 def zipped(*entries: tuple[str | zipfile.ZipInfo, str]) -> bytes:
@@ -56,6 +59,16 @@ HOSTILE = (
     "x" * 251,
     "/".join("d" * 40),
 )
+
+
+def test_data_that_a_version_would_read_where_they_lie_are_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(build, "COPIED_BYTES", 100)
+    rows = '{"prompt": "1?", "answer": "1"}\n' * 20
+    with pytest.raises(UserError, match="too large to copy") as refusal:
+        push_files(home, "booking", {"train.jsonl": rows}, install=False, key=LOCAL)
+    assert refusal.value.code == "ENV_LIMITS"
 
 
 @pytest.mark.parametrize("path", HOSTILE)
