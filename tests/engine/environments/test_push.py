@@ -20,9 +20,7 @@ from engine.environments import push, registry, task_rows
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, open_process, read_tasks
 from engine.home.run_dir import Home
-from engine.home.store import Store
 from engine.records.audit import Audit
-from engine.team.owners import Share, Viewer
 from envs.config import push_limits
 from envs.host.process import EnvProcess
 
@@ -385,23 +383,6 @@ def test_who_may_not_use_its_secrets_does_not_have_the_audit_made_again(
     second = push_env(home, folder, check_settings=forbidden)
     assert second.audit == first.audit
     assert "the audit was made without the secrets MY_JUDGE_KEY" in second.warnings
-
-
-def test_what_others_share_is_checked_before_it_becomes_ones_own(home: Home, write):
-    folder = write(JUDGED)
-    env_id = push_env(home, folder).env_id
-    bob = Home(home.root, Viewer("bob", may="use"))
-    with Store(home) as store:
-        store.add_share(Share("env", env_id, "", "bob", "use"))
-
-    def forbidden(_: object) -> None:
-        raise UserError("FORBIDDEN", "no")
-
-    with pytest.raises(UserError, match="no"):
-        push_env(bob, folder, check_settings=forbidden)
-    with Store(bob) as store:
-        assert [row.owner for row in store.list_envs()] == [""], "it is his to use, and not his own"
-    assert push_env(home, folder, check_settings=forbidden).env_id == env_id
 
 
 def test_an_audit_of_an_older_release_is_made_again_too(home: Home, write, monkeypatch):
