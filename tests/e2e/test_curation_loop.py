@@ -74,6 +74,7 @@ async def test_what_a_model_did_well_becomes_its_next_training_set_and_is_judged
         assert pair["attribution"]["levers"] == [f"training of {sft}"] or pair["attribution"]["to"]
 
 
+@pytest.mark.long  # runs/evaluation/test_regrade shows the parts
 async def test_stored_answers_are_scored_again_by_another_reward(home: Home, project: Path) -> None:
     other = project / "lenient"
     other.mkdir()
