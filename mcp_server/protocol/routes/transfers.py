@@ -8,7 +8,7 @@ GET  /share                  what the key shares
 
 import json
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,79 +32,94 @@ from mcp_server.protocol.guard import KEY_IN_SCOPE, internal_error
 
 _BLOCK = 512  # bytes of a block of a tar file
 _CHUNK = 1 << 20  # bytes read at once
+_RouteAnswer = Callable[[Home, Request], Awaitable[Response]]
 _STATUS = {"FORBIDDEN": 403, "QUOTA": 429, "INTERNAL": 500, "DISK_FULL": 507}
 
 
 def add_transfers(server: MCPServer[Any], home: Home) -> None:
     """Register the routes on `server`, which serves `home`."""
 
-    @server.custom_route("/envs/{name}", methods=["PUT"])
-    async def put_env(request: Request) -> Response:
-        name, install = request.path_params["name"], request.query_params.get("install") == "true"
-        body = await request.body()
+    def route(path: str, methods: list[str], answer: _RouteAnswer) -> None:
+        """Let `answer` answer requests for `path`."""
+        server.custom_route(path, methods)(partial(answer, home))
 
-        def push(view: Home, key: Key) -> Reply:
-            """Push what the body holds."""
-            files: Mapping[str, object] | bytes = body
-            if body.lstrip()[:1] == b"{":
-                files = _files_in(body)
-            return uploads.push_files(view, name, files, install, key)
+    route("/envs/{name}", ["PUT"], _put_env)
+    route("/exports/{run_id}", ["GET"], _get_export)
+    route("/share", ["GET"], _list_shares)
+    route("/share", ["POST"], _change_share)
 
-        arguments = {"name": name, "install": install, "bytes": len(body)}
-        call = _Routed("push_env", "train", "use", arguments)
-        return await _answer(home, request, call, push)
 
-    @server.custom_route("/exports/{run_id}", methods=["GET"])
-    async def get_export(request: Request) -> Response:
-        run_id = request.path_params["run_id"]
-        form = request.query_params.get("format", "adapter")
-        reply: Reply = {}
+async def _put_env(home: Home, request: Request) -> Response:
+    """Answer PUT /envs/NAME: push what the body holds."""
+    name, install = request.path_params["name"], request.query_params.get("install") == "true"
+    body = await request.body()
 
-        def export(view: Home, key: Key) -> Reply:
-            """Write the export into the home, where the caller has no part of the path to say."""
-            if not key.is_owner:
-                from engine.models import catalog  # noqa: PLC0415  late: few calls need it
+    def push(view: Home, key: Key) -> Reply:
+        """Push a zip, or the files of a JSON object."""
+        files: Mapping[str, object] | bytes = body
+        if body.lstrip()[:1] == b"{":
+            files = _files_in(body)
+        return uploads.push_files(view, name, files, install, key)
 
-                catalog.check_in_sight(view, run_id)
-            reply.update(verbs.deploy(view, run_id, "export", form, key=key))
-            return reply
+    arguments = {"name": name, "install": install, "bytes": len(body)}
+    return await _answer(home, request, _Routed("push_env", "train", "use", arguments), push)
 
-        call = _Routed("deploy", "deploy", "use", {"run_id": run_id, "format": form})
-        answer = await _answer(home, request, call, export)
-        if answer.status_code != 200:
-            return answer
-        if reply.get("state") != "exported":  # a merge goes on; the same call returns its result
-            return JSONResponse(clean(reply), status_code=202, headers={"Retry-After": "10"})
-        folder = Path(str(reply["path"]))
-        return StreamingResponse(
-            tar_of(folder),
-            media_type="application/x-tar",
-            headers={"Content-Disposition": f'attachment; filename="{folder.name}.tar"'},
+
+async def _get_export(home: Home, request: Request) -> Response:
+    """Answer GET /exports/RUN: the export as a tar, or 202 while it is still made."""
+    run_id = request.path_params["run_id"]
+    form = request.query_params.get("format", "adapter")
+    reply: Reply = {}
+
+    def export(view: Home, key: Key) -> Reply:
+        """Write the export into the home, where the caller has no part of the path to say."""
+        if not key.is_owner:
+            from engine.models import catalog  # noqa: PLC0415  late: few calls need it
+
+            catalog.check_in_sight(view, run_id)
+        reply.update(verbs.deploy(view, run_id, "export", form, key=key))
+        return reply
+
+    call = _Routed("deploy", "deploy", "use", {"run_id": run_id, "format": form})
+    answer = await _answer(home, request, call, export)
+    if answer.status_code != 200:
+        return answer
+    if reply.get("state") != "exported":  # a merge goes on; the same call returns its result
+        return JSONResponse(clean(reply), status_code=202, headers={"Retry-After": "10"})
+    folder = Path(str(reply["path"]))
+    return StreamingResponse(
+        tar_of(folder),
+        media_type="application/x-tar",
+        headers={"Content-Disposition": f'attachment; filename="{folder.name}.tar"'},
+    )
+
+
+async def _list_shares(home: Home, request: Request) -> Response:
+    """Answer GET /share: what the key shares."""
+    call = _Routed("", "read", "read", {})
+    return await _answer(home, request, call, lambda view, _: sharing.list_shares(view))
+
+
+async def _change_share(home: Home, request: Request) -> Response:
+    """Answer POST /share: share what the body names, or stop sharing it."""
+    body = await request.body()
+
+    def share(view: Home, _: Key) -> Reply:
+        """Read the body, and do as it says."""
+        wanted = _object_in(body)
+        grantees = wanted.get("with", [])
+        if not isinstance(grantees, list):
+            raise _bad_body('"with" is a list of names of keys')
+        return sharing.share(
+            view,
+            str(wanted.get("name", "")),
+            [str(name) for name in grantees],
+            str(wanted.get("may", "read")),
+            wanted.get("stop") is True,
         )
 
-    @server.custom_route("/share", methods=["GET", "POST"])
-    async def share(request: Request) -> Response:
-        if request.method == "GET":
-            call = _Routed("", "read", "read", {})
-            return await _answer(home, request, call, lambda view, _: sharing.list_shares(view))
-        body = await request.body()
-
-        def share_it(view: Home, _: Key) -> Reply:
-            """Share what the body names."""
-            wanted = _object_in(body)
-            grantees = wanted.get("with", [])
-            if not isinstance(grantees, list):
-                raise _bad_body('"with" is a list of names of keys')
-            return sharing.share(
-                view,
-                str(wanted.get("name", "")),
-                [str(name) for name in grantees],
-                str(wanted.get("may", "read")),
-                wanted.get("stop") is True,
-            )
-
-        call = _Routed("share", "train", "change", {"body": body.decode("utf-8", "replace")})
-        return await _answer(home, request, call, share_it)
+    call = _Routed("share", "train", "change", {"body": body.decode("utf-8", "replace")})
+    return await _answer(home, request, call, share)
 
 
 class _Routed:
