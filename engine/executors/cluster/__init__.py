@@ -5,5 +5,7 @@ launch left there cannot be written into it. Whoever put the job there and the j
 through files of that folder alone; the database of a launch is opened by its job and nobody else.
 
     place.py      the folder of a launch, and what lies in it
+    launches.py   that folder handled by whoever puts the job there
+    ends.py       how a run ended whose job wrote no last word
     node_side.py  the job: an ordinary run of ours on a node
 """

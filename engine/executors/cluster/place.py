@@ -109,12 +109,12 @@ def name_prefix(home_id: str) -> str:
 def places(root: Path, home_id: str, run_id: str = "") -> list[Place]:
     """Every launch of a home that has a folder, of one run with `run_id`; by launch."""
     folder = root / "homes" / home_id
-    found = []
+    launches = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _LAUNCH.fullmatch(path.name)
         if match and (not run_id or match[1] == run_id):
-            found.append(Place(root, home_id, match[1], int(match[2])))
-    return sorted(found, key=lambda place: (place.run_id, place.launch))
+            launches.append(Place(root, home_id, match[1], int(match[2])))
+    return sorted(launches, key=lambda place: (place.run_id, place.launch))
 
 
 def of_job(root: Path, home_id: str, name: str) -> Place | None:

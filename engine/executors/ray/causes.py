@@ -1,6 +1,7 @@
 """How a job that wrote no last word has ended, and why one waits, from what Ray says of it."""
 
 from engine.core.files import JsonObject
+from engine.executors.cluster.ends import AS_TOLD, ended, lost
 from engine.executors.ray.jobs_api import Job
 
 # Ray's word for a failure -> what happened, though the run could go on elsewhere.
@@ -28,36 +29,22 @@ def end_of(job: Job | None, *, is_asked: bool = False) -> JsonObject:
         is_asked: whether the run had been told to end.
     """
     if is_asked:
-        return _end("cancelled", "cancelled", "it ended as it was told to")
+        return ended("cancelled", "cancelled", AS_TOLD)
     if job is None:
-        return _lost("node lost: its job was ended, and Ray does not know it any more")
+        return lost("node lost: its job was ended, and Ray does not know it any more")
     if job.error in _TAKEN:
-        return _lost(f"{_TAKEN[job.error]} ({_named(job)})")
+        return lost(f"{_TAKEN[job.error]} ({_named(job)})")
     if job.status == "STOPPED":
         hint = "Resume it when it is to go on."
-        return _end("failed", "killed", f"its job was stopped on the cluster ({job.id})", hint)
+        return ended("failed", "killed", f"its job was stopped on the cluster ({job.id})", hint)
     if job.exit_code in _NOT_ITS_OWN:
-        return _lost(f"its job was killed on its node ({job.id}, exit code {job.exit_code})")
+        return lost(f"its job was killed on its node ({job.id}, exit code {job.exit_code})")
     if job.status == "FAILED":
         hint = "Mend that on the cluster's nodes, then resume it."
-        return _end("failed", "infra", f"its job failed on its node: {_named(job)}", hint)
-    return _lost(f"its job ended without a word ({_named(job)})")
+        return ended("failed", "infra", f"its job failed on its node: {_named(job)}", hint)
+    return lost(f"its job ended without a word ({_named(job)})")
 
 
 def _named(job: Job) -> str:
     """A job and what Ray says of it, for a message."""
     return f"{job.id}: {job.message or job.status}"
-
-
-def _lost(reason: str) -> JsonObject:
-    return {**_end("failed", "infra", reason), "is_lost": True}
-
-
-def _end(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
-    return {
-        "state": state,
-        "reason_kind": kind,
-        "reason": reason,
-        "hint": hint,
-        "verdict": "unknown",
-    }

@@ -6,12 +6,12 @@ Ray is not asked here: whoever calls does that, and joins both.
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.core.files import JsonObject, read_object, write_json
 from engine.executors import jobs
+from engine.executors.cluster import launches
 from engine.executors.cluster.place import Place, places
 from engine.processes import launcher, limits
 
@@ -26,31 +26,11 @@ def start(
     order: JsonObject,
     secrets: Mapping[str, str],
 ) -> JsonObject:
-    """Make the launch ready for its job, whose files were put. Again changes nothing, nor does an
-    older launch, which is stale.
-
-    Args:
-        order: what the job is to do (engine/executors/cluster/node_side.py).
-        secrets: variables for the job. They lie in a file of this user alone until it has begun.
-
-    Answers whether it still needs a job.
-    """
+    """Make the launch ready for its job (`launches.make_ready`); answers whether it still needs
+    one."""
     place = Place(Path(root), home_id, run_id, launch)
-    jobs.forget_changes(run_id)
-    present = places(Path(root), home_id, run_id)
-    is_stale = place not in present or present[-1] != place  # it was removed, or replaced
-    if is_stale or place.ended.exists():
-        return {"needs_job": False}
-    limits.renew_lease(place.run, float(order["lease_s"]))
-    is_claimed = place.claim.exists()
-    if not is_claimed:  # else the job has read them
-        write_json(place.secrets, dict(secrets))
-    if not place.order.exists():
-        place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(place.envs, place.path / "envs")
-        write_json(place.order, order)
-    return {"needs_job": not is_claimed}
+    is_ready = launches.make_ready(place, order, secrets)
+    return {"needs_job": is_ready and not place.claim.exists()}
 
 
 def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> JsonObject:
@@ -65,7 +45,7 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
     limits.renew_lease(place.run, lease_s)
     words = read_object(place.ended)  # before the files are listed: of an ended run all of them are
     beat = read_object(place.beat)
-    is_whole = bool(words) and _are_here(place, words.get("sizes"))
+    is_whole = bool(words) and launches.are_here(place, words.get("sizes"))
     return {
         "launch": launch,
         "claim": read_object(place.claim).get("job", ""),
@@ -76,30 +56,10 @@ def look(root: str, home_id: str, run_id: str, launch: int, lease_s: float) -> J
         "state": beat.get("state", ""),
         "device": beat.get("device", ""),
         "spent_s": float((words or beat).get("spent_s", 0.0)),
-        "asked_s": _asked_s(place),
+        "asked_s": launches.asked_s(place),
         "is_held": launcher.is_alive(place.run),
         **jobs.changes_of(place.run),
     }
-
-
-def _asked_s(place: Place) -> float | None:
-    """Seconds since the run was told to end; None where it was not."""
-    asked = read_object(place.stop).get("time")
-    return max(0.0, time.time() - asked) if isinstance(asked, int | float) else None
-
-
-def _are_here(place: Place, sizes: object) -> bool:
-    """Whether every file has the size here that it had on its node; a file that is opened is asked
-    about anew by file systems that keep what they knew."""
-    for path, size in sizes.items() if isinstance(sizes, dict) else ():
-        file = place.run.path / str(path)
-        try:
-            with file.open("rb") as stream:
-                if os.fstat(stream.fileno()).st_size < int(size):
-                    return False
-        except OSError:
-            return False
-    return True
 
 
 def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> JsonObject:
@@ -110,8 +70,7 @@ def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> Json
     place = Place(Path(root), home_id, run_id, launch)
     if not place.order.exists():
         return {"taken_back": False}
-    if not place.stop.exists():
-        write_json(place.stop, {"reason": reason, "time": time.time()})
+    launches.ask_to_end(place, reason)
     return {"taken_back": take_back(place)}
 
 

@@ -1,6 +1,7 @@
 """How a job that wrote no last word has ended, and why one waits, from what Slurm says of it."""
 
 from engine.core.files import JsonObject
+from engine.executors.cluster.ends import AS_TOLD, ended, lost
 from engine.executors.slurm.commands import Job
 
 # State of a job that Slurm ended, though the run could go on elsewhere -> why, in words.
@@ -54,38 +55,24 @@ def end_of(job: Job | None, *, is_asked: bool = False, is_taken: bool = False) -
         is_taken: whether Slurm told the job to end, and it did.
     """
     if is_asked:
-        return _end("cancelled", "cancelled", "it ended as it was told to")
+        return ended("cancelled", "cancelled", AS_TOLD)
     if job is None:
-        return _lost("Slurm does not know its job any more")
+        return lost("Slurm does not know its job any more")
     if job.state in _TAKEN:
-        return _lost(f"{_TAKEN[job.state]} ({_named(job)})")
+        return lost(f"{_TAKEN[job.state]} ({_named(job)})")
     if job.state == "OUT_OF_MEMORY":
         hint = "Give its jobs more memory (memory_gb of the host), or lower batch and lengths."
-        return _end("failed", "oom", f"its node ended it for its memory ({_named(job)})", hint)
+        return ended("failed", "oom", f"its node ended it for its memory ({_named(job)})", hint)
     if job.state == "CANCELLED":
         hint = "Resume it when it is to go on."
-        return _end(
+        return ended(
             "failed", "killed", f"its job was cancelled on the cluster ({_named(job)})", hint
         )
     if is_taken:
-        return _lost(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
-    return _lost(f"its job ended without a word ({_named(job)})")
+        return lost(f"Slurm ended its job, at its limit or for another one ({_named(job)})")
+    return lost(f"its job ended without a word ({_named(job)})")
 
 
 def _named(job: Job) -> str:
     """A job and its state, for a message."""
     return f"job {job.id}: {job.state}" + (f", {job.reason}" if job.reason else "")
-
-
-def _lost(reason: str) -> JsonObject:
-    return {**_end("failed", "infra", reason), "is_lost": True}
-
-
-def _end(state: str, kind: str, reason: str, hint: str = "") -> JsonObject:
-    return {
-        "state": state,
-        "reason_kind": kind,
-        "reason": reason,
-        "hint": hint,
-        "verdict": "unknown",
-    }

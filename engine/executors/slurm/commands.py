@@ -134,15 +134,15 @@ def ended(job_id: str) -> Job | None:
 
 def read_account(printed: str) -> Job | None:
     """The last job in what `sacct -n -P -o JobID,State,Reason` printed; None for no job."""
-    found = None
+    job = None
     for line in printed.splitlines():
         job_id, _, rest = line.strip().partition("|")
         state, _, reason = rest.partition("|")
         if job_id.isdigit() and state:
             # Such as "CANCELLED by 1000", and "CANCELLED+" in a narrow column.
             word = state.split()[0].rstrip("+")
-            found = Job(job_id, word, "" if reason == "None" else reason)
-    return found
+            job = Job(job_id, word, "" if reason == "None" else reason)
+    return job
 
 
 def cancel(job_id: str, *, signal: str = "") -> None:

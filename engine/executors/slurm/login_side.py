@@ -6,7 +6,6 @@ what a job wrote, or what Slurm says of one that is silent, ends a run; a contro
 answer says nothing.
 """
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from engine.core.files import JsonObject, read_object, take_lock, write_json
 from engine.executors import jobs
+from engine.executors.cluster import launches
 from engine.executors.cluster.place import Place, name_prefix, of_job, places
 from engine.executors.slurm import commands
 from engine.executors.slurm.causes import end_of, why_waiting
@@ -69,20 +69,9 @@ def start(
         program: what runs a module of ours on a node: an interpreter and its options.
     """
     place = Place(Path(root), home_id, run_id, launch)
-    jobs.forget_changes(run_id)
     _watches.pop(place.job_name, None)
-    present = places(Path(root), home_id, run_id)
-    is_stale = place not in present or present[-1] != place  # it was removed, or replaced
-    if is_stale or place.ended.exists():
+    if not launches.make_ready(place, order, secrets):
         return {}
-    limits.renew_lease(place.run, float(order["lease_s"]))
-    if not place.claim.exists():  # else the job has read them
-        write_json(place.secrets, dict(secrets))
-    if not place.order.exists():
-        place.envs.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            os.symlink(place.envs, place.path / "envs")
-        write_json(place.order, order)
     lock = take_lock(place.submit_lock, wait_s=_LOCK_S)
     if lock is None:
         raise SlurmDown("another connection submits this run")
@@ -164,7 +153,7 @@ def _after_last_words(place: Place, watch: _Watch, words: JsonObject) -> JsonObj
     if watch.silent_since is None:
         watch.silent_since = time.monotonic()
     is_patient = time.monotonic() - watch.silent_since < _COMING_S
-    if is_patient and not _are_here(place, words.get("sizes")):
+    if is_patient and not launches.are_here(place, words.get("sizes")):
         return waits
     if not words.get("taken"):
         return ended
@@ -178,20 +167,6 @@ def _after_last_words(place: Place, watch: _Watch, words: JsonObject) -> JsonObj
     if job is None:
         job = commands.ended(str(read_object(place.submitted).get("job")))
     return {"life": "exited", "end": end_of(job, is_taken=True)}
-
-
-def _are_here(place: Place, sizes: object) -> bool:
-    """Whether every file has the size here that it had on its node; a file that is opened is asked
-    about anew by file systems that keep what they knew."""
-    for path, size in sizes.items() if isinstance(sizes, dict) else ():
-        file = place.run.path / str(path)
-        try:
-            with file.open("rb") as stream:
-                if os.fstat(stream.fileno()).st_size < int(size):
-                    return False
-        except OSError:
-            return False
-    return True
 
 
 def _after_silence(place: Place, watch: _Watch, job: Job | None) -> JsonObject:
@@ -211,8 +186,8 @@ def _after_silence(place: Place, watch: _Watch, job: Job | None) -> JsonObject:
 
 def _is_overdue(place: Place) -> bool:
     """Whether a run was told to end so long ago that its job is ended."""
-    asked = read_object(place.stop).get("time")
-    return isinstance(asked, int | float) and time.time() - asked > _STOP_S
+    asked_s = launches.asked_s(place)
+    return asked_s is not None and asked_s > _STOP_S
 
 
 def _ask(place: Place, watch: _Watch) -> Job | None:
@@ -238,8 +213,7 @@ def _job_of(place: Place) -> Job | None:
 def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> JsonObject:
     """Ask a run to save and end: by a file, and by a signal to its job; one that waits ends."""
     place = Place(Path(root), home_id, run_id, launch)
-    if place.order.exists() and not place.stop.exists():
-        write_json(place.stop, {"reason": reason, "time": time.time()})
+    launches.ask_to_end(place, reason)
     try:
         for job in commands.named([place.job_name]):
             if job.kind == "waiting" or (job.kind == "running" and not place.order.exists()):
