@@ -21,6 +21,7 @@ from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.user_config import Host, read_config
+from engine.processes.seam import Caps
 from engine.records.record import DamagedRecord, Record
 
 KINDS = ("ssh:", "slurm:", "ray:")  # before the name of a host, in the setting `compute`
@@ -68,6 +69,10 @@ class HostFacts(Record):
     hardware: HardwareFacts
     packages: dict[str, str]
     checked: float
+
+    def capabilities(self) -> Caps:
+        """As an executor answers it."""
+        return Caps(self.hardware.measured(), self.packages)
 
 
 def host_of(home: Home, name: str) -> Host:

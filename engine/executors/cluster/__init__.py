@@ -6,6 +6,7 @@ through files of that folder alone; the database of a launch is opened by its jo
 
     place.py      the folder of a launch, and what lies in it
     launches.py   that folder handled by whoever puts the job there
+    executor.py   what the executors of all clusters have in common
     ends.py       how a run ended whose job wrote no last word
     node_side.py  the job: an ordinary run of ours on a node
 """

@@ -5,19 +5,20 @@ its jobs, and one that is away says nothing. Ray is asked where a job gives no s
 """
 
 import contextlib
-import json
 import math
 import secrets
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
-from engine.executors.cluster.place import name_prefix
+from engine.executors.cluster.executor import ClusterExecutor
+from engine.executors.cluster.place import name_prefix, of_job
 from engine.executors.ray.causes import NOT_STARTED, end_of, why_waiting
 from engine.executors.ray.folder_side import TAKEN_BACK
 from engine.executors.ray.jobs_api import Job, JobsApi
@@ -26,8 +27,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host, key_of
-from engine.processes.seam import Caps, Handle, Life, Owned, Probe
-from engine.records.run_config import TrainConfig
+from engine.processes.seam import Caps, Handle, Life, Owned
 
 CALLS = "engine.executors.ray.folder_side"
 DRIVER = "engine.executors.ray.driver"
@@ -60,8 +60,10 @@ class _Watch:
     silent_since: float | None = None  # its job has ended, or is missing, without last words
 
 
-class RayExecutor:
+class RayExecutor(ClusterExecutor):
     """A cluster over a connection to its folder, which lasts as long as the object is open."""
+
+    calls = CALLS
 
     def __init__(self, home: Home, host: Host, link: Link, python: str) -> None:
         """Take our own source over there, and send it first where it is not there.
@@ -69,12 +71,8 @@ class RayExecutor:
         Args:
             python: the interpreter that runs what is ours on a node.
         """
-        self.home, self.host, self.link, self.python = home, host, link, python
-        self.home_id = hosts.home_id(home)
-        self.root = str(link.facts.get("root", ""))
-        self.look: JsonObject = {}  # what the last probe brought, for the mirror
-        self.source = bundles.send_source(link)
-        self.link.call("use", source=self.source, calls=CALLS)
+        super().__init__(home, host, link)
+        self.python = python
         token = key_of(home.root, host.ray.token_env)
         self.api = JobsApi(host.ray.address, token, host.ray.token_env)
         self._watches: dict[str, _Watch] = {}
@@ -83,27 +81,16 @@ class RayExecutor:
         """End the connections to the Jobs API."""
         self.api.close()
 
-    @property
-    def name(self) -> str:
-        """As the setting `compute` names it."""
-        return self.host.compute
-
-    def capabilities(self) -> Caps:
-        """What the last job that looked at a node has found. Raises UserError HOST_UNUSABLE where
-        there was none (`look_at_a_node`)."""
-        facts = hosts.facts_of(self.home, self.host)
-        return Caps(facts.hardware.measured(), facts.packages)
-
     def warnings(self) -> list[str]:
         """What whoever uses this cluster should know of it; one sentence each."""
-        found = list(self.host.warnings)
+        warnings = list(self.host.warnings)
         self.api.version()
         if self.api.is_open():
-            found.append(
+            warnings.append(
                 f"{self.host.ray.address} answers without a token: whoever reaches it runs code on "
                 "the cluster. Start Ray with RAY_AUTH_MODE=token."
             )
-        return found
+        return warnings
 
     def room_for(self, gpus: int) -> str:
         """Whether a node has, in all, what the job of a run with so many devices asks for; in
@@ -137,11 +124,12 @@ class RayExecutor:
             answer = self.link.job("described", file=file, again=False).get("described")
             if isinstance(answer, dict):
                 break
-            found = self.api.find(job)
-            if found is None or found.status in ("FAILED", "STOPPED"):
-                why = found.message if found else "Ray does not know it"
+            shown_job = self.api.find(job)
+            if shown_job is None or shown_job.status in ("FAILED", "STOPPED"):
+                why = shown_job.message if shown_job else "Ray does not know it"
                 raise FarError("HOST_UNUSABLE", f"the job that looks at a node: {why}")
-            why = why_waiting(found) if found.status == "PENDING" else "it looks at a node"
+            is_waiting = shown_job.status == "PENDING"
+            why = why_waiting(shown_job) if is_waiting else "it looks at a node"
             if why != shown:
                 say(why)
                 shown = why
@@ -152,17 +140,11 @@ class RayExecutor:
         self._require_usable(answer)
         with contextlib.suppress(HostLost):
             self.api.delete(job)
-        facts = hosts.note_facts(self.home, self.host, self.python, answer)
-        return Caps(facts.hardware.measured(), facts.packages)
+        return hosts.note_facts(self.home, self.host, self.python, answer).capabilities()
 
     def _require_usable(self, described: JsonObject) -> None:
         """Raise FarError for a node that cannot train, or keeps no database in the folder."""
-        if described.get("database"):
-            raise FarError(
-                "HOST_UNUSABLE",
-                f"{self.root} does not keep a database: {described['database']}",
-                "Name a folder on another file system (folder of the host), one with locks.",
-            )
+        self._require_database(described)
         packages = described.get("packages")
         if not isinstance(packages, dict) or "torch" not in packages:
             raise FarError(
@@ -171,19 +153,6 @@ class RayExecutor:
                 "Name an interpreter that has, on every node (python of the host), or leave python "
                 "out: then the set-up builds one in the folder.",
             )
-
-    def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
-        """Put everything over there that the run needs; returns the bytes that were sent."""
-        folder = self.folder(run, handle)
-        bundle = bundles.bundle_of(run, config, self.root, self.home_id, folder)
-        sent = sum(bundles.send_folder(self.link, model, model.name) for model in bundle.models)
-        for version in bundle.envs:
-            bundles.send_env(self.link, self.home_id, version)
-        self._clear(run, handle)
-        sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
-        content = json.dumps(bundle.config).encode()
-        self.link.call("write", content, path=f"{folder}/{run.config.name}")
-        return sent
 
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
@@ -214,46 +183,22 @@ class RayExecutor:
         """Submit the launch; its files are there. Again changes nothing."""
         with Store(self.home) as store:
             row = store.get_run(run.id)
-        config = run.read_config()
-        assert isinstance(config, TrainConfig)  # nothing else runs on another machine
-        order = {
-            "row": orders.columns(row, orders.cap_left(self.home, row)),
-            "lease_s": self._lease_s,
-            "config_toml": orders.config_toml(self.home),
-            "envs": [version.to_json() for version in bundles.env_versions(self.home, config)],
-        }
         of_job = self._of(run, handle)
+        order = self._order(run, row, orders.cap_left(self.home, row))
         answer = self.link.job("start", **of_job, order=order, secrets=bundles.secrets_of(run))
-        job = self._job_name(run, handle)
+        job = self._place(run, handle).job_name
         if answer.get("needs_job") and self.api.find(job) is None:
             command = self._command(self.root, self.home_id, run.id, str(handle.launch))
             metadata = {"home": self.home_id, "run": run.id, "launch": str(handle.launch)}
             self.api.submit(job, command, metadata, self._resources(row.gpus))
 
-    def probe(self, run: RunDir, handle: Handle) -> Probe:
-        """What became of it; `look` then holds which of its files changed."""
+    def _standing(self, run: RunDir, handle: Handle) -> tuple[Life, JsonObject | None, str]:
         try:
-            self.look = self.link.job("look", **self._of(run, handle), lease_s=self._lease_s)
+            return self._life_and_end(self._place(run, handle).job_name, self.look)
         except (HostLost, FarError) as error:
-            self.look = {}
-            return Probe("unknown", why=one_line(str(error), 300))
-        if self.look.get("launch") != handle.launch:  # stale, or another's
-            return Probe("gone")
-        try:
-            life, end, why = self._standing(self._job_name(run, handle), self.look)
-        except (HostLost, FarError) as error:
-            life, end, why = "unknown", None, str(error)
-        spent_s = self.look.get("spent_s")
-        return Probe(
-            life,
-            state=str(self.look.get("state", "")),
-            device=one_line(str(self.look.get("device", "")), 200),
-            end=orders.end_of(end, run) if end else None,
-            why=one_line(why, 300),
-            spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
-        )
+            return "unknown", None, str(error)
 
-    def _standing(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
+    def _life_and_end(self, name: str, look: JsonObject) -> tuple[Life, JsonObject | None, str]:
         """What became of a launch: its life, how it ended, and why it waits.
 
         Raises HostLost where its own signs do not say, and Ray does not answer.
@@ -323,7 +268,7 @@ class RayExecutor:
         answer = self.link.job("stop", **self._of(run, handle), reason=reason)
         if answer.get("taken_back"):
             with contextlib.suppress(HostLost):  # it finds that it was taken back when it starts
-                self.api.stop(self._job_name(run, handle))
+                self.api.stop(self._place(run, handle).job_name)
 
     def reap(self, run: RunDir, handle: Handle) -> None:
         """Remove what is left of it over there, and of older launches; what lives stays."""
@@ -343,26 +288,25 @@ class RayExecutor:
 
     def _launches(self) -> list[_Launch]:
         """Every launch of this home that is over there, as folder or as job."""
-        prefix = name_prefix(self.home_id)
         listed = self.link.job("list_owned", home_id=self.home_id).get("owned")
-        present = {job.id: job for job in self.api.owned(prefix)}
-        found = []
+        present = {job.id: job for job in self.api.owned(name_prefix(self.home_id))}
+        launches = []
         for each in listed if isinstance(listed, list) else []:
             job = present.pop(str(each["job"]), None)
             life: Life = "exited"
             if not each["has_ended"] and each["is_started"]:
                 life = _life(job, is_held=each["is_held"] is True)
             run_id = one_line(str(each["run_id"]), 200)
-            found.append(
+            launches.append(
                 _Launch(run_id, int(each["launch"]), life, job, each["is_started"] is True)
             )
         for name, job in present.items():
-            run_id, _, launch = name.removeprefix(prefix).rpartition("-")
+            place = of_job(Path(self.root), self.home_id, name)
             # Without a folder one that waits ends as soon as it begins.
-            if run_id and launch.isdigit() and job.status != "PENDING":
+            if place is not None and job.status != "PENDING":
                 life = _life(job, is_held=False)
-                found.append(_Launch(one_line(run_id, 200), int(launch), life, job, True))
-        return found
+                launches.append(_Launch(one_line(place.run_id, 200), place.launch, life, job, True))
+        return launches
 
     def _remove(self, launch: _Launch) -> None:
         """Remove a launch that does not live, and have Ray forget its job."""
@@ -376,22 +320,6 @@ class RayExecutor:
             self.api.delete(job.id)
         elif job is not None:
             self.api.stop(job.id)
-
-    def folder(self, run: RunDir, handle: Handle) -> str:
-        """The folder of a launch of the run over there, below the root."""
-        return f"homes/{self.home_id}/{run.id}.{handle.launch}/runs/{run.id}"
-
-    @property
-    def _lease_s(self) -> float:
-        return 3600 * self.host.lease_hours
-
-    def _of(self, run: RunDir, handle: Handle) -> JsonObject:
-        """Which job is meant."""
-        return {"home_id": self.home_id, "run_id": run.id, "launch": handle.launch}
-
-    def _job_name(self, run: RunDir, handle: Handle) -> str:
-        """The id of the launch's job: whoever goes on after a crash finds it by this."""
-        return f"{name_prefix(self.home_id)}{run.id}-{handle.launch}"
 
     def _command(self, *arguments: str) -> str:
         """The command that Ray starts on a node; everybody at the cluster can read it."""

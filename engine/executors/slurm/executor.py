@@ -1,6 +1,5 @@
 """The executor on a Slurm cluster: the seam's verbs over a connection to its login node."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,14 +8,14 @@ from typing import Any, NoReturn
 from engine.core.files import JsonObject
 from engine.executors import bundle as bundles
 from engine.executors import hosts, orders
-from engine.executors.ssh import FarError, HostLost, Link
+from engine.executors.cluster.executor import ClusterExecutor
+from engine.executors.ssh import FarError, HostLost
 from engine.home.config_tables.hosts import NO_GRES
-from engine.home.run_dir import Home, RunDir
+from engine.home.run_dir import RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host
-from engine.processes.seam import Caps, Handle, Owned, Probe
-from engine.records.run_config import TrainConfig
+from engine.processes.seam import Caps, Handle, Owned
 
 CALLS = "engine.executors.slurm.login_side"
 _MARGIN_HOURS = 0.25  # of a job beyond the run's cap: to start, to evaluate, to save
@@ -29,28 +28,10 @@ _A_MOMENT = 1e-6  # hours
 _DOWN = "SLURM_DOWN"  # code of the far side's error: the controller does not answer
 
 
-class SlurmExecutor:
+class SlurmExecutor(ClusterExecutor):
     """A cluster over one connection, which lasts as long as the object is open."""
 
-    def __init__(self, home: Home, host: Host, link: Link) -> None:
-        """Take our own source over there, and send it first where it is not there."""
-        self.home, self.host, self.link = home, host, link
-        self.home_id = hosts.home_id(home)
-        self.root = str(link.facts.get("root", ""))
-        self.look: JsonObject = {}  # what the last probe brought, for the mirror
-        self.source = bundles.send_source(link)
-        self.link.call("use", source=self.source, calls=CALLS)
-
-    @property
-    def name(self) -> str:
-        """As the setting `compute` names it."""
-        return self.host.compute
-
-    def capabilities(self) -> Caps:
-        """What the last job that looked at a node has found. Raises UserError HOST_UNUSABLE where
-        there was none (`look_at_a_node`)."""
-        facts = hosts.facts_of(self.home, self.host)
-        return Caps(facts.hardware.measured(), facts.packages)
+    calls = CALLS
 
     def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
         """Have a job say what a node has, and keep it.
@@ -62,14 +43,8 @@ class SlurmExecutor:
         Raises FarError where it does not start in that time, or ends without an answer.
         """
         described = self._described(say, patience_s)
-        if described.get("database"):
-            raise FarError(
-                "HOST_UNUSABLE",
-                f"{self.root} does not keep a database: {described['database']}",
-                "Name a folder on another file system (folder of the host), one with locks.",
-            )
-        facts = hosts.note_facts(self.home, self.host, self.link.python, described)
-        return Caps(facts.hardware.measured(), facts.packages)
+        self._require_database(described)
+        return hosts.note_facts(self.home, self.host, self.link.python, described).capabilities()
 
     def _described(self, say: Callable[[str], None], patience_s: float) -> JsonObject:
         """What a node says of itself. Raises as `look_at_a_node`."""
@@ -96,19 +71,6 @@ class SlurmExecutor:
             answer = self._job("describe", **asked, is_first=False)
         return described
 
-    def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
-        """Put everything over there that the run needs; returns the bytes that were sent."""
-        folder = self.folder(run, handle)
-        bundle = bundles.bundle_of(run, config, self.root, self.home_id, folder)
-        sent = sum(bundles.send_folder(self.link, model, model.name) for model in bundle.models)
-        for version in bundle.envs:
-            bundles.send_env(self.link, self.home_id, version)
-        self._clear(run, handle)
-        sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
-        content = json.dumps(bundle.config).encode()
-        self.link.call("write", content, path=f"{folder}/{run.config.name}")
-        return sent
-
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.
 
@@ -129,41 +91,13 @@ class SlurmExecutor:
         with Store(self.home) as store:
             row = store.get_run(run.id)
         cap = orders.cap_left(self.home, row)
-        config = run.read_config()
-        assert isinstance(config, TrainConfig)  # nothing else runs on another machine
-        order = {
-            "row": orders.columns(row, cap),
-            "lease_s": self._lease_s,
-            "config_toml": orders.config_toml(self.home),
-            "envs": [version.to_json() for version in bundles.env_versions(self.home, config)],
-        }
         self._job(
             "start",
             **self._of(run, handle),
-            order=order,
+            order=self._order(run, row, cap),
             options=self._options(row.gpus, cap),
             program=self._program,
             secrets=bundles.secrets_of(run),
-        )
-
-    def probe(self, run: RunDir, handle: Handle) -> Probe:
-        """What became of it; `look` then holds which of its files changed."""
-        try:
-            self.look = self.link.job("look", **self._of(run, handle), lease_s=self._lease_s)
-        except (HostLost, FarError) as error:
-            self.look = {}
-            return Probe("unknown", why=one_line(str(error), 300))
-        if self.look.get("launch") != handle.launch:  # stale, or another's
-            return Probe("gone")
-        life = orders.LIVES.get(str(self.look.get("life")), "unknown")
-        end, spent_s = self.look.get("end"), self.look.get("spent_s")
-        return Probe(
-            life,
-            state=str(self.look.get("state", "")),
-            device=one_line(str(self.look.get("device", "")), 200),
-            end=orders.end_of(end, run) if life == "exited" and isinstance(end, dict) else None,
-            why=one_line(str(self.look.get("why", "")), 300),
-            spent_s=float(spent_s) if isinstance(spent_s, int | float) else None,
         )
 
     def stop(self, run: RunDir, handle: Handle) -> None:
@@ -177,10 +111,6 @@ class SlurmExecutor:
     def list_owned(self) -> Sequence[Owned]:
         """Every job of this home that is there."""
         return orders.owned(self._job("list_owned", home_id=self.home_id))
-
-    def folder(self, run: RunDir, handle: Handle) -> str:
-        """The folder of a launch of the run over there, below the root."""
-        return f"homes/{self.home_id}/{run.id}.{handle.launch}/runs/{run.id}"
 
     def expected_start(self, gpus: int, cap_hours: float) -> str:
         """When a job would start, such as "2026-11-28T13:40:05 on n1"; "" where Slurm does not say.
@@ -198,18 +128,10 @@ class SlurmExecutor:
             _raise(error)
 
     @property
-    def _lease_s(self) -> float:
-        return 3600 * self.host.lease_hours
-
-    @property
     def _program(self) -> list[str]:
         """What runs a module of ours on a node, with our source there."""
         path = f"PYTHONPATH={self.root}/{self.source}"
         return ["/usr/bin/env", path, self.link.python, "-P", "-m"]
-
-    def _of(self, run: RunDir, handle: Handle) -> JsonObject:
-        """Which job is meant."""
-        return {"home_id": self.home_id, "run_id": run.id, "launch": handle.launch}
 
     def _options(self, gpus: int, cap_hours: float) -> list[str]:
         """What sbatch is told of a job, see `sbatch_options`."""
