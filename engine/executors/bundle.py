@@ -18,7 +18,6 @@ import engine
 import envs
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_json
-from engine.core.format import counted, size
 from engine.environments import registry
 from engine.executors import far_side
 from engine.executors.mirror import NOT_SENT
@@ -311,10 +310,3 @@ def _send_bytes(link: Link, digest: str, data: bytes) -> None:
 def _is_there(link: Link, folder: str) -> bool:
     """Whether a folder is there."""
     return link.call("exist", folders=[folder])[0].get("there") == [True]
-
-
-def in_words(bundle: Bundle, sent: int) -> str:
-    """What went over, for an event."""
-    return (
-        f"{counted(len(bundle.models), 'model')} and the run's files are there, {size(sent)} sent"
-    )

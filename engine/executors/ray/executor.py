@@ -29,8 +29,7 @@ from engine.home.store import Store
 from engine.home.user_config import Host, key_of
 from engine.processes.seam import Caps, Handle, Life, Owned
 
-CALLS = "engine.executors.ray.folder_side"
-DRIVER = "engine.executors.ray.driver"
+_DRIVER = "engine.executors.ray.driver"
 _SILENT_S = 12.0  # without a sign of life before Ray is asked; there is one every 3 s
 _SETTLE_S = 15.0  # until the last words of an ended job have come through the shared folder
 _HELD_S = 900.0  # that what a job has left may take to save and end
@@ -63,7 +62,7 @@ class _Watch:
 class RayExecutor(ClusterExecutor):
     """A cluster over a connection to its folder, which lasts as long as the object is open."""
 
-    calls = CALLS
+    calls = "engine.executors.ray.folder_side"
 
     def __init__(self, home: Home, host: Host, link: Link, python: str) -> None:
         """Take our own source over there, and send it first where it is not there.
@@ -324,7 +323,7 @@ class RayExecutor(ClusterExecutor):
     def _command(self, *arguments: str) -> str:
         """The command that Ray starts on a node; everybody at the cluster can read it."""
         source = f"PYTHONPATH={self.root}/{self.source}"
-        command = ["/usr/bin/env", source, self.python, "-P", "-m", DRIVER, *arguments]
+        command = ["/usr/bin/env", source, self.python, "-P", "-m", _DRIVER, *arguments]
         return f"exec {shlex.join(command)}"
 
     def _resources(self, gpus: int) -> JsonObject:

@@ -17,7 +17,6 @@ from engine.home.store import Store
 from engine.home.user_config import Host
 from engine.processes.seam import Caps, Handle, Owned
 
-CALLS = "engine.executors.slurm.login_side"
 _MARGIN_HOURS = 0.25  # of a job beyond the run's cap: to start, to evaluate, to save
 _LEAST_MINUTES = 5
 _SAVE_S = 120  # before its time limit a job is told to end, so that it saves
@@ -31,7 +30,7 @@ _DOWN = "SLURM_DOWN"  # code of the far side's error: the controller does not an
 class SlurmExecutor(ClusterExecutor):
     """A cluster over one connection, which lasts as long as the object is open."""
 
-    calls = CALLS
+    calls = "engine.executors.slurm.login_side"
 
     def look_at_a_node(self, say: Callable[[str], None], patience_s: float) -> Caps:
         """Have a job say what a node has, and keep it.
