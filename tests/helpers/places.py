@@ -18,6 +18,7 @@ from fake_executor import DONE, LEASE_S, Cloud, FakeExecutor
 from engine.core.files import read_object
 from engine.executors import hosts, jobs
 from engine.executors.attending.places import connected
+from engine.executors.linked import LinkedExecutor
 from engine.executors.ray.executor import RayExecutor
 from engine.executors.slurm import login_side
 from engine.executors.slurm.executor import SlurmExecutor
@@ -256,10 +257,47 @@ class FakePlace(Place):
         self.cloud.is_reached = True
 
 
-class SshPlace(Place):
+class LinkedPlace(Place):
+    """A place over a connection, which files are sent over.
+
+    Attributes:
+        far_start: what starts a run at the other side.
+    """
+
+    far_start: ClassVar[Callable[..., Any] | None] = None
+
+    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
+        assert isinstance(executor, LinkedExecutor)
+        config = run.read_config()
+        assert isinstance(config, TrainConfig)
+        executor.send(run, config, handle)
+        executor.start(run, handle)
+
+    def crash(self, point: str, run: RunDir) -> None:
+        if not point.startswith("there"):
+            super().crash(point, run)
+            return
+        far_start = type(self).far_start
+        assert far_start is not None
+        handle = self.intend(run)
+        with self.executor() as executor:
+            assert isinstance(executor, LinkedExecutor)
+            config = run.read_config()
+            assert isinstance(config, TrainConfig)
+            executor.send(run, config, handle)
+            asked: dict[str, Any] = {}
+            executor.link.job = lambda name, **values: asked.update(values) or {}  # type: ignore[method-assign]
+            executor.start(run, handle)
+            root = executor.root
+        # The other side is what dies.
+        killed(self.points[point], lambda: far_start(root, **asked))
+
+
+class SshPlace(LinkedPlace):
     """A machine over a real sshd on loopback."""
 
     executor_name = "ssh:box"
+    far_start = staticmethod(jobs.start)
     points: ClassVar[Mapping[str, Point | None]] = {
         "before anything is sent": Point(_SSH, "SshExecutor.send", "before"),
         "everything is sent": Point(_SSH, "SshExecutor.send", "after"),
@@ -290,28 +328,6 @@ class SshPlace(Place):
         with Link(host.ssh, host.folder, python) as link:
             yield SshExecutor(self.home, host, link)
 
-    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
-        assert isinstance(executor, SshExecutor)
-        config = run.read_config()
-        assert isinstance(config, TrainConfig)
-        executor.send(run, config, handle)
-        executor.start(run, handle)
-
-    def crash(self, point: str, run: RunDir) -> None:
-        if not point.startswith("there"):
-            super().crash(point, run)
-            return
-        handle = self.intend(run)
-        with self.executor() as executor:  # the other side is what dies
-            config = run.read_config()
-            assert isinstance(config, TrainConfig)
-            executor.send(run, config, handle)
-            asked: dict[str, Any] = {}
-            executor.link.job = lambda name, **values: asked.update(values) or {}  # type: ignore[method-assign]
-            executor.start(run, handle)
-            root = executor.root
-        killed(self.points[point], lambda: jobs.start(root, **asked))
-
     def there(self, run: RunDir) -> RunDir:
         return self.box.far_run(run)
 
@@ -324,10 +340,11 @@ class SshPlace(Place):
         self.box.sshd.start()
 
 
-class SlurmPlace(Place):
+class SlurmPlace(LinkedPlace):
     """A real Slurm of one node, whose commands this machine has."""
 
     executor_name = "slurm:hpc"
+    far_start = staticmethod(login_side.start)
     points: ClassVar[Mapping[str, Point | None]] = {
         "before anything is sent": Point(_SLURM, "SlurmExecutor.send", "before"),
         "everything is sent": Point(_SLURM, "SlurmExecutor.send", "after"),
@@ -349,28 +366,6 @@ class SlurmPlace(Place):
             assert isinstance(executor, SlurmExecutor)
             yield executor
 
-    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
-        assert isinstance(executor, SlurmExecutor)
-        config = run.read_config()
-        assert isinstance(config, TrainConfig)
-        executor.send(run, config, handle)
-        executor.start(run, handle)
-
-    def crash(self, point: str, run: RunDir) -> None:
-        if not point.startswith("there"):
-            super().crash(point, run)
-            return
-        handle = self.intend(run)
-        with self.executor() as executor:  # the login node is what dies
-            config = run.read_config()
-            assert isinstance(config, TrainConfig)
-            executor.send(run, config, handle)
-            asked: dict[str, Any] = {}
-            executor.link.job = lambda name, **values: asked.update(values) or {}  # type: ignore[method-assign]
-            executor.start(run, handle)
-            root = executor.root
-        killed(self.points[point], lambda: login_side.start(root, **asked))
-
     def goes_on(self, executor: Executor, run: RunDir) -> Handle:
         handle = super().goes_on(executor, run)
         executor.start(run, handle)  # as whoever takes a run up does
@@ -386,7 +381,7 @@ class SlurmPlace(Place):
         yield
 
 
-class RayPlace(Place):
+class RayPlace(LinkedPlace):
     """A real Ray of two nodes, whose folder this machine sees."""
 
     executor_name = "ray:pool"
@@ -410,13 +405,6 @@ class RayPlace(Place):
         with connected(self.home, self.pool.host) as executor:
             assert isinstance(executor, RayExecutor)
             yield executor
-
-    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
-        assert isinstance(executor, RayExecutor)
-        config = run.read_config()
-        assert isinstance(config, TrainConfig)
-        executor.send(run, config, handle)
-        executor.start(run, handle)
 
     def goes_on(self, executor: Executor, run: RunDir) -> Handle:
         handle = super().goes_on(executor, run)
