@@ -189,12 +189,12 @@ class LoopbackRay:
 
     def _programs(self, node: str) -> dict[str, list[int]]:
         """The processes of a node by the name of their program."""
-        found: dict[str, list[int]] = {}
+        pids_by_name: dict[str, list[int]] = {}
         for pid in self.pids(node):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                found.setdefault(words[0].decode().rpartition("/")[2], []).append(pid)
-        return found
+                pids_by_name.setdefault(words[0].decode().rpartition("/")[2], []).append(pid)
+        return pids_by_name
 
     def kill(self, node: str, program: str = "") -> None:
         """Kill every process of a node, or those of one program, such as "raylet"."""

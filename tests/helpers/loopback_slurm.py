@@ -180,7 +180,7 @@ class LoopbackSlurm:
 
     def of_jobs(self) -> list[psutil.Process]:
         """The step daemons of this node, which outlive slurmd, and what they started."""
-        found: list[psutil.Process] = []
+        processes: list[psutil.Process] = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if process.name() != "slurmstepd":
@@ -188,8 +188,8 @@ class LoopbackSlurm:
                 # Each listens on a socket in the folder of its slurmd.
                 sockets = [str(each.laddr) for each in process.net_connections(kind="unix")]
                 if any(path.startswith(f"{self.folder}/") for path in sockets):
-                    found += [process, *process.children(recursive=True)]
-        return found
+                    processes += [process, *process.children(recursive=True)]
+        return processes
 
 
 def _free_port() -> int:

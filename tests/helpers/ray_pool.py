@@ -67,13 +67,13 @@ class Pool:
 
     def far_processes(self, run: RunDir) -> list[psutil.Process]:
         """Every process of the run's launches over there."""
-        found = []
+        processes = []
         for process in psutil.process_iter(["cmdline"]):
             words = process.info["cmdline"] or []
             of_driver = "engine.executors.ray.driver" in words and run.id in words
             if of_driver or f"/{run.id}." in " ".join(words):
-                found.append(process)
-        return found
+                processes.append(process)
+        return processes
 
     def require_ended(self, processes: list[psutil.Process]) -> None:
         """Fail where one of these still runs."""

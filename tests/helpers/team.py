@@ -135,11 +135,11 @@ async def tell_apart(
             for (field, with_name), (_, with_none) in pairs:
                 if field == "name":
                     continue  # a name that is given, not looked up
-                said = await client.call_tool(tool.name, with_name)
+                answer = await client.call_tool(tool.name, with_name)
                 other = await client.call_tool(tool.name, with_none)
-                texts = said.content[0].text, other.content[0].text  # type: ignore[union-attr]
+                texts = answer.content[0].text, other.content[0].text  # type: ignore[union-attr]
                 same = told(texts[0], name) == told(texts[1], absent(name))
-                if said.is_error != other.is_error or (said.is_error and not same):
+                if answer.is_error != other.is_error or (answer.is_error and not same):
                     apart.append((tool.name, with_name, *texts))
                 tried += 1
     return tried, apart

@@ -9,8 +9,8 @@ def test_the_launches_of_a_home_are_found_by_their_folders(tmp_path: Path):
     for run_id, launch in (("a-1", 2), ("a-1", 10), ("b-2.1", 1)):
         Place(tmp_path, "0a1b2c3d4e5f", run_id, launch).path.mkdir(parents=True)
     (tmp_path / "homes/0a1b2c3d4e5f/envs").mkdir()
-    found = [(place.run_id, place.launch) for place in places(tmp_path, "0a1b2c3d4e5f")]
-    assert found == [("a-1", 2), ("a-1", 10), ("b-2.1", 1)]
+    launches = [(place.run_id, place.launch) for place in places(tmp_path, "0a1b2c3d4e5f")]
+    assert launches == [("a-1", 2), ("a-1", 10), ("b-2.1", 1)]
     assert [place.launch for place in places(tmp_path, "0a1b2c3d4e5f", "a-1")] == [2, 10]
     assert places(tmp_path, "ffffffffffff") == []
 

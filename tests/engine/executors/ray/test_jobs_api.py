@@ -30,8 +30,8 @@ def test_a_job_that_was_submitted_is_found_listed_and_forgotten(fake, api):
     assert "waiting for resources" in (api.find("hs-a-1") or Job("", "FAILED")).message
     api.submit("hs-b-1", "exit 3", {}, {})
     fake.jobs["hs-b-1"].process.wait()
-    found = api.find("hs-b-1")
-    assert found and (found.status, found.exit_code, found.is_ended) == ("FAILED", 3, True)
+    job = api.find("hs-b-1")
+    assert job and (job.status, job.exit_code, job.is_ended) == ("FAILED", 3, True)
     assert [job.id for job in api.owned("hs-a-")] == ["hs-a-1"]
     api.delete("hs-a-1")  # it lives: Ray answers an error, and it stays
     api.delete("hs-b-1")

@@ -24,10 +24,10 @@ def steps(run) -> list[int]:
 
 def test_a_cluster_is_made_ready_and_looked_at(cluster, monkeypatch):
     monkeypatch.setattr(host_setup, "PROOF", "pass")
-    said = []
-    reply = host_setup.set_up(cluster.home, "hpc", say=said.append)
+    lines = []
+    reply = host_setup.set_up(cluster.home, "hpc", say=lines.append)
     assert reply["ready"] is True and reply["packages"]["torch"]
-    assert "Asking Slurm for a node, to see what it has" in said
+    assert "Asking the cluster for a node, to see what it has" in lines
     assert reply["next_start"].endswith(f"on {socket.gethostname().partition('.')[0]}")
     assert hosts.find_facts(cluster.home, cluster.host) is not None
 

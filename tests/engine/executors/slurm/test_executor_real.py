@@ -41,16 +41,16 @@ def plain(value: Any) -> Any:
 
 def content(run: RunDir) -> dict[str, Any]:
     """What a run left, by file: JSON field by field, weights byte by byte."""
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     patterns = ("metrics.jsonl", "result.json", "rollouts/*.jsonl", "evals/*.jsonl")
     for pattern in patterns:
         for path in sorted(run.path.glob(pattern)):
             lines = path.read_text().splitlines()
             whole = [read_json(path)] if path.suffix == ".json" else [json.loads(x) for x in lines]
-            found[str(path.relative_to(run.path))] = plain(whole)
+            contents[str(path.relative_to(run.path))] = plain(whole)
     for path in sorted(run.checkpoints.glob("step_*/*.safetensors")):
-        found[str(path.relative_to(run.path))] = path.read_bytes()
-    return found
+        contents[str(path.relative_to(run.path))] = path.read_bytes()
+    return contents
 
 
 @pytest.mark.parametrize("algorithm", ["sft", "grpo"])
