@@ -255,12 +255,12 @@ class EnvTable(Connection):
                 "ON CONFLICT (env_id, owner) DO UPDATE SET pushed = excluded.pushed",
                 (env_id, self._owner, now),
             )
-            owners = [row.owner for row in self._envs(ENVS, (), "WHERE env_id = ?", (env_id,))]
+            rows = self._envs(ENVS, (), "WHERE env_id = ?", (env_id,))
         folder = self.home.env(name, hash12)
+        owners = [row.owner for row in rows]
         if owners != [""] and folder.is_dir():  # for a lost database
             write_json(folder / OWNERS, {"owners": owners})
-        seen = self._envs(*self._seen_envs, "WHERE env_id = ?", (env_id,))
-        return next(row for row in seen if row.owner == self._owner)
+        return next(row for row in rows if row.owner == self._owner)
 
     def find_env(self, ref: str) -> list[EnvRow]:
         """Return the versions that `ref` may mean, the newest push first; [] if nothing matches.
@@ -394,7 +394,7 @@ class DeploymentTable(Connection):
         # The deployments of all base models of one owner are counted together.
         count = "SELECT count(*) FROM deployments WHERE owner = ?"
         number = self._db.execute(count, (self._owner,)).fetchone()[0] + 1
-        name = f"{self._owner}.{name}" if self._owner else name
+        name = self._name_of_owner(name)
         # A folder may exist without a row, if the row was lost with a damaged database.
         while self.home.deployment(f"{name}-{number}").path.exists():
             number += 1
@@ -482,11 +482,10 @@ class ShareTable(Connection):
         """Return what the viewer shares, or what anybody does if it sees everything."""
         viewer = self.home.viewer
         sees_all = viewer is None or viewer.sees_all
-        condition = "1 OR owner = ?" if sees_all else "owner = ?"
         rows = self._read(
             "SELECT kind, name, owner, grantee, may FROM shares "
-            f"WHERE {condition} ORDER BY kind, name, owner, grantee",
-            (self._owner,),
+            f"{'' if sees_all else 'WHERE owner = ?'} ORDER BY kind, name, owner, grantee",
+            () if sees_all else (self._owner,),
         )
         return [Share(*row) for row in rows]
 

@@ -132,6 +132,12 @@ class Connection:
         viewer = self.home.viewer
         return seen(None if viewer is None else replace(viewer, may="read"))
 
+    def _name_of_owner(self, name: str) -> str:
+        """Return the name of a run, plan or deployment, such as "sums-grpo", with the owner's id
+        before it: "ana.sums-grpo". So the runs of an owner are counted by themselves, and a number
+        says nothing about the runs of others. An id of an owner has no dot."""
+        return f"{self._owner}.{name}" if self._owner else name
+
     def _checkpoint_if_long(self) -> None:
         """Checkpoint if the write-ahead log has grown beyond `_WAL_LIMIT`.
 

@@ -458,12 +458,6 @@ class RunTable(Connection):
             tuple(values.values()),
         )
 
-    def _name_of_owner(self, name: str) -> str:
-        """Return the name of a run or plan, such as "sums-grpo", with the owner's id before it:
-        "ana.sums-grpo". So the runs of an owner are counted by themselves, and a number says
-        nothing about the runs of others. An id of an owner has no dot."""
-        return f"{self._owner}.{name}" if self._owner else name
-
     def _next_free_id(self, name: str) -> tuple[str, int]:
         """Return the next free id of a run called `name`, and the number in it: ("sums-grpo-4", 4)
         for "sums-grpo"."""

@@ -7,7 +7,6 @@ file `.env`, that holds it.
 Imported by the supervisor, which must start at once: standard library only.
 """
 
-import math
 import os
 import re
 import tomllib
@@ -20,12 +19,11 @@ from urllib.parse import urlsplit
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import host_of
-from engine.home.config_tables.hosts import Host, is_count, is_number, read_hosts
+from engine.home.config_tables.checks import NAME, VARIABLE, invalid, is_count, is_number
+from engine.home.config_tables.hosts import Host, read_hosts
 
 PREFIX = "openai:"  # a reference to a model behind a URL is this prefix and the endpoint's name
 DOTENV = ".env"  # a file of lines NAME=value, in the home or in the folder of the server process
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*")
 
 
@@ -185,9 +183,7 @@ def _is_allowed(name: str, value: Any) -> bool:
         return isinstance(value, bool)
     if name in _NAME_LISTS:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    # Every other key is a number. True is an int in Python, but it is no number in the file.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value >= 0
+    return is_number(value)  # every other key is a number
 
 
 def _describe_allowed(name: str) -> str:
@@ -223,9 +219,7 @@ def read_endpoints(path: Path, tables: Any) -> dict[str, Endpoint]:
     message repeats a value of the file, because it may be a secret key in the wrong place.
     """
     if not isinstance(tables, dict):
-        raise _invalid_endpoint(
-            path, "endpoints", "is no table", "Write [endpoints.NAME] with its keys."
-        )
+        raise invalid(path, "endpoints", "is no table", "Write [endpoints.NAME] with its keys.")
     return {name: _read_endpoint(path, name, table) for name, table in tables.items()}
 
 
@@ -235,9 +229,9 @@ def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
     Raises UserError SETTING_UNKNOWN for an unknown key, SETTING_INVALID for a wrong name, a missing
     key or an unusable value.
     """
-    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+    if not NAME.fullmatch(name) or not isinstance(table, dict):
         hint = "Give it a name of letters, digits, dot, - and _: [endpoints.NAME]."
-        raise _invalid_endpoint(path, f"endpoints.{name[:60]}", "is no table of an endpoint", hint)
+        raise invalid(path, f"endpoints.{name[:60]}", "is no table of an endpoint", hint)
     known = [field.name for field in fields(Endpoint) if field.name != "name"]
     for key in table:
         if key not in known:
@@ -250,7 +244,7 @@ def _read_endpoint(path: Path, name: str, table: Any) -> Endpoint:
             )
     for key in ("url", "model"):
         if key not in table:
-            raise _invalid_endpoint(
+            raise invalid(
                 path, f"endpoints.{name}.{key}", "is missing", "An endpoint has a url and a model."
             )
     values = {key: _checked_key(path, name, key, value) for key, value in table.items()}
@@ -281,7 +275,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "url": (_is_url, "an http:// or https:// URL up to /v1, without user, query or fragment"),
     "model": (_is_text, "the model's name there"),
     "key_env": (
-        lambda value: isinstance(value, str) and (not value or bool(_VARIABLE.fullmatch(value))),
+        lambda value: isinstance(value, str) and (not value or bool(VARIABLE.fullmatch(value))),
         "the name of the variable that holds the key, never the key",
     ),
     "price_in": (is_number, "money per million tokens of prompts"),
@@ -301,15 +295,10 @@ def _checked_key(path: Path, name: str, key: str, value: Any) -> Any:
     is_allowed, in_words = _RULES[key]
     if not is_allowed(value):
         field = f"endpoints.{name}.{key}"
-        raise _invalid_endpoint(path, field, "cannot be used", f"{key} must be {in_words}.")
+        raise invalid(path, field, "cannot be used", f"{key} must be {in_words}.")
     if key == "url":
         return value.rstrip("/")
     return float(value) if key in ("price_in", "price_out", "timeout_s") else value
-
-
-def _invalid_endpoint(path: Path, field: str, fault: str, hint: str) -> UserError:
-    """Make the error for a wrong key; the message is the file, the key (`field`) and `fault`."""
-    return UserError("SETTING_INVALID", f"{path}: {field} {fault}", hint=hint, field=field)
 
 
 def key_of(home_root: Path, key_env: str) -> str:

@@ -4,6 +4,7 @@ Shared are runs and plans, environments and datasets (all versions of a name, or
 deployments. Whom something is shared with sees it; only the owner may change or stop it.
 """
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -89,9 +90,8 @@ def _find(store: Store, name: str) -> tuple[str, str, str]:
         return "run", name, runs[0].owner
     if store.sees_run(name):
         return "run", name, store.get_run(name).owner
-    for row in store.list_deployments(limit=10_000):
-        if row.deployment_id == name:
-            return "deployment", name, row.owner
+    with contextlib.suppress(UserError):  # there is no such deployment
+        return "deployment", name, store.get_deployment(name).owner
     versions = store.find_env(name)
     plain = name.rpartition("/")[2]
     for version in versions:

@@ -16,16 +16,14 @@ from typing import IO
 
 from engine.core.errors import UserError
 from engine.core.reply import Reply
+from engine.environments.snapshot import CHUNK, MAX_BYTES, MAX_DEPTH, MAX_FILES
 from engine.home.run_dir import Home
 from mcp_server.access.keys import Key
 from mcp_server.api import verbs
 
-MAX_FILES, MAX_DEPTH, MAX_BYTES = 5_000, 32, 256 << 20  # as any push (engine/environments)
-
 # Those that zipfile unpacks piece by piece; it unpacks the others whole, however large they become.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _NAME_BYTES, _PATH_BYTES = 250, 1_000  # the longest name and path of a file
-_CHUNK = 1 << 20  # bytes written at once
 _ENTRY_MARK = b"PK\x01\x02"  # begins each entry of a zip file's table (APPNOTE 4.3.12)
 
 
@@ -174,7 +172,7 @@ def _write(path: str, source: IO[bytes], target: Path, most: int) -> int:
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with source, target.open("xb") as file:
-            while chunk := source.read(_CHUNK):
+            while chunk := source.read(CHUNK):
                 written += len(chunk)
                 if written > most:
                     raise _too_large(f"more than {MAX_BYTES >> 20} MB")

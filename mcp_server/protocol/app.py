@@ -126,9 +126,11 @@ def _listening_as_caller(home: Home, listener: Listener) -> Listener:
     def listen(event: Any) -> None:
         """Pass on the event if it is not about a run, or about one that the caller sees."""
         match = _METRICS.fullmatch(str(getattr(event, "uri", "")))
-        with Store(seen_home) as store:
-            if match is None or store.sees_run(match[1]):
-                listener(event)
+        if match is not None:
+            with Store(seen_home) as store:
+                if store.find_run(match[1]) is None:
+                    return
+        listener(event)
 
     return listen
 

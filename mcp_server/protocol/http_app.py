@@ -245,7 +245,7 @@ def _limits_of_body(scope: Scope) -> tuple[int, float]:
 
 
 async def _read_body(
-    scope: Scope, receive: Receive, most: int = MAX_BODY, seconds: float = BODY_S
+    scope: Scope, receive: Receive, most: int, seconds: float
 ) -> Receive | Response:
     """Read the body of a request, of at most `most` bytes within `seconds`.
 

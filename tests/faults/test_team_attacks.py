@@ -98,8 +98,8 @@ async def test_a33_what_one_key_pushes_never_becomes_what_another_names(
         archive.writestr("environment.py", SUMS + "\n# his\n")
     load_token(home)
     async with listening(home) as url, client_of(url, his) as client:
-        said = json.loads(await text_of(client, "push_env", name="booking", files=other))
-        assert said["env_id"] != env_id and find_env(of(home, ana), "booking").env_id == env_id
+        pushed = json.loads(await text_of(client, "push_env", name="booking", files=other))
+        assert pushed["env_id"] != env_id and find_env(of(home, ana), "booking").env_id == env_id
         async with httpx2.AsyncClient(headers=bearer(his), timeout=60) as http:
             target = url.replace("/mcp", "/envs/booking")
             answer = await http.put(target, content=packed.getvalue())
@@ -129,10 +129,10 @@ async def test_a33_one_request_id_of_two_keys_is_two_requests_and_a_budget_is_sp
             for number in range(3)
             for client in (one, two)
         ]
-        said = [json.loads(text) for text in await asyncio.gather(*calls)]
-    started = {reply["run_id"] for reply in said if "run_id" in reply}
-    refused = [reply for reply in said if "code" in reply]
-    assert len(started) == 2, said
+        replies = [json.loads(text) for text in await asyncio.gather(*calls)]
+    started = {reply["run_id"] for reply in replies if "run_id" in reply}
+    refused = [reply for reply in replies if "code" in reply]
+    assert len(started) == 2, replies
     assert {reply["code"] for reply in refused} == {"QUOTA"}
     assert all("project robots" in reply["message"] for reply in refused)
     from engine.runs import lifecycle

@@ -3,7 +3,6 @@
 Imported by the supervisor, which must start at once: standard library only.
 """
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from engine.core.errors import UserError
+from engine.home.config_tables.checks import NAME, VARIABLE, invalid, is_count, is_number
 
 SSH, SLURM, RAY = "ssh", "slurm", "ray"  # kinds of hosts, before the colon of the setting `compute`
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
 _FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
 # Below the user's home; or a whole path whose last name says that it is ours, for it may be wiped.
@@ -26,7 +25,6 @@ NO_GRES = "none"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # Of a Jobs API: scheme, host, port and the path before /api; no user, no key.
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}(/[A-Za-z0-9._/-]{0,200})?")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 _RESOURCE = r"[A-Za-z0-9_.:/-]{1,100}=[0-9]{1,6}(\.[0-9]{1,4})?"
 _RESOURCES = re.compile(rf"{_RESOURCE}(,{_RESOURCE}){{0,9}}")
 
@@ -140,17 +138,6 @@ class Host:
 _CLUSTER_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own
 
 
-def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite number that is 0 or more."""
-    is_any = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_any and math.isfinite(value) and value >= 0
-
-
-def is_count(value: Any) -> bool:
-    """Return whether `value` is a whole number that is 1 or more."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
     """Whether a value is a text that one of the patterns matches whole."""
     return lambda value: isinstance(value, str) and any(p.fullmatch(value) for p in patterns)
@@ -182,7 +169,7 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cpus": (is_count, "a number of cores"),
     "memory_gb": (lambda value: is_number(value) and value >= 1, "gigabytes, at least 1"),
     "address": (_matches(_ADDRESS), "the http:// or https:// address of Ray's Jobs API"),
-    "token_env": (_matches(_VARIABLE), "the name of the variable that holds the token"),
+    "token_env": (_matches(VARIABLE), "the name of the variable that holds the token"),
     "on_gpu": (lambda value: isinstance(value, bool), "true or false"),
     "resources": (_matches(_RESOURCES), 'names and amounts, such as "h100=1,rack_a=0.1"'),
 }
@@ -199,15 +186,15 @@ def read_hosts(path: Path, tables: Any) -> dict[str, Host]:
     Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
     """
     if not isinstance(tables, dict):
-        raise _invalid(path, "hosts", "is no table", "Write [hosts.NAME] with its keys.")
+        raise invalid(path, "hosts", "is no table", "Write [hosts.NAME] with its keys.")
     return {name: _read_host(path, name, table) for name, table in tables.items()}
 
 
 def _read_host(path: Path, name: str, table: Any) -> Host:
     """Check one table, and return its host. Raises as `read_hosts`."""
-    if not _NAME.fullmatch(name) or not isinstance(table, dict):
+    if not NAME.fullmatch(name) or not isinstance(table, dict):
         hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
-        raise _invalid(path, f"hosts.{name[:60]}", "is no table of a host", hint)
+        raise invalid(path, f"hosts.{name[:60]}", "is no table of a host", hint)
     kind = table.get("kind", SSH)
     of_kind = _KEYS.get(kind, []) if isinstance(kind, str) else []
     of_others = {key for keys in _KEYS.values() for key in keys} - set(of_kind)
@@ -225,16 +212,11 @@ def _read_host(path: Path, name: str, table: Any) -> Host:
             )
         is_allowed, in_words = _RULES[key]
         if not is_allowed(value):
-            raise _invalid(path, where, "cannot be used", f"{key} must be {in_words}.")
+            raise invalid(path, where, "cannot be used", f"{key} must be {in_words}.")
     plain = {key: value for key, value in table.items() if key not in of_kind}
     if kind == SSH:
         return Host(**{"name": name, "ssh": name, **plain})
     if kind == RAY and "address" not in table:
-        raise _invalid(path, f"hosts.{name}.address", "is missing", "Say where its Jobs API is.")
+        raise invalid(path, f"hosts.{name}.address", "is missing", "Say where its Jobs API is.")
     options = _OPTIONS[kind](**{key: value for key, value in table.items() if key in of_kind})
     return Host(**{"name": name, "ssh": "", "runs": _CLUSTER_RUNS, **plain, kind: options})
-
-
-def _invalid(path: Path, where: str, fault: str, hint: str) -> UserError:
-    """Make the error for a wrong key; the message is the file, the key (`where`) and `fault`."""
-    return UserError("SETTING_INVALID", f"{path}: {where} {fault}", hint=hint, field=where)

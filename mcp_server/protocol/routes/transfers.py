@@ -9,6 +9,7 @@ GET  /share                  what the key shares
 import json
 import tarfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,16 +123,16 @@ async def _change_share(home: Home, request: Request) -> Response:
     return await _answer(home, request, call, share)
 
 
+@dataclass(frozen=True)
 class _Routed:
-    """A call of a route, as far as the guard of the tools would want to know it."""
+    """A call of a route, as far as the guard of the tools would want to know it: its name in the
+    audit log ("" if it changes nothing), the scope that it needs, what it does with what it names,
+    and its arguments."""
 
-    def __init__(self, tool: str, scope: Scope, may: May, arguments: Mapping[str, object]) -> None:
-        """Describe the call: its name in the audit log ("" if it changes nothing), the scope that
-        it needs, what it does with what it names, and its arguments."""
-        self.tool = tool
-        self.scope: Scope = scope
-        self.may: May = may
-        self.arguments = arguments
+    tool: str
+    scope: Scope
+    may: May
+    arguments: Mapping[str, object]
 
 
 async def _answer(

@@ -76,11 +76,11 @@ Calls = list[tuple[str, dict[str, Any]]]
 
 
 async def replies(client: Client, calls: Calls) -> list[tuple[bool, str]]:
-    said = []
+    answers = []
     for tool, arguments in calls:
         result = await client.call_tool(tool, arguments)
-        said.append((bool(result.is_error), result.content[0].text))
-    return said
+        answers.append((bool(result.is_error), result.content[0].text))
+    return answers
 
 
 @pytest.mark.timeout(120)
@@ -128,8 +128,8 @@ async def test_no_list_no_resource_and_no_completion_tells_of_what_others_have(
                 assert errors[0] == errors[1]
         address = {"section": f"run://{hers.run}/report"}
         none = {"section": f"run://{absent(hers.run)}/report"}
-        said = await replies(client, [("read_playbook", address), ("read_playbook", none)])
-        assert told(said[0][1], hers.run) == told(said[1][1], absent(hers.run))
+        answers = await replies(client, [("read_playbook", address), ("read_playbook", none)])
+        assert told(answers[0][1], hers.run) == told(answers[1][1], absent(hers.run))
 
 
 def test_every_tool_has_a_word_for_what_it_does_with_names():
@@ -258,7 +258,7 @@ def test_the_folder_of_a_run_says_whose_it_is(home: Home):
 def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana: Key, bob: Key):
     from mcp.server.subscriptions import ResourceUpdated
 
-    from mcp_server.protocol.app import CountingBus, _listening_as_caller
+    from mcp_server.protocol.app import _listening_as_caller
 
     heard: dict[str, list[Any]] = {"ana": [], "bob": []}
     event = ResourceUpdated(uri=f"run://{hers.run}/metrics")
@@ -267,7 +267,6 @@ def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana:
             listener = _listening_as_caller(home, heard[key.name].append)
         listener(event)
     assert heard == {"ana": [event], "bob": []}
-    assert CountingBus
 
 
 def test_json_of_an_environment_names_its_owner_for_others_only(home: Home, hers: Things, ana: Key):

@@ -30,8 +30,8 @@ def entry(name: str, mode: int) -> zipfile.ZipInfo:
 
 
 def files_below(folder: Path) -> dict[str, str]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_text() for path in found}
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
 
 
 GOOD = {"environment.py": "x = 1\n", "datasets/train.jsonl": "{}\n", ".gitignore": "*"}

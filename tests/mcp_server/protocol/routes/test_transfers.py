@@ -79,8 +79,9 @@ def test_who_may_not_push_export_or_share_is_told_before_anything_happens(
         assert answer.status_code == 403 and answer.json()["code"] == "FORBIDDEN"
     assert client.put("/envs/sums", content=b"x").status_code == 401
     _, token = add_key(home, "bob", ["read", "train"])
-    refused = client.put("/envs/sums?install=true", content=b"{}", headers=bearer(token))
-    assert refused.status_code in (400, 403)
+    files = {"files": {"environment.py": SUMS}}
+    refused = client.put("/envs/sums?install=true", json=files, headers=bearer(token))
+    assert refused.status_code == 403 and refused.json()["code"] == "FORBIDDEN"
 
 
 def test_a_fault_of_an_upload_is_an_error_like_that_of_a_tool(home: Home, client: TestClient):
