@@ -15,6 +15,7 @@ from engine.core.hardware import Hardware
 from engine.cost import throughput
 from engine.cost.flops import MeasuredMeans, Work
 from engine.cost.throughput import Speed
+from engine.executors.hosts import KINDS
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -212,7 +213,7 @@ def _device_kind(features: Mapping[str, object]) -> str:
     `features` is a column of the run's row in the database's table of calibrations.
     """
     device = str(features.get("device") or "cpu")  # such as "cuda:0"
-    if device.startswith(("ssh:", "slurm:", "ray:")):
+    if device.startswith(KINDS):
         return device
     return "cpu" if device.startswith("cpu") else "cuda"
 

@@ -5,7 +5,7 @@ environment has dev tasks, these choose, and the verdict rests on all held-out t
 tasks whose result will change is taken from finished runs on the same version, or else assumed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.core.files import JsonObject
@@ -162,13 +162,14 @@ def exam_of(
     model: str,
     settings: TrainSettings,
     facts: EnvFacts,
-    size: ExamSize | None = None,
+    count_reported: Callable[[], ExamSize] | None = None,
 ) -> Exam | None:
     """Compute, before a run is trained, how large a difference its held-out tasks can show.
 
     `env_id` is the whole id of the version, `model` the reference of the model that is trained,
-    `size` what was counted of the tasks that are reported; None if they are taken as independent.
-    Returns None if the environment does not score, or if fewer than two tasks would be asked.
+    `count_reported` reads the tasks that are reported and counts them; None if they are taken as
+    independent. Returns None, and counts nothing, if the environment does not score, or if fewer
+    than two tasks would be asked.
     """
     asked = min(settings.eval_rows, facts.heldout_rows)
     if not facts.scored or asked < 2:
@@ -176,7 +177,11 @@ def exam_of(
     dev = min(settings.eval_rows, facts.dev_rows)  # tasks that choose the checkpoint; 0 for none
     # Without dev tasks the larger half of the held-out tasks chooses, so the smaller is reported.
     reported = asked if dev else asked // 2
-    size = size or ExamSize(reported, groups=0, independent=reported)
+    size = (
+        count_reported()
+        if count_reported is not None
+        else ExamSize(reported, groups=0, independent=reported)
+    )
     return Exam(asked, size, _earlier_runs(home, env_id, model), dev)
 
 

@@ -306,7 +306,7 @@ class DryRun:
             model=required(self.facts.model).ref,
             settings=settings,
             facts=required(self.facts.rows),
-            size=reported_size(record, settings.eval_rows),
+            count_reported=lambda: reported_size(record, settings.eval_rows),
         )
         self.facts.exam = exam
         if exam is None:

@@ -191,10 +191,8 @@ class ChatClient:
             return False
         text = refusal.text
         with self._lock:
-            if (
-                self.left_out,
-                self._limit_name,
-            ) != sent_form:  # another thread has changed the form
+            present_form = self.left_out, self._limit_name
+            if present_form != sent_form:  # another thread has changed it
                 return True
             if "max_completion_tokens" in text and self._limit_name == "max_tokens":
                 self._limit_name = "max_completion_tokens"

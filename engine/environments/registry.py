@@ -19,8 +19,8 @@ from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
 from engine.endpoints import judges, references
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
-from engine.home.owner_marks import refuse_if_sealed
-from engine.home.rows import LOCAL, EnvRow, abbreviation_warning
+from engine.home.owner_marks import refuse_if_sealed, shown_owner
+from engine.home.rows import EnvRow, abbreviation_warning
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
@@ -190,10 +190,9 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
     """List at most `limit` versions after the first `offset`, the last pushed first."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
-    own = home.viewer.owner if home.viewer else ""
     return [
         ListedVersion(
-            owner=None if row.owner == own else row.owner or LOCAL,
+            owner=shown_owner(home, row.owner) or None,
             env_id=row.env_id,
             kind=row.kind,
             rows=row.info.get("rows", {}),

@@ -183,7 +183,7 @@ def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
     are.
     """
     pairs = _leaks(rows, draft)
-    place_by_row_id = _place_by_row_id(draft.source)  # by row id
+    place_by_row_id = _place_by_row_id(draft.source)
     texts = []
     for pair in pairs[:_MOST_LEAKS]:
         row_place = place_by_row_id.get(pair.train, pair.train)

@@ -14,7 +14,8 @@ from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.executors import hosts
 from engine.home.halves import ABOUT_USE
-from engine.home.rows import HOLDS_DEVICE, LOCAL, OPEN, RunRow
+from engine.home.owner_marks import shown_owner
+from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models import catalog
@@ -272,10 +273,10 @@ def _budget(home: Home, store: Store) -> Reply:
     config = home.user_config()
     viewer = home.viewer
     if viewer is None or viewer.sees_all:
-        rows, spent = store.list_runs(_ALL_RUNS), store.spent_hours()
+        own_rows, spent = None, store.spent_hours()
     else:
-        rows = store.owned_runs(viewer.owner)
-        spent = sum(row.spent_hours for row in rows)
+        own_rows = store.owned_runs(viewer.owner)
+        spent = sum(row.spent_hours for row in own_rows)
     budget: Reply = {"spent_gpu_hours": round(spent, 3)}
     if config.max_gpu_hours_total is not None:
         # `committed_hours` are the hours spent and those that open runs are expected to take.
@@ -285,6 +286,7 @@ def _budget(home: Home, store: Store) -> Reply:
             "left_gpu_hours": round(hours_left, 3),
         }
     if config.gpu_hour_price or any(host.gpu_hour_price for host in config.hosts.values()):
+        rows = store.list_runs(_ALL_RUNS) if own_rows is None else own_rows
         money = sum(row.spent_hours * config.price_of(row.compute) for row in rows)
         budget["spent_money"] = round(money, 2)
     return budget
@@ -331,8 +333,8 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 def _owner_fields(home: Home, row: RunRow) -> Reply:
     """Return whose run it is, if it is not the viewer's own, its project, and a priority that is
     not the usual one."""
-    own = home.viewer.owner if home.viewer else ""
-    fields: Reply = {} if row.owner == own else {"owner": row.owner or LOCAL}
+    owner = shown_owner(home, row.owner)
+    fields: Reply = {"owner": owner} if owner else {}
     if row.project:
         fields["project"] = row.project
     if row.priority != "normal":

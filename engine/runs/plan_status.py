@@ -349,9 +349,8 @@ def _weak_start_warning(home: Home, row: RunRow, sft_run: RunRow) -> list[str]:
     """
     config = home.run(row.run_id).find_config()
     evidence = _evidence_of(home, sft_run)
-    success_rate = (evidence.get("after") or {}).get(
-        "value"
-    )  # the share of tasks that the model solves
+    # The share of tasks that the model solves.
+    success_rate = (evidence.get("after") or {}).get("value")
     if not isinstance(config, GRPOConfig) or evidence.get("metric") != "success":
         return []
     group_size = config.settings.group_size

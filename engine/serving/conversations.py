@@ -3,8 +3,8 @@ reply.
 
 Each is a file `chats/<id>.json`; the id begins with digits that stand for its owner. Of each owner
 at most `KEPT` are stored, the last used ones, each for `KEPT_DAYS` days after its last use and with
-at most `MAX_CHARS` characters. Each model that took
-part has a branch of its own, because models that are compared answer differently.
+at most `MAX_CHARS` characters. Each model that took part has a branch of its own, because models
+that are compared answer differently.
 """
 
 import contextlib

@@ -266,9 +266,8 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
     if not _wait_for_worker(merge.lock):
         return False
     if not _is_finished(home, merge):
-        shutil.rmtree(
-            merge.temporary_folder, ignore_errors=True
-        )  # what the worker has left half-written
+        # What the worker has left half-written.
+        shutil.rmtree(merge.temporary_folder, ignore_errors=True)
         raise _unfinished_merge_error(merge.log)
     if merge.gguf_name:
         _add_modelfile(model, merge)
@@ -323,7 +322,7 @@ def _unfinished_merge_error(log: Path) -> UserError:
 
 def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
     """Start a worker that merges the adapter into the base model, unless one is at work. `merge`
-    holds the paths of the job; the worker writes its result into `merge.aside`."""
+    holds the paths of the job; the worker writes its result into `merge.temporary_folder`."""
     python = launcher.worker_python(home)
     shutil.rmtree(merge.temporary_folder, ignore_errors=True)  # what a killed worker left
     config = {
@@ -370,9 +369,8 @@ def _new_folder_beside(target: Path) -> Path:
 def _move_into_place(temporary_folder: Path, target: Path, origin: JsonObject) -> None:
     """Add the ORIGIN file to the finished folder `temporary_folder` and rename it to `target`."""
     write_json(temporary_folder / ORIGIN, origin)
-    sync_folder(
-        temporary_folder
-    )  # before the rename, so that a power failure leaves no half export
+    # Before the rename, so that a power failure leaves no half export.
+    sync_folder(temporary_folder)
     os.replace(temporary_folder, target)  # at most an empty folder is there
     sync_folder(target.parent)
 

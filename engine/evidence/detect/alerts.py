@@ -138,9 +138,8 @@ class Watch:
             self._against_start = evaluation_against_start(
                 self.run, step, evaluated, planned=self._planned_evaluations()
             )
-        findings = find_all(
-            self._facts_so_far(beginning), live=True
-        )  # detectors for runs under way
+        # `live`: only the detectors for runs under way.
+        findings = find_all(self._facts_so_far(beginning), live=True)
         return self._update_alerts({finding.id: finding for finding in findings})
 
     def _read_beginning(self) -> _Beginning:

@@ -122,10 +122,8 @@ def preview(models: Mapping[str, Sequence[EvaluationRow]]) -> SignalPreview | No
     groups = _groups(models)
     if not groups:
         return None
-    kinds_before, kinds_after = (
-        _kinds_of_groups(groups, new=False),
-        _kinds_of_groups(groups, new=True),
-    )
+    kinds_before = _kinds_of_groups(groups, new=False)
+    kinds_after = _kinds_of_groups(groups, new=True)
     effective_changes = []  # of each group: 1 it became effective, -1 it was effective, 0 neither
     for before, after in zip(kinds_before, kinds_after, strict=True):
         effective_changes.append(float(after == "effective") - float(before == "effective"))

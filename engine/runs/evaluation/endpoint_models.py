@@ -101,7 +101,7 @@ def ask_endpoints(
 
 
 class _AskedModel:
-    """One model that plays the environment (the "table"), and the file of its answers.
+    """One model that plays the environment, and the file of its answers.
 
     Attributes:
         index: the model's place in the config's `models`.

@@ -250,9 +250,8 @@ class PromptJob:
             "reflection_calls": float(use.calls),
             "reflection_cost": use.cost,
         }
-        self.desk.rewind(
-            search_round.number - 1
-        )  # of an attempt that was interrupted before it was saved
+        # An attempt that was interrupted may have left numbers of a round that was not saved.
+        self.desk.rewind(search_round.number - 1)
         self.desk.metrics(search_round.number, values)
 
     def _write_rollouts(self, step: int, answer_sets: Sequence[Answers]) -> None:

@@ -159,9 +159,8 @@ class Search:
         self._choosing_ids = {task["id"] for task in tasks.choosing}
         self._round = Round(0)
         self._stopped_by = ""
-        self._choosing_rewards: dict[
-            str, dict[str, float]
-        ] = {}  # hash of texts -> task id -> reward
+        # Hash of texts -> task id -> reward.
+        self._choosing_rewards: dict[str, dict[str, float]] = {}
 
     def run(self, texts: Texts) -> SearchResult:
         """Search, beginning with `texts`, until a cap is reached or every task that chooses is

@@ -127,8 +127,14 @@ def _queue(
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
-    size = reported_size(plan.record, settings.eval_rows)
-    exam = exam_of(home, plan.record.env_id, plan.model.ref, settings, plan.facts, size)
+    exam = exam_of(
+        home,
+        plan.record.env_id,
+        plan.model.ref,
+        settings,
+        plan.facts,
+        count_reported=lambda: reported_size(plan.record, settings.eval_rows),
+    )
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
     row = store.insert_run(new_run(request, plan, parent), files.writer(home))

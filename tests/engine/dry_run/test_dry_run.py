@@ -465,8 +465,8 @@ def test_grpo_that_cannot_start_is_told_with_the_chance_of_a_right_answer(
 
 def test_the_default_batch_size_says_that_it_moves_with_the_rows(home: Home):
     env_id = add(home)
-    told = shortened(dry_run.dry_run(home, env_id, algorithm="sft"))
-    assert told["batch_size_is"] == (
+    short = shortened(dry_run.dry_run(home, env_id, algorithm="sft"))
+    assert short["batch_size_is"] == (
         "from the 200 rows (8 to 32, for enough steps): it moves with them unless given"
     )
     given = dry_run.dry_run(home, env_id, algorithm="sft", settings={"batch_size": 8})
