@@ -223,9 +223,8 @@ class Judge:
 
         `messages` is the question; `read` parses the model's reply into name -> value.
         """
-        judge_identity = (
-            self._identity or self.url
-        )  # the port of a named one is another in every process
+        # The port of a named one is another in every process.
+        judge_identity = self._identity or self.url
         question = json.dumps([judge_identity, self.model, messages], sort_keys=True)
         question_hash = hashlib.sha256(question.encode()).hexdigest()
         verdict = self._verdicts.get(question_hash) or self._read_cached(question_hash)

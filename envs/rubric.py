@@ -164,8 +164,8 @@ class Rubric:
             for criterion in self.criteria
             if criterion.check
         }
-        if not self._are_required_met(values):
-            failed = self._failed_required(self.criteria, values)
+        failed = self._failed_required(self.criteria, values)
+        if failed:
             reason = f"required and not met: {', '.join(failed)}"
             return Score(0.0, False, values, reason=reason, parts=self._parts(values))
         if self.for_judge and judge is not None:
@@ -209,17 +209,12 @@ class Rubric:
         met."""
         return values.get(criterion.id, 1.0) >= self.pass_at
 
-    def _are_required_met(self, values: Mapping[str, float]) -> bool:
-        """Whether every required criterion that is in `values` (id -> value) is met.
-
-        Criteria that are not in `values` are ignored: the judge has not decided them yet.
-        """
-        return not self._failed_required(self.criteria, values)
-
     def _failed_required(
         self, criteria: Sequence[Criterion], values: Mapping[str, float]
     ) -> list[str]:
-        """Return the ids of those criteria that are required and not met."""
+        """Return the ids of those criteria that are required and not met by their `values` (id ->
+        value). Criteria that are not in `values` are ignored: the judge has not decided them yet.
+        """
         return [
             criterion.id
             for criterion in criteria

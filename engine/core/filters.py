@@ -176,9 +176,8 @@ class Where:
         if self.expression:
             self._tree = self._parse()
             _replace_former_values(self._tree, former_values or {})
-        self._used_names = (
-            _names_in(self._tree) & self._known_names
-        )  # the values that the expression uses
+        # The values that the expression uses.
+        self._used_names = _names_in(self._tree) & self._known_names
         self._evaluator = simpleeval.EvalWithCompoundTypes(
             operators=_OPERATORS, functions=dict(_FUNCTIONS), allowed_attrs={}
         )

@@ -196,10 +196,8 @@ def _own_partial_file(target: Path) -> Iterator[Path]:
     finally:
         if not is_in_place:  # no later attempt can know this random name
             partial_file.unlink(missing_ok=True)
-        elif (
-            shared_file.exists() and not shared_file.stat().st_size
-        ):  # taking the lock made an empty file
-            shared_file.unlink(missing_ok=True)
+        elif shared_file.exists() and not shared_file.stat().st_size:
+            shared_file.unlink(missing_ok=True)  # taking the lock made an empty file
         if lock is not None:
             os.close(lock)
 
@@ -255,9 +253,8 @@ def _continue_download(
     if stored_bytes:
         headers["Range"] = f"bytes={stored_bytes}-"  # from the first missing byte on
     with client.stream("GET", url, headers=headers) as reply:
-        if (
-            reply.status_code == _RANGE_NOT_SATISFIABLE
-        ):  # `partial_file` is as long as the file, or longer
+        # `partial_file` is as long as the file, or longer.
+        if reply.status_code == _RANGE_NOT_SATISFIABLE:
             return
         reply.raise_for_status()
         if reply.status_code != _PARTIAL_CONTENT:  # the server sends the whole file

@@ -24,7 +24,7 @@ LEAST_SAVED_S = 600.0  # seconds that further devices must save to pay
 def training_devices(devices: int, *, beside: bool) -> int:
     """How many of a run's devices train. All do, unless some sample `beside` training: then half of
     them train, and with an odd number the smaller half, because sampling mostly takes longer."""
-    if not beside or devices == 1:
+    if not beside or devices <= 1:
         return devices
     return max(1, devices // 2)
 

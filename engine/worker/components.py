@@ -15,7 +15,6 @@ import transformers
 from engine.core.hardware import Device, detect
 from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
-from engine.environments.indexed.rows import IndexedRows
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
 from engine.fast_paths.examine import examine_device
 from engine.fast_paths.results import DeviceResults, identity_of, read_results
@@ -408,11 +407,8 @@ def judge_budget_of(config: RunConfig) -> JudgeBudget:
 
 
 def start_of(components: Components, policy: Policy) -> Start:
-    """Return the run as it is before its first step, with the tasks that it must not train on."""
-    exams = [*tasks_of(components, "heldout"), *tasks_of(components, "dev")]
-    train = tasks_of(components, "train")
-    trained = () if isinstance(train, IndexedRows) else train
-    return Start(policy, components.sampler, components.renderer, exams, trained)
+    """Return the run as it is before its first step."""
+    return Start(policy, components.sampler, components.renderer, components.env)
 
 
 def tasks_of(components: Components, split: str) -> Sequence[TaskRow]:

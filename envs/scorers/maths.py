@@ -117,11 +117,9 @@ def _brackets(text: str) -> str:
     """Return the brackets around a list of several items, such as "()"; "" if the text is no such
     list."""
     outer = text[:1] + text[-1:]
-    return (
-        outer
-        if outer in ("()", "[]", "(]", "[)", "{}") and len(_split_at_commas(text[1:-1])) > 1
-        else ""
-    )
+    if outer not in ("()", "[]", "(]", "[)", "{}"):
+        return ""
+    return outer if len(_split_at_commas(text[1:-1])) > 1 else ""
 
 
 def _items_of(text: str) -> list[str]:

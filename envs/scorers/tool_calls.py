@@ -57,14 +57,12 @@ def _are_same_calls(
     """
     unmatched = list(expected_calls)
     for call in calls:
-        matches = [
-            index
-            for index, expected_call in enumerate(unmatched)
-            if _is_same_json(call, expected_call)
-        ]
-        if not matches:
+        for index, expected_call in enumerate(unmatched):
+            if _is_same_json(call, expected_call):
+                unmatched.pop(index)
+                break
+        else:
             return False
-        unmatched.pop(matches[0])
     return True
 
 

@@ -284,7 +284,7 @@ LEARNING = [
         "the nucleus is one token too small",
         "network/sampler.py",
         "sum_before = F.pad(sums[:, :-1], (1, 0))",
-        "sum_before = sums - likeliest.exp()[:, :1] * (sums > sums[:, :1]) * 0.5",
+        "sum_before = sums - top_logprobs.exp()[:, :1] * (sums > sums[:, :1]) * 0.5",
         (NUCLEUS,),
     ),
     Fault(

@@ -46,15 +46,13 @@ class Start:
         policy: the starting model, before any step and without a resumed checkpoint.
         sampler: samples with any adapter on the run's base.
         renderer: renders conversations in the same way as the run's own rows.
-        heldout: the held-out and the dev tasks of the run's environment.
-        trained: its train tasks; () if they are read row by row.
+        env: the run's environment.
     """
 
     policy: Policy
     sampler: Sampler
     renderer: Renderer
-    heldout: Sequence[TaskRow]
-    trained: Sequence[TaskRow] = ()
+    env: EnvRecord
 
 
 class TaughtAnswers:
@@ -103,7 +101,9 @@ class ReplaySource:
         self.settings = job.config.settings
         self.start = start
         self.needed = min(needed, MOST_ROWS)
-        self.taught_answers = TaughtAnswers(start.trained)
+        # Large data are read row by row and would not fit into a table of answers.
+        trained = () if start.env.version.data else read_tasks(start.env, "train")
+        self.taught_answers = TaughtAnswers(trained)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
@@ -278,7 +278,8 @@ class ReplaySource:
     def _exam_tasks(self) -> Iterator[TaskRow]:
         """Yield every task that an exam of this run asks: those of its batteries, and the held-out
         and dev tasks of its environment."""
-        yield from self.start.heldout
+        for split in ("heldout", "dev"):
+            yield from read_tasks(self.start.env, split)
         for battery in batteries_of(self.job.config, self.job.run.home):
             yield from battery.tasks
 

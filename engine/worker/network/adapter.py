@@ -346,9 +346,8 @@ class FlatAdapter:
         are views, not copies."""
         tensors = {}
         for factors, part in self._adapted_parts():
-            assert (
-                factors.a.grad is not None and factors.b.grad is not None
-            )  # made in `_allocate_leaf`
+            # Made in `_allocate_leaf`.
+            assert factors.a.grad is not None and factors.b.grad is not None
             tensors[f"{PREFIX}{part.module}.lora_A.weight"] = factors.a.grad[part.a]
             tensors[f"{PREFIX}{part.module}.lora_B.weight"] = factors.b.grad[part.b]
         return tensors

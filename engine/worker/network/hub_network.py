@@ -30,9 +30,8 @@ from engine.worker.network.shape import Shape
 from engine.worker.ops.kernels import TokenLogprobs
 from engine.worker.ops.matmul import OutputLayer
 
-CASTS_INPUTS = (
-    "cast_input_dtype_enabled"  # the attribute of a PEFT layer that `_compute_in_dtype` clears
-)
+# The attribute of a PEFT layer that `_compute_in_dtype` clears.
+CASTS_INPUTS = "cast_input_dtype_enabled"
 # Tokens whose logits are computed at once.
 HUB_HEAD_ROWS = 1024
 # Settings of models that compute more than the head between hidden state and logits: their

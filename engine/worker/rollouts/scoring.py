@@ -37,9 +37,8 @@ class Scoring:
             self._idle_processes.put(process)
         self._scores_whole_groups = compare and processes[0].compares_groups
         self._unscored: deque[tuple[TaskRow, Trajectory]] = deque()
-        self._incomplete_groups: dict[
-            int, list[Trajectory]
-        ] = {}  # by group, while the group is incomplete
+        # By the group's index: its completions so far.
+        self._incomplete_groups: dict[int, list[Trajectory]] = {}
         self._lock = threading.Lock()
 
     def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
