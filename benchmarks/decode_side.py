@@ -21,8 +21,8 @@ import torch
 
 from benchmarks.gpu_copy import copy_bandwidth
 from engine.home.run_dir import Home
-from engine.install import vllm_env
-from engine.processes.vllm_process import Plan, VllmProcess
+from engine.machine.install import vllm_env
+from engine.machine.processes.vllm_process import Plan, VllmProcess
 from engine.worker.components import quiet_libraries, set_threads
 from engine.worker.network.adapter import LoraSpec
 from engine.worker.network.policy import Base, load_base, pick_device

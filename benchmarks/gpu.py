@@ -28,9 +28,9 @@ from benchmarks.peer import BENCH
 from engine.core import hardware
 from engine.core.files import read_object, write_json
 from engine.core.hardware import Device
-from engine.fast_paths.examine import examine_device
-from engine.fast_paths.results import all_results
 from engine.home.run_dir import Home
+from engine.machine.fast_paths.examine import examine_device
+from engine.machine.fast_paths.results import all_results
 
 RESULTS = BENCH / "gpu.json"
 LEAST_S = 20.0  # nothing is begun with less time left

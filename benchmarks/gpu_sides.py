@@ -20,7 +20,7 @@ from benchmarks.peer import BENCH, ROOT, Peer
 from engine.core import hardware
 from engine.core.hardware import Device
 from engine.home.run_dir import Home
-from engine.install import vllm_env
+from engine.machine.install import vllm_env
 
 OURS, OURS_VLLM, TRL_VLLM = "ours", "ours + vllm", "TRL + vllm"
 LOOK_S = 0.05  # between two looks at the device's memory

@@ -23,7 +23,7 @@ from engine.core.files import read_json
 from engine.environments.push import push_env
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 

@@ -2,6 +2,5 @@
 for how a run begins and at `supervisor.py` for how it goes on; nobody imports `worker`.
 
     doctor.py      what is wrong with this machine
-    judgements.py  what the checks of a dry run come to
     supervisor.py  one per living run: caps, cancel, exit record
 """

@@ -21,15 +21,15 @@ from engine.core.format import counted
 from engine.core.hints import Hint, hint_of
 from engine.core.reply import Reply
 from engine.environments import registry
-from engine.fast_paths.catalogue import FAST_PATHS
-from engine.fast_paths.examine import examine_device
-from engine.fast_paths.results import PathResult, all_results
 from engine.home import recovery
 from engine.home.rows import HOLDS_DEVICE, OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import venvs
-from engine.processes import launcher
+from engine.machine.fast_paths.catalogue import FAST_PATHS
+from engine.machine.fast_paths.examine import examine_device
+from engine.machine.fast_paths.results import PathResult, all_results
+from engine.machine.install import venvs
+from engine.machine.processes import launcher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS

@@ -23,13 +23,13 @@ from engine.core.files import take_lock, write_json
 from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.pace.progress import write_status
-from engine.pace.staleness import LEAST_GRACE_S
-from engine.processes import launcher, limits, outcome
-from engine.processes.deployments import make_room
-from engine.processes.limits import LeaseWatch, Limit, nearest_cap
-from engine.processes.trainer_variables import trainer_variables
-from engine.processes.vigil import Vigil
+from engine.machine.pace.progress import write_status
+from engine.machine.pace.staleness import LEAST_GRACE_S
+from engine.machine.processes import launcher, limits, outcome
+from engine.machine.processes.deployments import make_room
+from engine.machine.processes.limits import LeaseWatch, Limit, nearest_cap
+from engine.machine.processes.trainer_variables import trainer_variables
+from engine.machine.processes.vigil import Vigil
 from envs.isolation import kernel
 
 POLL_S = 0.5  # seconds between two looks at the run's row, and so how soon a cancel is noticed

@@ -25,7 +25,7 @@ FOLDER = ROOT / ".versions"
 TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "hypothesis")
 TESTS = (
     "tests/engine/worker/test_training_meta.py",
-    "tests/engine/sizing/test_layers.py",
+    "tests/engine/models/sizing/test_layers.py",
     "tests/engine/worker/ops/test_attention.py",
     "tests/engine/worker/ops/test_kernels.py",
     "tests/engine/worker/network/test_hub_network.py",

@@ -13,4 +13,5 @@ imports nothing of ours; start with `errors.py` and `files.py`.
     reply.py         what a client gets for a call, and how large it may be
     slow_clients.py  connections on which nothing comes, closed; sooner where there are too many
     split.py         which rows are held out
+    wording/         tasks asked in other words, by rules and a seed
 """

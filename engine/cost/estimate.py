@@ -25,12 +25,12 @@ from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.executors.admission import compute_of, has_vllm, machine_for
-from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.machine.fast_paths.results import why_off
+from engine.machine.install import vllm_env
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts

@@ -20,11 +20,11 @@ from engine.home.run_dir import Home
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.models.model_files import ModelFacts
+from engine.models.sizing.layers import LoadedModel
+from engine.models.sizing.plan import Job
 from engine.records.estimate import Range
 from engine.settings.defaults import SamplingLimits
 from engine.settings.run_size import longest_sequence
-from engine.sizing.layers import LoadedModel
-from engine.sizing.plan import Job
 
 _USUAL_RANK = 16  # the assumed rank of an adapter that is evaluated
 _BETWEEN_TURNS = 32  # tokens of the environment's reply and of the chat format

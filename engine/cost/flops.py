@@ -6,7 +6,7 @@ of its own parameters. Attention takes 4 x heads x head_dim x (tokens before) x 
 twice that backward. The output layer counts only for tokens with a loss or a sample. Recomputation
 adds a forward pass. These are the usual formulas of such estimates.
 engine/cost/throughput.py turns operations into seconds; engine/cost/memory.py computes memory, by
-the rows and tokens of engine/sizing/.
+the rows and tokens of engine/models/sizing/.
 """
 
 import math
@@ -18,6 +18,8 @@ from engine.core.hardware import Device
 from engine.cost.batteries import PEBBLE_SKILLS, Battery, Lengths
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
+from engine.models.sizing.layers import LoadedModel
+from engine.models.sizing.plan import Job
 from engine.records.settings import (
     DPOSettings,
     GRPOSettings,
@@ -27,8 +29,6 @@ from engine.records.settings import (
 )
 from engine.settings.defaults import SamplingLimits, exam_limits
 from engine.settings.run_size import loaded_model, longest_sequence, training_job
-from engine.sizing.layers import LoadedModel
-from engine.sizing.plan import Job
 
 
 @dataclass(frozen=True)

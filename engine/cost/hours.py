@@ -13,8 +13,8 @@ from engine.cost.calibration import CALIBRATE_FROM, Experience
 from engine.cost.flops import Plan
 from engine.cost.lowering import phases_of
 from engine.cost.throughput import Speed
+from engine.models.sizing import ranks
 from engine.records.settings import STOP_EARLY_PATIENCE
-from engine.sizing import ranks
 
 LEVELS = ("low", "likely", "high")
 # The factors for low and high if there are too few finished runs: with speeds from the table

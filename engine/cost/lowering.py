@@ -9,8 +9,8 @@ from engine.cost import memory as footprint
 from engine.cost.flops import Plan
 from engine.cost.run_work import works
 from engine.cost.throughput import Speed
+from engine.models.sizing.layers import FITS
 from engine.records.settings import DPOSettings, RowSettings, TrainSettings
-from engine.sizing.layers import FITS
 
 Fit = Literal["fits", "tight", "too_big"]
 _Lowering = tuple[str, object, object]  # name of a setting, its value, the value to lower it to

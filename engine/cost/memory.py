@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from engine.cost import run_work
 from engine.cost.flops import Plan
+from engine.models.sizing import layers, servers
+from engine.models.sizing.plan import LEAST_ROWS, MICRO_FLOOR, Job
 from engine.records.estimate import PeakMemory
 from engine.records.settings import DPOSettings, RolloutSettings, RowSettings
 from engine.settings.run_size import BETWEEN_TURNS
-from engine.sizing import layers, servers
-from engine.sizing.plan import LEAST_ROWS, MICRO_FLOOR, Job
 
 # Bytes of a checkpoint for each parameter of the adapter: the weight and the optimizer's two
 # moments, 4 bytes each.
@@ -25,9 +25,10 @@ def memory(plan: Plan) -> PeakMemory:
     """Return the peak bytes that a run takes on the device, by item and in total.
 
     The run has the rows sampled at once and the microbatches that the worker chooses for it
-    (engine/sizing/plan.py). Training and sampling alternate, so only the larger of the two peaks
-    counts in the total. The items come from both (`logits` from the larger one), so they may add up
-    to more than the total. The total never gets smaller if rows, batch, rank or group get larger.
+    (engine/models/sizing/plan.py). Training and sampling alternate, so only the larger of the two
+    peaks counts in the total. The items come from both (`logits` from the larger one), so they may
+    add up to more than the total. The total never gets smaller if rows, batch, rank or group get
+    larger.
     """
     return _memory(plan, plan.job, plan.job.sampler_rows, plan.job.microbatch_tokens)
 

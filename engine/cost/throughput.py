@@ -24,7 +24,7 @@ from engine.cost.flops import Work
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher, programs
+from engine.machine.processes import launcher, programs
 
 # Known GPUs: part of the name, peak bf16 operations per second, memory bytes per second. The first
 # match counts.

@@ -16,24 +16,24 @@ from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of
+from engine.dry_run.judgements import CheckList, Outcome, judge_data, judge_wording, required
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.robustness.probe_calls import reworded_better
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.executors.attending.starts import when_it_starts
-from engine.fast_paths.results import why_off
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
-from engine.install import env_packages, vllm_env
-from engine.judgements import CheckList, Outcome, judge_data, judge_wording, required
+from engine.machine.fast_paths.results import why_off
+from engine.machine.install import env_packages, vllm_env
+from engine.machine.processes import launcher
 from engine.models import hub
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
-from engine.reading import preview
 from engine.records.settings import GivenSettings, SFTSettings
 from engine.runs.evaluation.exam import reported_size
+from engine.runs.reading import preview
 from engine.runs.submit import admission, contamination
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
 from engine.settings.teachers import ResolvedTeacher

@@ -12,12 +12,12 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate, plan_total
 from engine.cost.plan_total import NO_HOURS
+from engine.dry_run.judgements import Check, CheckList, Outcome, required
 from engine.dry_run.planned_run import PlannedRun
 from engine.dry_run.trials import try_model
 from engine.evidence.stats.learnability import share_that_differs, success_to_start
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.judgements import Check, CheckList, Outcome, required
 from engine.records.estimate import Estimate, Range
 from engine.records.settings import GRPOSettings, TrainSettings
 from engine.runs.submit import evaluation

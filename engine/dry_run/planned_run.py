@@ -8,8 +8,8 @@ with all runs of the plan.
 from collections.abc import Mapping, Sequence
 
 from engine.dry_run.checks import DryRun
+from engine.dry_run.judgements import Check, CheckList, Outcome, required
 from engine.home.run_dir import Home
-from engine.judgements import Check, CheckList, Outcome, required
 from engine.models.catalog import ModelRef
 from engine.records.estimate import Estimate
 from engine.runs.submit import contamination

@@ -7,8 +7,8 @@ from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.dry_run import checks
 from engine.dry_run.checks import DryRun
+from engine.dry_run.judgements import Outcome, judge_probe, required, too_hard, warn_of_degenerate
 from engine.environments.registry import EnvRecord
-from engine.judgements import Outcome, judge_probe, required, too_hard, warn_of_degenerate
 from engine.records.run_result import ProbeResult
 from engine.runs import lifecycle
 from engine.runs.submit.requests import ProbeRequest

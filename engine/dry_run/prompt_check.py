@@ -8,11 +8,11 @@ from engine.core.errors import UserError
 from engine.core.format import counted, host_of
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
+from engine.dry_run.judgements import FEW_HELDOUT, CheckList, Outcome, required, short_audit
 from engine.environments import registry
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.judgements import FEW_HELDOUT, CheckList, Outcome, required, short_audit
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.records.settings import PROMPT
 from engine.runs.prompts import checks, submit
 from engine.runs.prompts.submit import ResolvedSearch

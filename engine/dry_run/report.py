@@ -9,8 +9,8 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
 from engine.dry_run.checks import DryRun
+from engine.dry_run.judgements import required, short_audit
 from engine.environments import registry
-from engine.judgements import required, short_audit
 from engine.settings.defaults import RECIPE
 
 _FIX_CHARS = 240  # the most characters of advice in the summary

@@ -12,12 +12,12 @@ from typing import cast
 from engine.core.files import read_json
 from engine.core.format import size
 from engine.dry_run.checks import DryRun
+from engine.dry_run.judgements import Outcome, required
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.judgements import Outcome, required
-from engine.processes import launcher, programs
-from engine.processes.trainer_variables import trainer_variables
+from engine.machine.processes import launcher, programs
+from engine.machine.processes.trainer_variables import trainer_variables
 from engine.records.lines.event import Event
 from engine.records.lines.metrics_line import read_metrics
 from engine.records.run_result import SMOKE_SAVED, SmokeResult

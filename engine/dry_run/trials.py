@@ -4,9 +4,9 @@ tasks), and by a smoke run (two optimizer steps)."""
 from collections.abc import Callable
 
 from engine.dry_run.checks import DryRun, seconds_left
+from engine.dry_run.judgements import Outcome
 from engine.dry_run.probe_check import check_probe
 from engine.dry_run.smoke_check import check_smoke
-from engine.judgements import Outcome
 from engine.runs.submit.requests import DryRunRequest
 
 _SMOKE_HOURS = 0.02  # device hours that a quota must have left for a smoke run

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
+from engine.core.wording.asked import asked_prompt, asked_tools
 from engine.endpoints.answered import AnswerLedger, OutOfBudget
 from engine.endpoints.chat_client import Cancelled, ChatClient, Refused
 from engine.endpoints.metered import Request, ask_once
@@ -18,7 +19,6 @@ from engine.records.lines.endpoint_call import EndpointCall
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.run_config import EndpointEntry
 from engine.records.settings import EvaluationSettings
-from engine.wording.asked import asked_prompt, asked_tools
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, JsonObject, ScoreReply, TaskRow, ToolSchema
 

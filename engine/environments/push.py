@@ -38,7 +38,7 @@ from engine.home.sanitize import Redactor
 from engine.home.store import Store
 from engine.hub import benchmarks
 from engine.hub import data as hub_data
-from engine.install import env_packages
+from engine.machine.install import env_packages
 from engine.records.env_version import EnvVersion, PushProblem
 from envs.config import push_limits
 from envs.config.problem import EnvProblem

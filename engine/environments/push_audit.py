@@ -25,7 +25,7 @@ from engine.environments.draft import Draft
 from engine.environments.registry import AUDIT, EARLIER
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
-from engine.sizing.score_workers import default_workers
+from engine.models.sizing.score_workers import default_workers
 from envs.audit.full_audit import FullAudit
 from envs.audit.rescore import THIRD_S
 from envs.audit.reward_audit import OVERRUN, audit

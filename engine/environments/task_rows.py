@@ -10,11 +10,11 @@ from pathlib import Path
 
 from engine.core import split
 from engine.core.errors import UserError
+from engine.core.wording.prompt_texts import SYSTEM, as_texts, prompt_with, tools_with
 from engine.environments import registry
 from engine.environments.draft import Draft
 from engine.evidence.overlap import overlap
 from engine.evidence.overlap.leaks import asked_once, leaking_pairs
-from engine.wording.prompt_texts import SYSTEM, as_texts, prompt_with, tools_with
 from envs.config import push_limits
 from envs.config.problem import EnvProblem
 from envs.config.settings import FILE, SCORERS, Prompt

@@ -28,7 +28,7 @@ from engine.home.owner_marks import seal_in
 from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import env_packages
+from engine.machine.install import env_packages
 from engine.records.env_version import SEAL, Seal
 
 BUILD_S = 3_600.0  # seconds that installing packages may take

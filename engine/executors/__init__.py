@@ -1,12 +1,12 @@
 """Runs on other machines: put there, followed, brought back.
 
-Start with `engine/processes/seam.py`: what any place to run is asked; this machine is one of them
-(`engine/processes/local_executor.py`). A run on another machine keeps its row, its supervisor and
-its folder here; where the trainer would stand, `attending/attendant.py` looks after the run over
-there, which is an ordinary run of a home of ours on that machine. Shared with a run on this
-machine: the lease of a device (`Store.lease_next`), the supervisor with its limits, cancel, resume
-and continuation, and every file of the run. Not shared: the process that trains is started by a
-supervisor over there, and this package carries the files.
+Start with `engine/machine/processes/seam.py`: what any place to run is asked; this machine is one
+of them (`engine/machine/processes/local_executor.py`). A run on another machine keeps its row, its
+supervisor and its folder here; where the trainer would stand, `attending/attendant.py` looks after
+the run over there, which is an ordinary run of a home of ours on that machine. Shared with a run on
+this machine: the lease of a device (`Store.lease_next`), the supervisor with its limits, cancel,
+resume and continuation, and every file of the run. Not shared: the process that trains is started
+by a supervisor over there, and this package carries the files.
 
     admission.py     whether a run can go there, asked before it is queued
     hosts.py         the other machines: config.toml, and what was learnt of them

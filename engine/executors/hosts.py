@@ -21,7 +21,7 @@ from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.user_config import Host, read_config
-from engine.processes.seam import Caps
+from engine.machine.processes.seam import Caps
 from engine.records.record import DamagedRecord, Record
 
 KINDS = ("ssh:", "slurm:", "ray:")  # before the name of a host, in the setting `compute`

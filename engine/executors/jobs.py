@@ -19,8 +19,8 @@ from engine.core.files import JsonObject, read_object, write_json, write_text
 from engine.home.rows import OPEN, TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher, limits
-from engine.processes.local_executor import package_versions
+from engine.machine.processes import launcher, limits
+from engine.machine.processes.local_executor import package_versions
 
 # What the last look of this connection showed of each run: only what changed since is sent.
 _seen: dict[str, dict[str, list[int]]] = {}

@@ -9,7 +9,7 @@ from engine.executors.ssh import FarError, HostLost, Link
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
 from engine.home.user_config import Host
-from engine.processes.seam import Handle, Life, Probe
+from engine.machine.processes.seam import Handle, Life, Probe
 from engine.records.run_config import TrainConfig
 
 

@@ -9,9 +9,9 @@ from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
-from engine.processes import limits, outcome
-from engine.processes.launcher import spent_hours
-from engine.processes.seam import End, Life, Owned
+from engine.machine.processes import limits, outcome
+from engine.machine.processes.launcher import spent_hours
+from engine.machine.processes.seam import End, Life, Owned
 
 LIVES: Mapping[str, Life] = {
     "pending": "pending",

@@ -10,7 +10,7 @@ from engine.executors.linked import LinkedExecutor
 from engine.executors.ssh import FarError
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.processes.seam import Caps, Handle, Owned
+from engine.machine.processes.seam import Caps, Handle, Owned
 
 _END_S = 330.0  # that an older launch may take to save and end
 

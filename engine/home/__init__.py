@@ -12,5 +12,6 @@ start with `run_dir.py` for files and `store.py` for rows.
     store.py        the rows: environments, deployments, estimates; all tables as one object
     store_connection.py  one connection: transactions, reads, the write-ahead log
     store_runs.py   the rows of runs and of requests: queued, leased, changed
+    team/           whose things are whose, and whose queued run starts next
     user_config.py  what its owner set in config.toml; models behind a URL, their keys
 """

@@ -20,7 +20,7 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, share_lock, sync_folder, take_lock
 from engine.home import recovery
 from engine.home.run_dir import Home
-from engine.team.tables import OWNER_COLUMNS, OWNER_TABLES, m007_long_queues
+from engine.home.team.tables import OWNER_COLUMNS, OWNER_TABLES, m007_long_queues
 
 _BUSY_S = 30.0  # how long to wait for another process that holds a lock on the database
 # Errors of a disk that takes no writing: read-only, not permitted, full, or a limit is reached.

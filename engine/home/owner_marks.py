@@ -12,9 +12,9 @@ from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
+from engine.home.team.owners import Viewer
 from engine.records.env_version import SEAL, Seal
 from engine.records.run_config import RunConfig
-from engine.team.owners import Viewer
 
 
 def home_of_owner(home: Home, config: RunConfig) -> Home:

@@ -15,8 +15,8 @@ from engine.core.errors import UserError
 from engine.home.user_config import UserConfig, read_config
 
 if TYPE_CHECKING:
+    from engine.home.team.owners import Viewer
     from engine.records.run_config import RunConfig
-    from engine.team.owners import Viewer
 
 _STEP_NAME = re.compile(r"step_?(\d+)")  # "step20" of a caller, "step_000020" of a folder
 _STEP_FILE = re.compile(r"step_(\d+)\.jsonl")

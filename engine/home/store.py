@@ -25,9 +25,9 @@ from engine.home.store_connection import (
     shared_too_little,
 )
 from engine.home.store_runs import RunTable
-from engine.team.fair_queue import take_turns
-from engine.team.owners import Share
-from engine.team.tables import ENVS, QUEUES, Queue, seen_envs
+from engine.home.team.fair_queue import take_turns
+from engine.home.team.owners import Share
+from engine.home.team.tables import ENVS, QUEUES, Queue, seen_envs
 
 MOST_WITHOUT_DEVICE = 4  # runs at once that ask nothing but models behind a URL
 _NEWEST_FIRST = "ORDER BY pushed DESC, version DESC"

@@ -23,8 +23,8 @@ from engine.home.database import (
     unusable_error,
 )
 from engine.home.run_dir import Home
-from engine.team.owners import Viewer
-from engine.team.tables import seen_deployments, seen_envs, seen_runs
+from engine.home.team.owners import Viewer
+from engine.home.team.tables import seen_deployments, seen_envs, seen_runs
 
 _WAL_LIMIT = 4_000_000  # bytes of the write-ahead log above which a writer tries to checkpoint
 
@@ -33,7 +33,7 @@ class Connection:
     """An open database, as a context manager that closes it. Not for use by several threads.
 
     The subclasses have the methods of the tables. Where the home has a viewer, these return only
-    what the viewer sees (`engine/team/tables.py`).
+    what the viewer sees (`engine/home/team/tables.py`).
     """
 
     def __init__(self, home: Home) -> None:
@@ -127,7 +127,7 @@ class Connection:
     def _readable(
         self, seen: Callable[[Viewer | None], tuple[str, tuple[str, ...]]]
     ) -> tuple[str, tuple[str, ...]]:
-        """Return what `seen`, a function of engine/team/tables.py, selects for a viewer who
+        """Return what `seen`, a function of engine/home/team/tables.py, selects for a viewer who
         wants only to read."""
         viewer = self.home.viewer
         return seen(None if viewer is None else replace(viewer, may="read"))

@@ -19,8 +19,8 @@ from engine.home.store_connection import (
     placeholders,
     shared_too_little,
 )
-from engine.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
-from engine.team.tables import seen_runs
+from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
+from engine.home.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
 # Columns that may change in the life of a run.

@@ -24,9 +24,9 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, last_line, read_tail, take_lock
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
+from engine.machine.processes import launcher, programs
 from engine.models import model_files
 from engine.models.known_models import KNOWN, PackagedModel
-from engine.processes import launcher, programs
 from engine.records import model_origin
 
 GGUF = ".gguf"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from engine.core.wording.kinds import Kind
 from engine.records.record import Record
-from engine.wording.kinds import Kind
 
 
 class EnvironmentUsed(Record):
@@ -160,8 +160,8 @@ class Manifest(Record):
         isolation: how the environment's process is confined; "" if no such process runs.
         replayed: the rows that `keep` replayed; None if it is 0.
         shared_texts: which texts are the same in all training rows: "tools", "system".
-        switched_off: optional faster kernel (engine/fast_paths) -> why it does not work on the
-            device.
+        switched_off: optional faster kernel (engine/machine/fast_paths) -> why it does not work on
+            the device.
     """
 
     run_id: str

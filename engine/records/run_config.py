@@ -8,6 +8,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from engine.core.files import JsonObject, open_file
 from engine.core.format import host_of
+from engine.core.wording.kinds import Kind
 from engine.records.estimate import Estimate
 from engine.records.record import DamagedRecord, Record, fault_of
 from engine.records.settings import (
@@ -18,7 +19,6 @@ from engine.records.settings import (
     PromptSettings,
     SFTSettings,
 )
-from engine.wording.kinds import Kind
 
 # A split of an environment's tasks.
 SplitName = Literal["heldout", "dev", "train"]

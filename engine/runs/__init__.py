@@ -1,6 +1,6 @@
 """The life of a run outside its processes: submit, look, wait, cancel, delete, score again. Start
 with `lifecycle.py`; how a run comes to be is in `submit/`, what evaluations share in `evaluation/`,
-a search for a prompt in `prompts/`.
+a search for a prompt in `prompts/`, pages of what a run wrote in `reading/`.
 
     deletion.py        runs thrown away: what stands against it, what stays
     diff.py            two trainings side by side before either has a result

@@ -25,7 +25,7 @@ from engine.home.owner_marks import pinned_steps
 from engine.home.rows import OPEN, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import deployments, launcher
+from engine.machine.processes import deployments, launcher
 from engine.records.run_config import AskingConfig, RegradeConfig
 
 _MAX_NAMES = 5  # the most names that a message lists

@@ -9,10 +9,10 @@ from engine.core.reply import ReplyBase
 from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.pace.forecast import Band, cap_sentence
-from engine.pace.progress import Progress, read_progress
-from engine.processes import launcher
-from engine.processes.limits import nearest_cap
+from engine.machine.pace.forecast import Band, cap_sentence
+from engine.machine.pace.progress import Progress, read_progress
+from engine.machine.processes import launcher
+from engine.machine.processes.limits import nearest_cap
 from engine.records.run_config import TrainConfig
 
 _DIGITS = 5  # hours and money are rounded to this many digits after the point

@@ -19,8 +19,9 @@ from engine.home.halves import ChoosingHalf, scores_in_words
 from engine.home.rows import OPEN, TERMINAL, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.pace.heartbeat import EXAM_PHASES
-from engine.pace.progress import (
+from engine.home.team.owners import PRIORITIES
+from engine.machine.pace.heartbeat import EXAM_PHASES
+from engine.machine.pace.progress import (
     alerts_in,
     attempt_begin,
     events_end,
@@ -28,7 +29,7 @@ from engine.pace.progress import (
     read_progress,
     write_status,
 )
-from engine.processes import launcher, outcome
+from engine.machine.processes import launcher, outcome
 from engine.records.lines.line_record import Line
 from engine.records.settings import PROMPT
 from engine.runs import plan_status
@@ -39,7 +40,6 @@ from engine.runs.submit.evaluation import submit_evaluation
 from engine.runs.submit.plans import submit as submit_training
 from engine.runs.submit.probe import submit_probe
 from engine.runs.submit.requests import TrainRequest
-from engine.team.owners import PRIORITIES
 
 __all__ = [
     "cancel",

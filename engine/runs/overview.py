@@ -18,9 +18,9 @@ from engine.home.owner_marks import shown_owner
 from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.pace.progress import read_progress
+from engine.machine.processes import deployments, launcher
 from engine.models import catalog
-from engine.pace.progress import read_progress
-from engine.processes import deployments, launcher
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 

@@ -19,8 +19,14 @@ from engine.evidence.verdict.side_notes import ENOUGH
 from engine.home.rows import HOLDS_DEVICE, OPEN, STATES, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.pace.progress import Progress, alerts_in, attempt_begin, events_from, read_progress
-from engine.processes import launcher
+from engine.machine.pace.progress import (
+    Progress,
+    alerts_in,
+    attempt_begin,
+    events_from,
+    read_progress,
+)
+from engine.machine.processes import launcher
 from engine.records.lines.line_record import Line
 from engine.records.run_config import EvaluateConfig, GRPOConfig
 from engine.runs.forecast import Forecast, forecast_of_plan

@@ -21,9 +21,9 @@ from engine.home.owner_marks import is_of_sealed, pinned_steps
 from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.pace.heartbeat import EXAM_PHASES
-from engine.pace.progress import Progress, answer_count, events_from, read_progress
-from engine.processes import launcher, outcome
+from engine.machine.pace.heartbeat import EXAM_PHASES
+from engine.machine.pace.progress import Progress, answer_count, events_from, read_progress
+from engine.machine.processes import launcher, outcome
 from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord

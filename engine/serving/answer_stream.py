@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from engine.core.files import JsonObject, read_json
 from engine.home.run_dir import DeployDir
-from engine.processes.deployments import Json, Unreachable
+from engine.machine.processes.deployments import Json, Unreachable
 from engine.serving.chat_request import Heard, Listener
 
 _CONNECT_S = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.home.run_dir import DeployDir, Home
-from engine.processes.deployments import ANYBODY, Asker, Json, Unreachable
+from engine.machine.processes.deployments import ANYBODY, Asker, Json, Unreachable
 from engine.serving import conversations
 from engine.serving.answer_stream import Answer, Limits, RefusedByServer, sample
 from engine.serving.chat_reply import CUT, CUT_BY_TIME, ModelAnswer, Saved, reply_of, started_entry

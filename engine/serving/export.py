@@ -28,10 +28,10 @@ from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.evidence.report import html_report
 from engine.home.run_dir import Home, RunDir
+from engine.machine.processes import launcher, programs
 from engine.models import adapters, catalog
 from engine.models.adapters import BASE_WEIGHTS, ORIGIN
 from engine.models.catalog import ModelRef
-from engine.processes import launcher, programs
 from engine.records.manifest import Manifest
 from engine.records.record import DamagedRecord
 from engine.serving import modelfile

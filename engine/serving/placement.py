@@ -8,16 +8,16 @@ from engine.core import hardware
 from engine.core.errors import UserError
 from engine.core.hardware import Device
 from engine.core.hints import Call, Hint
-from engine.fast_paths.results import why_off
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.machine.fast_paths.results import why_off
+from engine.machine.install import vllm_env
+from engine.machine.pace.progress import read_progress
+from engine.machine.processes import deployments
 from engine.models.catalog import ModelRef
-from engine.pace.progress import read_progress
-from engine.processes import deployments
-from engine.sizing import servers
-from engine.sizing.layers import LoadedModel
+from engine.models.sizing import servers
+from engine.models.sizing.layers import LoadedModel
 
 # Bytes that a serving process holds beside the weights: libraries, activations, caches.
 _OVERHEAD = {

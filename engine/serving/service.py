@@ -22,10 +22,8 @@ from engine.home.owner_marks import viewer_id
 from engine.home.rows import DeploymentRow
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
-from engine.models import catalog
-from engine.models.catalog import ModelRef
-from engine.processes import deployments, launcher, programs
-from engine.processes.deployments import (
+from engine.machine.processes import deployments, launcher, programs
+from engine.machine.processes.deployments import (
     ANYBODY,
     Asker,
     Json,
@@ -33,6 +31,8 @@ from engine.processes.deployments import (
     describe,
     list_deployments,
 )
+from engine.models import catalog
+from engine.models.catalog import ModelRef
 from engine.records.known_settings import KnownSettings
 from engine.records.run_config import DistillConfig, GRPOConfig, SFTConfig
 from engine.serving import placement

@@ -13,6 +13,9 @@ from typing import Any
 from engine.core.hardware import Device, Hardware
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
+from engine.models.sizing.layers import LoadedModel
+from engine.models.sizing.plan import Job as SizedJob
+from engine.models.sizing.score_workers import default_workers
 from engine.records.settings import (
     HARMLESS_STEPS,
     ROW_ALGORITHMS,
@@ -20,9 +23,6 @@ from engine.records.settings import (
     USUAL_KEEP,
     GivenSettings,
 )
-from engine.sizing.layers import LoadedModel
-from engine.sizing.plan import Job as SizedJob
-from engine.sizing.score_workers import default_workers
 
 USER, RECIPE, MODEL, HARDWARE, PARENT = "user", "recipe", "model", "hardware", "parent run"
 EVAL_ROWS = 400

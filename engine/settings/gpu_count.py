@@ -10,12 +10,12 @@ from engine.core.reply import Reply
 from engine.home.rows import HOLDS_DEVICE
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.models.sizing import ranks
 from engine.records.estimate import Estimate
 from engine.records.settings import RowSettings, TrainSettings
 from engine.settings import run_size
 from engine.settings.defaults import HARDWARE, USER
 from engine.settings.resolution import Resolved
-from engine.sizing import ranks
 
 
 @dataclass(frozen=True)

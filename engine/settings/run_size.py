@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import ModelFacts
+from engine.models.sizing.layers import LoadedModel, trained_adapter_bytes
+from engine.models.sizing.plan import Job
+from engine.models.sizing.ranks import training_devices
 from engine.records.settings import GRPOSettings, RolloutSettings, TrainSettings
 from engine.settings.defaults import SamplingLimits
-from engine.sizing.layers import LoadedModel, trained_adapter_bytes
-from engine.sizing.plan import Job
-from engine.sizing.ranks import training_devices
 
 BETWEEN_TURNS = 32  # assumed tokens of an environment's reply between two turns of the model
 

@@ -16,8 +16,9 @@ from engine.core.hardware import Device, detect
 from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
 from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
-from engine.fast_paths.examine import examine_device
-from engine.fast_paths.results import DeviceResults, identity_of, read_results
+from engine.machine.fast_paths.examine import examine_device
+from engine.machine.fast_paths.results import DeviceResults, identity_of, read_results
+from engine.models.sizing import plan as sizing
 from engine.records.run_config import (
     DistillConfig,
     DPOConfig,
@@ -31,7 +32,6 @@ from engine.records.run_config import (
 )
 from engine.records.settings import GRPOSettings
 from engine.settings import defaults
-from engine.sizing import plan as sizing
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.job import Job, require

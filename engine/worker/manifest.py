@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from engine.core.hardware import detect
+from engine.core.wording.shared import shared_texts
 from engine.environments.registry import EnvRecord
 from engine.evidence.bases.bases import model_used, parts_of_model
 from engine.evidence.bases.lookalikes import lookalikes
@@ -30,7 +31,6 @@ from engine.records.manifest import (
 )
 from engine.records.run_config import TrainConfig
 from engine.records.settings import CommonSettings
-from engine.wording.shared import shared_texts
 from engine.worker.components import Components, tasks_of
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from engine.core.wording.asked import asked_tools, conversation
 from engine.environments.indexed.rows import IndexedRows
 from engine.records.run_config import SFTConfig
 from engine.records.settings import SFTSettings
 from engine.runs.evaluation import exam
-from engine.wording.asked import asked_tools, conversation
 from engine.worker.components import (
     Components,
     environment,

@@ -21,7 +21,7 @@ from engine.evidence.detect.alerts import Watch, alert_fields
 from engine.evidence.detect.findings import Finding
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.hashes import weight_hashes
-from engine.pace.heartbeat import Outlook
+from engine.machine.pace.heartbeat import Outlook
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.trajectory_record import TrajectoryRecord
 from engine.records.manifest import ReplayUsed

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from engine.core.errors import UserError
 from engine.core.files import read_json, take_lock, write_json
 from engine.home.run_dir import Home
+from engine.home.team.owners import PRIORITIES, May, Viewer
 from engine.home.user_config import PREFIX
-from engine.team.owners import PRIORITIES, May, Viewer
 
 if TYPE_CHECKING:
     import anyio

@@ -13,7 +13,7 @@ from engine.core.reply import Reply
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.team.owners import EVERYONE, May, Share
+from engine.home.team.owners import EVERYONE, May, Share
 from mcp_server.access.keys import NAME, list_keys
 
 MAY: tuple[May, ...] = ("read", "use")

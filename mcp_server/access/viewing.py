@@ -2,7 +2,7 @@
 
 The guard (mcp_server/protocol/guard.py) sets it for every request, before anything is looked up.
 Tools and resources take the home from `seen` alone; outside a request that fails. The rows that
-the view holds are selected by engine/team/tables.py.
+the view holds are selected by engine/home/team/tables.py.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.home.run_dir import Home
-from engine.team.owners import May, Viewer
+from engine.home.team.owners import May, Viewer
 from mcp_server.access.keys import Key
 
 _viewer: ContextVar[Viewer | None] = ContextVar("honesmith-viewer")

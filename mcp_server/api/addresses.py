@@ -20,6 +20,11 @@ from mcp_server.api.replies import clean, compact, cut_to_size
 _MAX_FILE_CHARS = 6_000  # of each file in the source of an environment
 
 
+def is_address(section: str) -> bool:
+    """Whether `section` is the address of a text, and not the name of a section of the playbook."""
+    return "://" in section
+
+
 def read(home: Home, address: str) -> str:
     """Return the text at an address, such as `run://arith-sft-1/report` or `train://settings`.
 
@@ -38,7 +43,7 @@ def read(home: Home, address: str) -> str:
         (r"train://settings/?(.*)", settings),
     )
     for form, reader in readers:
-        match = re.fullmatch(form, address)
+        match = re.fullmatch(form, address.strip())
         if match:
             return _read_written(lambda: reader(match[1]), address)  # noqa: B023  called at once
     raise UserError(

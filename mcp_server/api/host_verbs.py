@@ -7,7 +7,7 @@ Engine modules are imported inside them, as in `verbs.py` and for its reason.
 from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
-from engine.install.venvs import Say, ignore_line
+from engine.machine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:

@@ -11,15 +11,12 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from engine.core.errors import UserError
-from engine.core.reply import Reply
 from engine.environments.snapshot import CHUNK, MAX_BYTES, MAX_DEPTH, MAX_FILES
-from engine.home.run_dir import Home
-from mcp_server.access.keys import Key
-from mcp_server.api import verbs
 
 # Those that zipfile unpacks piece by piece; it unpacks the others whole, however large they become.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -27,26 +24,17 @@ _NAME_BYTES, _PATH_BYTES = 250, 1_000  # the longest name and path of a file
 _ENTRY_MARK = b"PK\x01\x02"  # begins each entry of a zip file's table (APPNOTE 4.3.12)
 
 
-def push_files(
-    home: Home,
-    name: str,
-    files: Mapping[str, object] | bytes,
-    install: bool,
-    key: Key,
-    path: str = "",
-) -> Reply:
-    """Push an environment whose files the caller sends, and return the reply of a push.
+@contextmanager
+def written(name: str, files: Mapping[str, object] | bytes, path: str = "") -> Iterator[Path]:
+    """Write an environment whose files the caller sends into a folder, which is deleted at the end.
 
     Args:
-        home: the home that stores the version.
         name: name of the environment; there is no folder whose name could be taken.
         files: path -> text, or the bytes of a zip file.
-        install: build a virtual environment from its requirements.txt first.
-        key: the caller.
         path: must be "": it is one or the other.
 
-    Raises UserError: those of `verbs.push_env`, `write_files` and `unpack`; ENV_LIMITS for data
-    that are too large to copy.
+    Raises UserError: those of `write_files` and `unpack`; BAD_ARGUMENT without a name or with a
+    path; ENV_LIMITS for data that are too large to copy.
     """
     if path or not name:
         fault = "path and files are both given" if path else "files have no folder to be named by"
@@ -60,7 +48,7 @@ def push_files(
         else:
             write_files(Path(folder), files)
         _refuse_indexed(Path(folder).resolve())
-        return verbs.push_env(home, folder, name, install, key=key)
+        yield Path(folder)
 
 
 def _refuse_indexed(folder: Path) -> None:

@@ -61,7 +61,7 @@ def push_env(
     install: bool = False,
     roots: Sequence[Path] | None = None,
     key: Key = LOCAL,
-    files: Mapping[str, object] | None = None,
+    files: Mapping[str, object] | bytes | None = None,
 ) -> Reply:
     """Check an environment and store it as a version.
 
@@ -69,8 +69,9 @@ def push_env(
         home: the home that stores the version.
         path: the folder of the environment; a relative one is looked for here, then in `roots`.
         name: name of the environment; "" for the folder's name.
-        files: path -> text of each file, instead of `path`; then a name must be given.
         install: build a virtual environment from its requirements.txt first.
+        files: path -> text of each file, or the bytes of a zip file, instead of `path`; then a name
+            must be given.
         roots: folders that the environment must lie in; None: any folder may be pushed.
         key: the caller; its scopes and the owner's consent decide about installing, secrets and
             networks.
@@ -83,10 +84,11 @@ def push_env(
     from engine.environments import push
     from engine.runs.submit import regrading
 
-    if files:
+    if files is not None:
         from mcp_server.api import uploads
 
-        return uploads.push_files(home, name, files, install, key, path)
+        with uploads.written(name, files, path) as sent:
+            return push_env(home, str(sent), name, install, key=key)
     if install:
         key.require("install", "push_env with install=true")
     folder = path if roots is None else paths.from_roots(path, roots)
@@ -201,7 +203,7 @@ def forecast(home: Home, run_id: str) -> Reply:
 
     Raises UserError RUN_NOT_FOUND if there is no such run.
     """
-    from engine.pace.progress import read_progress
+    from engine.machine.pace.progress import read_progress
     from engine.runs.forecast import forecast_of_run
 
     with Store(home) as store:
@@ -233,7 +235,7 @@ def read_logs(
     Raises:
         UserError: RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT, BAD_CURSOR if one is wrong.
     """
-    from engine.reading import logs
+    from engine.runs.reading import logs
 
     def read_page(count: int) -> Reply:  # `fitting_page` lowers `count` until the page fits
         return logs.read_logs(home, run_id, view, list(keys), grep, count, cursor).to_json()
@@ -268,8 +270,8 @@ def read_rollouts(
     Raises:
         UserError: RUN_NOT_FOUND if there is no such run; BAD_ARGUMENT, BAD_CURSOR if one is wrong.
     """
-    from engine.reading import rollouts
-    from engine.reading.rollout_pages import RolloutQuery
+    from engine.runs.reading import rollouts
+    from engine.runs.reading.rollout_pages import RolloutQuery
 
     def read_page(count: int) -> Reply:  # `fitting_page` lowers `count` until the page fits
         query = RolloutQuery(run_id, pick, step, where, tokens, count, max_chars, cursor)
@@ -381,7 +383,7 @@ def deploy(
         UserError: PATH_OUTSIDE_ROOTS if `path` lies in none of `roots`; another code if there is no
             such model, or if it cannot be served or written.
     """
-    from engine.processes.deployments import Asker
+    from engine.machine.processes.deployments import Asker
     from engine.serving import service
 
     if action == "export" and path and roots is not None:
@@ -408,7 +410,7 @@ def chat(
     `patience` says how long the call waits; `listener` gets each piece of the answers as it comes.
     Raises UserError if a model cannot be found or served, or refuses the question.
     """
-    from engine.processes.deployments import Asker
+    from engine.machine.processes.deployments import Asker
     from engine.serving import chat as engine_chat
 
     asker = Asker(key.caller_id, key.max_deployments)
@@ -427,17 +429,10 @@ def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
     )
 
 
-def read_playbook(section: str = "", home: Home | None = None) -> str:
-    """Return a section of the playbook as Markdown; the table of contents for "".
-
-    With a home `section` may also be an address, such as run://pebble/card.
-    """
+def read_playbook(section: str = "") -> str:
+    """Return a section of the playbook as Markdown; the table of contents for ""."""
     import playbook
 
-    if home is not None and "://" in section:
-        from mcp_server.api import addresses
-
-        return addresses.read(home, section.strip())
     return playbook.read(section)
 
 

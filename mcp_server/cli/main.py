@@ -20,7 +20,7 @@ from engine.core.format import counted
 from mcp_server import __version__
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.access.log import log_file
-from mcp_server.api import verbs
+from mcp_server.api import addresses, verbs
 from mcp_server.cli import (
     data_commands,
     env_commands,
@@ -127,7 +127,7 @@ def setup(
     as_json: Json = False,
 ) -> None:
     """Build the training environment of a light install in the home (CPU or CUDA)."""
-    from engine.install import setup_env, vllm_env
+    from engine.machine.install import setup_env, vllm_env
 
     def print_progress(line: str) -> None:
         """Print a line about the installation on stderr."""
@@ -299,7 +299,10 @@ def playbook(
     as_json: Json = False,
 ) -> None:
     """How to train well."""
-    text = verbs.read_playbook(section, home_of(None) if "://" in section else None)
+    if addresses.is_address(section):
+        text = addresses.read(home_of(None), section)
+    else:
+        text = verbs.read_playbook(section)
     if as_json:
         return show({"section": section, "text": text}, as_json)
     if not section:  # the contents tell agents how to read a section; tell people the command

@@ -225,7 +225,7 @@ def _start_waiting_runs(home: Home) -> None:
     Errors are logged and not raised, because nobody waits for the result.
     """
     # Imported late, so that the answer to the first request does not wait for the import.
-    from engine.processes import launcher  # noqa: PLC0415
+    from engine.machine.processes import launcher  # noqa: PLC0415
 
     try:
         with Store(home) as store:

@@ -24,7 +24,7 @@ from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
 from mcp_server.access.viewing import seen
-from mcp_server.api import verbs
+from mcp_server.api import addresses, verbs
 from mcp_server.api.after_wait import (
     HELD_WAIT_S,
     MAX_WAIT_S,
@@ -144,7 +144,7 @@ class Tools:
         """Store an environment (tasks and reward) as a version: env_id, rows per split, reward
         audit, problems with file:line. Push after every edit."""
         key = guard.caller_of(ctx)
-        return verbs.push_env(self.home, path, name, install, self.roots, key, files)
+        return verbs.push_env(self.home, path, name, install, self.roots, key, files or None)
 
     def dry_run(
         self,
@@ -453,7 +453,9 @@ class Tools:
         ] = "",
     ) -> str:
         """How to train well: design rewards, choose settings, read curves, mend failures."""
-        return verbs.read_playbook(section, self.home)
+        if addresses.is_address(section):
+            return addresses.read(self.home, section)
+        return verbs.read_playbook(section)
 
 
 # The scope that a key needs for each tool: read to look, train to store something or to use a

@@ -16,8 +16,8 @@ from engine.core.files import Appender, read_json, read_lines, write_json
 from engine.home.rows import TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.machine.processes import launcher
 from engine.models import catalog
-from engine.processes import launcher
 
 
 class Bench:

@@ -20,7 +20,7 @@ from pathlib import Path
 from engine.core.files import Appender, read_json, write_json
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.pace.heartbeat import Heartbeat, Work, write_heartbeat
+from engine.machine.pace.heartbeat import Heartbeat, Work, write_heartbeat
 
 
 def main() -> int:

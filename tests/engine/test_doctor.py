@@ -9,11 +9,11 @@ import pytest
 from engine import doctor
 from engine.core.errors import UserError
 from engine.core.hardware import Device, Hardware
-from engine.fast_paths.results import DeviceResults, PathResult, keep_results
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.pace.progress import write_status
+from engine.machine.fast_paths.results import DeviceResults, PathResult, keep_results
+from engine.machine.pace.progress import write_status
 
 LOCAL = "/dev/sda1 / ext4 rw 0 0\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.core.files import append_line, read_json, read_lines, take_lock
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 

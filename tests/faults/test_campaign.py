@@ -24,7 +24,7 @@ from engine.core.files import last_line
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from tests.engine.conftest import add_env

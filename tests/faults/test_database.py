@@ -14,7 +14,7 @@ from engine.core.files import share_lock, take_lock, write_json
 from engine.environments import registry
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from engine.serving import service

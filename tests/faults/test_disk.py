@@ -17,10 +17,10 @@ from engine.core.errors import UserError
 from engine.core.files import Appender, last_line, read_json, read_lines, write_json
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
-from engine.processes.programs import STAND_INS
-from engine.reading import logs
+from engine.machine.processes import launcher
+from engine.machine.processes.programs import STAND_INS
 from engine.runs import lifecycle
+from engine.runs.reading import logs
 from engine.runs.submit.requests import DryRunRequest, TrainRequest
 from mcp_server.api import verbs
 from mcp_server.cli import starter
@@ -240,7 +240,7 @@ def test_f15_a_file_whose_nth_call_fails_is_as_before_or_as_wanted(tmp_path, mon
 def test_f15_an_outcome_whose_nth_call_fails_is_settled_by_whoever_looks_next(
     bench, monkeypatch, number
 ):
-    from engine.processes import outcome
+    from engine.machine.processes import outcome
 
     faulty = Faulty(monkeypatch)
     for nth in range(1, 60):

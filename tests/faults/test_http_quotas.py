@@ -14,8 +14,8 @@ from stand_ins import stand_in
 from engine.core.files import read_json
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.processes import deployments
 from engine.models import catalog
-from engine.processes import deployments
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest
 from mcp_server.access.bearer import load_token

@@ -25,8 +25,8 @@ from engine.core.hints import Hint
 from engine.home.rows import TERMINAL, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher, outcome
-from engine.processes.local_executor import LocalExecutor
+from engine.machine.processes import launcher, outcome
+from engine.machine.processes.local_executor import LocalExecutor
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from engine.supervisor import Watch

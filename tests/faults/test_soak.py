@@ -87,6 +87,6 @@ def _folders(home: Home) -> list:
 
 
 def _alive(run) -> bool:
-    from engine.processes import launcher
+    from engine.machine.processes import launcher
 
     return launcher.is_alive(run)

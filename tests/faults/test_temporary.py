@@ -10,7 +10,7 @@ from raw_server import Server
 
 from engine.core.files import read_lines
 from engine.home.run_dir import Home
-from engine.processes import deployments
+from engine.machine.processes import deployments
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest
 from engine.serving.chat_request import ChatRequest

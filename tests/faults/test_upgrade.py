@@ -17,10 +17,10 @@ from engine.home import database
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.processes import launcher
 from engine.models import catalog
-from engine.processes import launcher
-from engine.reading import logs
 from engine.runs import lifecycle
+from engine.runs.reading import logs
 from engine.runs.submit.requests import TrainRequest
 
 GOLDEN = Path(__file__).with_name("golden")

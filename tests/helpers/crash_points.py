@@ -72,7 +72,7 @@ class Point:
 
 
 _FILES = "engine.core.files"
-_LAUNCHER, _OUTCOME = "engine.processes.launcher", "engine.processes.outcome"
+_LAUNCHER, _OUTCOME = "engine.machine.processes.launcher", "engine.machine.processes.outcome"
 _RUNS = "engine.home.store_runs"
 POINTS: Mapping[str, Point] = {
     # whoever submits

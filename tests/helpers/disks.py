@@ -12,7 +12,7 @@ from engine.core.errors import UserError
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 
 
 def fill(folder: Path, leave: int = 0) -> Path:

@@ -12,7 +12,7 @@ from machines import CPU
 
 from engine.core.hints import Hint
 from engine.home.run_dir import RunDir
-from engine.processes.seam import Caps, End, Handle, Owned, Probe
+from engine.machine.processes.seam import Caps, End, Handle, Owned, Probe
 
 LEASE_S = 600.0
 DONE = End("done", "", "", Hint(), "better")

@@ -15,7 +15,7 @@ from engine.core.files import read_json, read_lines
 from engine.home.rows import HOLDS_DEVICE, TERMINAL, TRANSITIONS
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 
 CLOCKS = {
     "time",

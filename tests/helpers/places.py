@@ -27,12 +27,12 @@ from engine.executors.ssh_executor import SshExecutor
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher, limits
-from engine.processes.local_executor import LocalExecutor
-from engine.processes.seam import Executor, Handle, Probe
+from engine.machine.processes import launcher, limits
+from engine.machine.processes.local_executor import LocalExecutor
+from engine.machine.processes.seam import Executor, Handle, Probe
 from engine.records.run_config import TrainConfig
 
-_LOCAL, _SSH = "engine.processes.local_executor", "engine.executors.ssh_executor"
+_LOCAL, _SSH = "engine.machine.processes.local_executor", "engine.executors.ssh_executor"
 _SLURM = "engine.executors.slurm.executor"
 _RAY = "engine.executors.ray.executor"
 _LAUNCH = "launch.json"
@@ -303,7 +303,7 @@ class SshPlace(LinkedPlace):
         "everything is sent": Point(_SSH, "SshExecutor.send", "after"),
         "after the call": Point(_SSH, "SshExecutor.start", "after"),
         "there, before the launch is noted": Point(
-            "engine.processes.limits", "renew_lease", "after"
+            "engine.machine.processes.limits", "renew_lease", "after"
         ),
         "there, the launch is noted": Point(
             "engine.executors.jobs", "write_json", "after", lambda args, _: args[0].name == _LAUNCH

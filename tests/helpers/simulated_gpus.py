@@ -22,9 +22,9 @@ from engine.core.hints import Hint
 from engine.home.rows import OPEN, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher, outcome
-from engine.processes.local_executor import LocalExecutor
-from engine.team.owners import Viewer
+from engine.home.team.owners import Viewer
+from engine.machine.processes import launcher, outcome
+from engine.machine.processes.local_executor import LocalExecutor
 
 GIB = 1 << 30
 # Name of a GPU -> its memory in GiB.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.processes.programs import STAND_INS, Kind
+from engine.machine.processes.programs import STAND_INS, Kind
 
 
 def stand_in(patch: pytest.MonkeyPatch, *, trainer: Path | None = None, **others: Path) -> None:

@@ -13,7 +13,7 @@ from mcp import Client
 from engine.core.files import write_json
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.team.owners import May
+from engine.home.team.owners import May
 from mcp_server.access.keys import Key, add_key
 
 ALL = ("read", "train", "install", "deploy")

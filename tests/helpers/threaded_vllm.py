@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from engine.processes.vllm_process import BASE, Plan, ServerDied
+from engine.machine.processes.vllm_process import BASE, Plan, ServerDied
 
 
 class ThreadedVllm:

@@ -18,7 +18,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
         (
             "engine/dry_run/test_dry_run.py::"
             "test_sft_is_told_what_is_at_stake_with_the_call_that_keeps_it",
-            "engine/reading/test_rollouts.py::"
+            "engine/runs/reading/test_rollouts.py::"
             "test_the_questions_and_answers_on_kept_skills_are_read_like_any_others",
             "engine/evidence/verdict/test_regression.py::"
             "test_what_keep_replayed_stands_beside_what_was_kept",
@@ -54,10 +54,10 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     5: (
         "one limit of read_rollouts, a word where a page comes short, no cut that saves nothing",
         (
-            "engine/reading/test_rollouts.py::"
+            "engine/runs/reading/test_rollouts.py::"
             "test_the_hint_of_a_wrong_limit_is_the_nearest_that_is_allowed",
-            "engine/reading/test_rollouts.py::test_a_page_that_comes_short_says_what_cut_it",
-            "engine/reading/test_rollouts.py::"
+            "engine/runs/reading/test_rollouts.py::test_a_page_that_comes_short_says_what_cut_it",
+            "engine/runs/reading/test_rollouts.py::"
             "test_a_turn_of_a_few_letters_is_whole_at_the_least_max_chars",
             "mcp_server/protocol/test_tools.py::test_the_limits_of_read_rollouts_are_the_engines",
         ),
@@ -65,9 +65,9 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     6: (
         "an evaluation of several models shows the answers of all; a filter chooses one",
         (
-            "engine/reading/test_rollouts.py::"
+            "engine/runs/reading/test_rollouts.py::"
             "test_an_evaluation_of_several_models_shows_the_answers_of_all",
-            "engine/reading/test_rollouts.py::test_a_filter_by_model_chooses_the_answers_of_one",
+            "engine/runs/reading/test_rollouts.py::test_a_filter_by_model_chooses_the_answers_of_one",
         ),
     ),
     7: (
@@ -159,7 +159,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
     16: (
         "a run from a run that is not done waits for it",
         (
-            "engine/processes/test_waiting.py::"
+            "engine/machine/processes/test_waiting.py::"
             "test_grpo_from_a_running_sft_waits_for_it_and_then_starts_from_its_best",
         ),
     ),
@@ -196,7 +196,7 @@ ROWS: dict[int, tuple[str, tuple[str, ...]]] = {
             "test_what_was_reached_before_the_first_wait_is_not_skipped",
             "engine/runs/test_lifecycle.py::"
             "test_the_last_wait_still_shows_the_alerts_that_an_earlier_one_brought",
-            "engine/reading/test_logs.py::"
+            "engine/runs/reading/test_logs.py::"
             "test_steps_at_which_nothing_asked_for_was_measured_are_no_rows_of_nulls",
             "engine/serving/test_service.py::test_the_process_ends_with_the_last_model_asked_for",
         ),

@@ -20,9 +20,9 @@ from engine.evidence.overlap import overlap
 from engine.evidence.stats import inference
 from engine.home.rows import STATES
 from engine.home.run_dir import Home
-from engine.reading.rollout_rows import FILTER_NAMES
 from engine.records.lines.answer import StopReason
 from engine.records.settings import SCHEMAS
+from engine.runs.reading.rollout_rows import FILTER_NAMES
 from envs.base import Message, MultiTurnEnv, Score, SingleTurnEnv, Task
 from envs.host.process import EnvProcess
 from mcp_server.protocol.tools import all_tools

@@ -17,7 +17,7 @@ import pytest
 from simulated_gpus import Simulation, World, machine_with
 
 from engine.home.store import Store
-from engine.team.owners import PRIORITIES, Viewer
+from engine.home.team.owners import PRIORITIES, Viewer
 
 pytestmark = [pytest.mark.scale, pytest.mark.timeout(7_200)]
 RUNS = int(os.environ.get("HONESMITH_SCALE_RUNS", "10000"))

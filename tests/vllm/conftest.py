@@ -8,7 +8,7 @@ import pytest
 import torch
 from loops import PEBBLE
 
-from engine.install import vllm_env
+from engine.machine.install import vllm_env
 from engine.worker.network.adapter import Adapter, LoraSpec, save_adapter
 from engine.worker.network.policy import Base, load_base
 

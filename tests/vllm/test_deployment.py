@@ -15,8 +15,8 @@ from engine.core.files import read_json, write_json
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.processes import deployments
 from engine.models import catalog
-from engine.processes import deployments
 from engine.serving import service
 from engine.serving.chat import chat
 from engine.serving.chat_request import ChatRequest

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loops import PEBBLE
 
-from engine.processes.vllm_process import Plan, VllmProcess
+from engine.machine.processes.vllm_process import Plan, VllmProcess
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.policy import Base
 from engine.worker.network.sampler import SamplingParams

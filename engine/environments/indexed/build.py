@@ -34,7 +34,7 @@ from engine.core.format import whole_percent
 from engine.environments.indexed import columns, scan, sides
 from engine.environments.indexed.rows import ROWS_INDEX, stored_row
 from engine.home.run_dir import Home
-from engine.processes.launcher import spawn_detached
+from engine.machine.processes.launcher import spawn_detached
 from engine.records.data_index import DataIndex, FaultyLine, IndexedFile, Spread
 from engine.records.record import Record
 from envs.config.problem import EnvProblem

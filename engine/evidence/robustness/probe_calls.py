@@ -2,6 +2,7 @@
 and what earlier evaluations on reworded tasks say of a model that is to be trained."""
 
 from engine.core.hints import Call
+from engine.core.wording.kinds import Kind
 from engine.evidence.robustness.robustness import reworded_better_sentences, robustness_of
 from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import redactor_for
@@ -9,7 +10,6 @@ from engine.home.store import Store
 from engine.records.manifest import read_manifest
 from engine.records.record import DamagedRecord
 from engine.records.run_config import RunConfig, TrainConfig
-from engine.wording.kinds import Kind
 
 _LOOK_BACK = 100  # newest evaluations that are searched
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from engine.core.wording.kinds import LABELS
 from engine.evidence.stats.inference import ALPHA, PairedVerdict, holm, paired_verdict
 from engine.evidence.stats.results import (
     Measure,
@@ -28,7 +29,6 @@ from engine.home.sanitize import Redactor, clip
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.lines.reworded_kind import RewordedKind
 from engine.records.run_config import EvaluateConfig, RunConfig
-from engine.wording.kinds import LABELS
 
 Word = Literal["fragile", "steady", "improved", "inconclusive", "unknown"]
 # A verdict on two models -> the word for one model in other words.

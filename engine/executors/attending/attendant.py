@@ -30,10 +30,10 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
 from engine.home.user_config import Host
+from engine.machine.processes import outcome
+from engine.machine.processes.seam import End, Handle, Probe
+from engine.machine.processes.trainer_variables import end_with_supervisor
 from engine.models import hub
-from engine.processes import outcome
-from engine.processes.seam import End, Handle, Probe
-from engine.processes.trainer_variables import end_with_supervisor
 from engine.records.run_config import TrainConfig
 
 _FIRST_LOOK_S, _LOOK_S = 0.3, 3.0  # between two looks, at first and later

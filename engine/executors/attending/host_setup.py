@@ -24,8 +24,8 @@ from engine.executors.ssh import FarError, HostLost, HostRefused, Link
 from engine.home.config_tables.hosts import NO_GRES, RAY, SLURM, SSH
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
-from engine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
-from engine.install.venvs import Say, ignore_line
+from engine.machine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
+from engine.machine.install.venvs import Say, ignore_line
 
 _INSTALL_S = 3600.0
 _PROOF_S = 300.0

@@ -14,7 +14,7 @@ from engine.executors.ssh_executor import SshExecutor
 from engine.home.config_tables.hosts import RAY, SLURM
 from engine.home.run_dir import Home, RunDir
 from engine.home.user_config import Host
-from engine.processes.seam import Executor, Handle
+from engine.machine.processes.seam import Executor, Handle
 from engine.records.run_config import TrainConfig
 
 

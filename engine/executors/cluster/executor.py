@@ -10,7 +10,7 @@ from engine.executors.linked import LinkedExecutor
 from engine.executors.ssh import FarError
 from engine.home.rows import RunRow
 from engine.home.run_dir import RunDir
-from engine.processes.seam import Caps, Handle
+from engine.machine.processes.seam import Caps, Handle
 from engine.records.run_config import TrainConfig
 
 

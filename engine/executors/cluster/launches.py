@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from engine.core.files import JsonObject, read_object, write_json
 from engine.executors import jobs
 from engine.executors.cluster.place import Place, places
-from engine.processes import limits
+from engine.machine.processes import limits
 
 
 def make_ready(place: Place, order: JsonObject, secrets: Mapping[str, str]) -> bool:

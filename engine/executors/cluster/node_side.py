@@ -23,7 +23,7 @@ from engine.executors import jobs
 from engine.executors.cluster.place import Place
 from engine.home.rows import TERMINAL, RunRow
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 
 EXIT_CLAIMED = 75  # another job runs this launch
 LOOK_S = 1.0

@@ -27,7 +27,7 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host, key_of
-from engine.processes.seam import Caps, Handle, Life, Owned
+from engine.machine.processes.seam import Caps, Handle, Life, Owned
 
 _DRIVER = "engine.executors.ray.driver"
 _SILENT_S = 12.0  # without a sign of life before Ray is asked; there is one every 3 s

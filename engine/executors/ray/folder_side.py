@@ -13,7 +13,7 @@ from engine.core.files import JsonObject, read_object, write_json
 from engine.executors import jobs
 from engine.executors.cluster import launches
 from engine.executors.cluster.place import Place, places
-from engine.processes import launcher, limits
+from engine.machine.processes import launcher, limits
 
 TAKEN_BACK = "taken back"  # in the place of a job's id, in the claim of a launch that never runs
 

@@ -15,7 +15,7 @@ from engine.home.run_dir import RunDir
 from engine.home.sanitize import one_line
 from engine.home.store import Store
 from engine.home.user_config import Host
-from engine.processes.seam import Caps, Handle, Owned
+from engine.machine.processes.seam import Caps, Handle, Owned
 
 _MARGIN_HOURS = 0.25  # of a job beyond the run's cap: to start, to evaluate, to save
 _LEAST_MINUTES = 5

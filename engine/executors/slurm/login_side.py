@@ -21,7 +21,7 @@ from engine.executors.cluster.place import Place, name_prefix, of_job, places
 from engine.executors.slurm import commands
 from engine.executors.slurm.causes import end_of, why_waiting
 from engine.executors.slurm.commands import Job, SlurmDown
-from engine.processes import limits
+from engine.machine.processes import limits
 
 _SILENT_S = 20.0  # without a sign of life before Slurm is asked
 _ASK_S = (1.0, 30.0)  # between two questions about one job, at first and later

@@ -1,7 +1,7 @@
 """What an evaluation asked in other words, by kind: a line of `evals/reworded/kinds.jsonl`."""
 
+from engine.core.wording.kinds import Kind
 from engine.records.lines.line_record import LineRecord
-from engine.wording.kinds import Kind
 
 
 class RewordedKind(LineRecord):

@@ -21,8 +21,8 @@ from engine.environments.registry import find_env, open_process, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
-from engine.processes.outcome import EXIT_DONE
-from engine.processes.trainer_variables import end_with_supervisor
+from engine.machine.processes.outcome import EXIT_DONE
+from engine.machine.processes.trainer_variables import end_with_supervisor
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig

@@ -15,7 +15,7 @@ from engine.environments.registry import EnvRecord
 from engine.home.run_dir import RunDir
 from engine.home.sanitize import redactor_for
 from engine.home.store import Store
-from engine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
+from engine.machine.processes.outcome import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Failure
 from envs.config.problem import EnvProblem
 
 

@@ -26,7 +26,7 @@ from engine.evidence.signal.preview import preview
 from engine.evidence.stats.results import load_rows, measure_of, side
 from engine.evidence.verdict.verdict import run_verdict
 from engine.home.run_dir import RunDir
-from engine.processes.trainer_variables import end_with_supervisor
+from engine.machine.processes.trainer_variables import end_with_supervisor
 from engine.records.lines.answer import present_stop_reason
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.line_record import Line

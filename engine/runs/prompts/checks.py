@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
+from engine.core.wording.prompt_texts import texts_of
 from engine.endpoints.references import find_endpoint, is_endpoint
 from engine.environments.registry import EnvRecord, read_tasks
 from engine.home.run_dir import Home
@@ -14,7 +15,6 @@ from engine.records.settings import PromptSettings
 from engine.runs.prompts.job import no_texts_error
 from engine.runs.prompts.search import PACKAGE, rollouts_per_round
 from engine.runs.prompts.tasks import SearchTasks
-from engine.wording.prompt_texts import texts_of
 
 _TASKS_READ = 2000  # whose texts are looked at
 

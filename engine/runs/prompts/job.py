@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from engine.core.errors import UserError
 from engine.core.files import Appender, JsonObject, keep_lines, last_line
+from engine.core.wording.asked import asked_otherwise
+from engine.core.wording.prompt_texts import Texts, prompt_with, texts_of, tools_with
 from engine.environments.registry import EnvRecord, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.results import TEST
@@ -28,8 +30,6 @@ from engine.runs.prompts.reflection import Reflection
 from engine.runs.prompts.search import Answers, Round, Search, SearchResult, most_rounds
 from engine.runs.prompts.tasks import SearchTasks, search_tasks
 from engine.runs.prompts.versions import make_version
-from engine.wording.asked import asked_otherwise
-from engine.wording.prompt_texts import Texts, prompt_with, texts_of, tools_with
 from envs.json_types import TaskRow
 from envs.tool_schemas import tools_of
 

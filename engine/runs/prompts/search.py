@@ -17,13 +17,13 @@ from statistics import fmean
 from typing import Any
 
 from engine.core.files import Appender, JsonObject, read_lines
+from engine.core.wording.prompt_texts import SYSTEM, Texts
 from engine.home.sanitize import Redactor
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.settings import PromptSettings
 from engine.runs.prompts.feedback import example_of
 from engine.runs.prompts.reflection import Reflection
 from engine.runs.prompts.tasks import SearchTasks
-from engine.wording.prompt_texts import SYSTEM, Texts
 from envs.json_types import TaskRow
 
 PACKAGE = "gepa"

@@ -22,8 +22,8 @@ from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.user_config import Endpoint
+from engine.machine.processes import launcher
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
 from engine.records.estimate import Range
 from engine.records.settings import PROMPT, PromptSettings
 from engine.runs.prompts import checks

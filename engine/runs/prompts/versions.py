@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from engine.core.wording.prompt_texts import SYSTEM, Texts, tool_descriptions
 from engine.environments.push import push_env
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.wording.prompt_texts import SYSTEM, Texts, tool_descriptions
 from envs.config.settings import FILE
 
 _TABLE = re.compile(r"^\s*\[prompt(\.tools)?\]")

@@ -9,6 +9,7 @@ from engine.core.errors import UserError
 from engine.core.format import counted, whole_percent, words
 from engine.core.hints import Call, Change, Hint
 from engine.core.reply import Reply
+from engine.core.wording.kinds import KINDS
 from engine.cost.evaluation_cost import Asking, EndpointCost, endpoint_cost
 from engine.cost.plan_total import NO_HOURS
 from engine.endpoints import checks as endpoint_checks
@@ -21,8 +22,8 @@ from engine.home.owner_marks import seal_in
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.processes import launcher
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
 from engine.records.estimate import Range
 from engine.records.settings import EvaluationSettings, SamplingSettings
 from engine.runs.evaluation.exam import size_of, tasks_asked
@@ -43,7 +44,6 @@ from engine.runs.submit.requests import EvaluationRequest
 from engine.runs.submit.run_folder import RunFiles, adapters_of, awaited_of
 from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
-from engine.wording.kinds import KINDS
 
 MAX_MODELS = 8  # the most models of one evaluation
 

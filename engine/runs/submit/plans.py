@@ -1,9 +1,9 @@
 """Queuing a plan: several runs at once, all or none.
 
 Every step is resolved before the database has a row of a run. The runs are then queued in one
-transaction, and each waits for the run whose model it needs (engine/processes/waiting.py). So the
-plan goes on without the process that submitted it. Its runs share one cap on device hours, which
-the supervisor of each run watches.
+transaction, and each waits for the run whose model it needs (engine/machine/processes/waiting.py).
+So the plan goes on without the process that submitted it. Its runs share one cap on device hours,
+which the supervisor of each run watches.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,10 +22,10 @@ from engine.home.rows import DEFAULT_GPU_HOURS, OPEN, NewRun, RunRow, plan_state
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.store_runs import RunMaker
+from engine.machine.pace.progress import write_status
+from engine.machine.processes import launcher
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.pace.progress import write_status
-from engine.processes import launcher
 from engine.records.estimate import Estimate
 from engine.records.run_config import PlanPlace, TrainConfig
 from engine.records.settings import TrainSettings

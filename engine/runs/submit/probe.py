@@ -17,9 +17,9 @@ from engine.home.database import reports_unwritable_disk
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.machine.processes import launcher
 from engine.models import catalog
 from engine.models.catalog import ModelRef
-from engine.processes import launcher
 from engine.records.settings import GRPOSettings
 from engine.runs.submit.admission import (
     EVALUATION_WALL_HOURS,

@@ -9,8 +9,8 @@ from engine.cost import estimate
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.pace.progress import write_status
-from engine.processes import launcher
+from engine.machine.pace.progress import write_status
+from engine.machine.processes import launcher
 from engine.records.run_config import RunConfig, TrainConfig
 
 # The fields of an estimate that the reply shows.

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from engine.core.files import JsonObject
+from engine.core.wording.kinds import KINDS, Kind
 from engine.home.rows import DEFAULT_GPU_HOURS
 from engine.records.settings import GivenSettings
-from engine.wording.kinds import KINDS, Kind
 
 # The arguments that count when a run is resumed.
 _RESUME_TAKES = frozenset({"resume", "max_gpu_hours", "request_id", "approved", "profile"})
@@ -158,8 +158,8 @@ class EvaluationRequest:
         regrade: the run whose stored answers the environment scores; "" for an evaluation.
         task_indices: the tasks to ask, instead of `rows`: positions from 0 and ranges of them, such
             as "0-9,12", in the order in which the environment lists the split; "" for no choice.
-        perturb: the kinds of other words (engine/wording) in which the same tasks are also asked,
-            or "all".
+        perturb: the kinds of other words (engine/core/wording) in which the same tasks are also
+            asked, or "all".
     """
 
     env_id: str

@@ -16,9 +16,9 @@ from engine.core.format import counted
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.machine.processes.waiting import link_checkpoint
 from engine.models.adapters import ADAPTER_FILES, BASE_FILES
 from engine.models.catalog import ModelRef
-from engine.processes.waiting import link_checkpoint
 from engine.runs.submit.admission import bad_argument, check_not_deleted
 from engine.runs.submit.contamination import Contamination
 

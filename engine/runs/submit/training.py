@@ -19,14 +19,14 @@ from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.target import is_expectation, target_in
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
-from engine.fast_paths.results import why_off
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.machine.fast_paths.results import why_off
+from engine.machine.install import vllm_env
+from engine.machine.processes import launcher, outcome
 from engine.models.catalog import ModelRef
-from engine.processes import launcher, outcome
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
 from engine.records.settings import PROMPT, RolloutSettings, TrainSettings

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from engine.core.errors import FAILURE_KINDS, UserError
 from engine.core.hints import Hint, hint_of
-from engine.processes.outcome import Failure
+from engine.machine.processes.outcome import Failure
 
 HINTS: dict[str, str] = {
     "oom": "Lower max_length, or batch_size (SFT) or prompts_per_step (GRPO), or set "

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from engine.core.files import Appender, keep_lines, write_json
 from engine.home.run_dir import RunDir
-from engine.processes.outcome import Failure
+from engine.machine.processes.outcome import Failure
 from engine.records.lines.event import Event
 from engine.records.lines.metrics_line import MetricsLine
 from engine.records.run_config import RunConfig, TrainConfig, read_run_config

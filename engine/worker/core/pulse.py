@@ -3,8 +3,8 @@
 A process does one run, so there is one pulse, which `begin` starts. Without it, as in a server that
 answers chats or in a test of one loop, everything here does nothing. The innermost loops call
 `beat`: a round of the sampler, a microbatch, a scored answer. So a process that hangs falls silent
-soon, even within a long phase. engine/pace/heartbeat.py defines what is written; the supervisor
-judges the silence.
+soon, even within a long phase. engine/machine/pace/heartbeat.py defines what is written; the
+supervisor judges the silence.
 """
 
 import os
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from engine.home.run_dir import RunDir
-from engine.pace.heartbeat import Heartbeat, Outlook, Phase, Work, write_heartbeat
+from engine.machine.pace.heartbeat import Heartbeat, Outlook, Phase, Work, write_heartbeat
 
 WRITE_EVERY_S = 0.5  # within a phase a heartbeat is written so often; its begin and end at once
 

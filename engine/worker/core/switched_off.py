@@ -1,4 +1,4 @@
-"""Which fast paths (faster ways to compute, engine/fast_paths) this process must not use.
+"""Which fast paths (faster ways to compute, engine/machine/fast_paths) this process must not use.
 
 They are set once when a worker starts, from what was tried on its device. The code that has a
 faster and a plain way to compute asks here.
@@ -7,7 +7,7 @@ faster and a plain way to compute asks here.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from engine.fast_paths.catalogue import FAST_PATHS
+from engine.machine.fast_paths.catalogue import FAST_PATHS
 
 _reasons: dict[str, str] = {}
 

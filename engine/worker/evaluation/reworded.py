@@ -7,8 +7,8 @@ does not (engine/evidence/robustness compares the two, task by task).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.core.wording.kinds import Kind
 from engine.records.lines.reworded_kind import RewordedKind
-from engine.wording.kinds import Kind
 from engine.worker.rollouts.rewording import Rewording
 from envs.json_types import TaskRow
 

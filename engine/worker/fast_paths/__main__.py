@@ -21,8 +21,8 @@ prepare()
 import torch
 
 from engine.core.hardware import detect
-from engine.fast_paths.results import PathResult, identity_of
 from engine.home.run_dir import Home
+from engine.machine.fast_paths.results import PathResult, identity_of
 from engine.worker.components import quiet_libraries, set_threads
 from engine.worker.fast_paths.collectives_trial import try_collectives
 from engine.worker.fast_paths.trial import try_path

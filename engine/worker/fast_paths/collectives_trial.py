@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from engine.fast_paths.examine import ALL_GPUS
-from engine.fast_paths.results import PathResult
-from engine.processes import programs
+from engine.machine.fast_paths.examine import ALL_GPUS
+from engine.machine.fast_paths.results import PathResult
+from engine.machine.processes import programs
 from engine.worker.fast_paths.trial import SLOWER
 
 NAME = "collectives"

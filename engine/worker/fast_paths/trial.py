@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.fast_paths.catalogue import FAST_PATHS
-from engine.fast_paths.results import PathResult
+from engine.machine.fast_paths.catalogue import FAST_PATHS
+from engine.machine.fast_paths.results import PathResult
 from engine.worker.core import switched_off
 
 ROUNDS = 5  # each way is timed so often, in turn; the fastest round counts

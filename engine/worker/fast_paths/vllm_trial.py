@@ -13,12 +13,12 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from engine.core.errors import UserError
-from engine.fast_paths.results import PathResult
 from engine.home.run_dir import Home
-from engine.install import vllm_env
+from engine.machine.fast_paths.results import PathResult
+from engine.machine.install import vllm_env
+from engine.machine.processes.vllm_process import Plan, ServerDied, VllmProcess
 from engine.models.catalog import BUILTIN
-from engine.processes.vllm_process import Plan, ServerDied, VllmProcess
-from engine.sizing.servers import AWAKE_BYTES, TRAINER_RESERVE
+from engine.models.sizing.servers import AWAKE_BYTES, TRAINER_RESERVE
 from engine.worker.core.batch import Row
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.runtime import release_memory

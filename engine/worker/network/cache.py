@@ -9,7 +9,7 @@ has the earlier columns masked, and prompts are padded on the right. Rows that h
 in a block; what they compute is finite and ignored.
 
 Every layer has tensors of its own. Where they grow or move, old and new ones exist side by side for
-one layer at a time (engine/sizing/layers.py counts on it).
+one layer at a time (engine/models/sizing/layers.py counts on it).
 """
 
 from collections.abc import Sequence

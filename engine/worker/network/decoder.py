@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from engine.core.hardware import detect
-from engine.sizing.layers import HEAD_BYTES
+from engine.models.sizing.layers import HEAD_BYTES
 from engine.worker.network.adapter import FlatAdapter, LoraSpec, Slot
 from engine.worker.network.shape import Multipliers, Shape, is_rotated
 from engine.worker.network.weights import (

@@ -14,6 +14,8 @@ from engine.core.hardware import detect
 from engine.environments.env_facts import EnvFacts, env_facts
 from engine.environments.registry import EnvRecord
 from engine.models.model_files import read_facts
+from engine.models.sizing import plan as sizing
+from engine.models.sizing.layers import LoadedModel
 from engine.records.run_config import (
     DistillConfig,
     DPOConfig,
@@ -34,8 +36,6 @@ from engine.records.settings import (
 )
 from engine.settings import defaults, run_size
 from engine.settings.defaults import SamplingLimits
-from engine.sizing import plan as sizing
-from engine.sizing.layers import LoadedModel
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
 

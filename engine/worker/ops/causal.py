@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from engine.sizing.layers import ATTENTION_KEPT
+from engine.models.sizing.layers import ATTENTION_KEPT
 
 BLOCK = 64  # tokens of a block of queries
 # Longer sequences go through torch's kernel, because the functions here save probabilities for the

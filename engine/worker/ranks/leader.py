@@ -22,11 +22,11 @@ from typing import IO, Any, NamedTuple, TypeVar
 import torch
 
 from engine.core.hints import Hint
-from engine.processes import programs
-from engine.processes.outcome import Failure
-from engine.processes.trainer_variables import visible_devices
+from engine.machine.processes import programs
+from engine.machine.processes.outcome import Failure
+from engine.machine.processes.trainer_variables import visible_devices
+from engine.models.sizing.ranks import training_devices
 from engine.records.run_config import GRPOConfig, RunConfig, TrainConfig
-from engine.sizing.ranks import training_devices
 from engine.worker.core import pulse
 from engine.worker.core.failures import WorkerFailure, out_of_memory
 from engine.worker.core.job import Job

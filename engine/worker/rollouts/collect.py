@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from engine.wording.asked import asked_prompt, asked_tools
+from engine.core.wording.asked import asked_prompt, asked_tools
 from engine.worker.core import pulse
 from engine.worker.core.background import BackgroundWorker
 from engine.worker.core.trajectory import Completion, Group, Trajectory

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.core.format import whole_percent
+from engine.core.wording.kinds import TRAINED_KINDS, Kind, Stock
+from engine.core.wording.options import MovedOptions, last_answer, moved_options
+from engine.core.wording.reword import drawn, reword
 from engine.environments.registry import EnvRecord
 from engine.records.settings import GRPOSettings, SFTSettings
-from engine.wording.kinds import TRAINED_KINDS, Kind, Stock
-from engine.wording.options import MovedOptions, last_answer, moved_options
-from engine.wording.reword import drawn, reword
 from envs.config.problem import EnvProblem
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow, ToolSchema

@@ -8,13 +8,13 @@ from dataclasses import replace
 import torch
 
 from engine.core.hardware import detect
-from engine.install import vllm_env
-from engine.processes.trainer_variables import visible_devices
-from engine.processes.vllm_process import Plan, VllmProcess, rank_limit
+from engine.machine.install import vllm_env
+from engine.machine.processes.trainer_variables import visible_devices
+from engine.machine.processes.vllm_process import Plan, VllmProcess, rank_limit
+from engine.models.sizing import plan as sizing
+from engine.models.sizing import servers
 from engine.records.run_config import RunConfig
 from engine.records.settings import RolloutSettings
-from engine.sizing import plan as sizing
-from engine.sizing import servers
 from engine.worker.core import switched_off
 from engine.worker.core.job import Job
 from engine.worker.network.policy import Base
@@ -30,7 +30,7 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: siz
     setting use our own. A vLLM server is started here, but only waited for when it is first used.
 
     Our own sampler is used, and the event `sampler` says why, if the GPU has no room for vLLM or
-    vLLM was tried and failed (engine/fast_paths).
+    vLLM was tried and failed (engine/machine/fast_paths).
 
     Args:
         needs: what every sampler has to know, such as the ids that end a completion.
@@ -52,8 +52,8 @@ def wants_server(config: RunConfig) -> bool:
 
 def why_no_server(job: Job[RunConfig], size: sizing.Job) -> str:
     """Explain why the vLLM server that the settings name cannot be used: its GPU has no room, or it
-    was tried there and failed (engine/fast_paths). The event `sampler` says so too. Returns "" if
-    it can be used."""
+    was tried there and failed (engine/machine/fast_paths). The event `sampler` says so too. Returns
+    "" if it can be used."""
     why_not = size.server.why_not if size.kind == "cuda" else ""
     if switched_off.is_off("vllm"):
         why_not = f"vLLM is switched off on this device: {switched_off.why_off('vllm')}"

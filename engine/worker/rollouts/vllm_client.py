@@ -1,8 +1,8 @@
 """Requests to a vLLM server: token ids go in, token ids and log-probabilities come out.
 
-They use HTTP over the server's socket file; engine/processes/vllm_process.py says why it is no
-port. Nothing is ever sent or read as text, so no template, tokenizer or default of the server can
-change a result.
+They use HTTP over the server's socket file; engine/machine/processes/vllm_process.py says why it is
+no port. Nothing is ever sent or read as text, so no template, tokenizer or default of the server
+can change a result.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from engine.processes.vllm_process import VllmProcess
+from engine.machine.processes.vllm_process import VllmProcess
 
 # A request or a reply in vLLM's form. The parts of a reply that are used are checked when read.
 Body = dict[str, Any]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.processes.vllm_process import BASE, ServerDied, VllmProcess
+from engine.machine.processes.vllm_process import BASE, ServerDied, VllmProcess
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.runtime import release_memory
 from engine.worker.core.trajectory import Completion

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
-from engine.processes.deployments import Json
+from engine.machine.processes.deployments import Json
 from engine.records.settings import MAX_RANK
 from engine.worker.core.runtime import prepare
 
@@ -40,8 +40,8 @@ from engine.core.files import read_json, write_json
 from engine.core.slow_clients import ImpatientProtocol
 from engine.home.hashes import weight_hashes
 from engine.home.run_dir import DeployDir
-from engine.install import vllm_env
-from engine.processes.vllm_process import Plan
+from engine.machine.install import vllm_env
+from engine.machine.processes.vllm_process import Plan
 from engine.worker.components import quiet_libraries
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.gateway.chat_request import ChatRequest, Refused, Reply, parse_chat

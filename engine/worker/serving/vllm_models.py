@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from engine.processes.vllm_process import BASE, Plan, ServerDied, VllmProcess, rank_limit
+from engine.machine.processes.vllm_process import BASE, Plan, ServerDied, VllmProcess, rank_limit
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.gateway.chat_request import Refused
 from engine.worker.network.adapter import WEIGHTS, LoraSpec, read_adapter

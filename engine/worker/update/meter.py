@@ -20,7 +20,7 @@ from engine.core.files import read_lines
 from engine.cost import flops
 from engine.home.run_dir import RunDir
 from engine.models.model_files import read_facts
-from engine.sizing.layers import OVERHEAD
+from engine.models.sizing.layers import OVERHEAD
 from engine.worker.core.batch import Row
 from engine.worker.core.job import Result
 from engine.worker.network.policy import Policy

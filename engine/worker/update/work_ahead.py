@@ -2,12 +2,12 @@
 checkpoints.
 
 The forecast of the run's end multiplies these numbers by the seconds that each unit has taken so
-far (engine/pace/forecast.py).
+far (engine/machine/pace/forecast.py).
 """
 
 from dataclasses import dataclass
 
-from engine.pace.heartbeat import Phase
+from engine.machine.pace.heartbeat import Phase
 from engine.records.settings import STOP_EARLY_PATIENCE, CommonSettings
 
 

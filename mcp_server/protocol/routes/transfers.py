@@ -22,12 +22,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from engine.core.errors import UserError
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
-from engine.team.owners import May
+from engine.home.team.owners import May
 from mcp_server.access import sharing
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import Key, Scope
 from mcp_server.access.viewing import seen, viewing
-from mcp_server.api import uploads, verbs
+from mcp_server.api import verbs
 from mcp_server.api.replies import clean, envelope, error_line
 from mcp_server.protocol.guard import KEY_IN_SCOPE, internal_error
 
@@ -60,7 +60,7 @@ async def _put_env(home: Home, request: Request) -> Response:
         files: Mapping[str, object] | bytes = body
         if body.lstrip()[:1] == b"{":
             files = _files_in(body)
-        return uploads.push_files(view, name, files, install, key)
+        return verbs.push_env(view, name=name, install=install, key=key, files=files)
 
     arguments = {"name": name, "install": install, "bytes": len(body)}
     return await _answer(home, request, _Routed("push_env", "train", "use", arguments), push)

@@ -27,10 +27,10 @@ from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.hub.repository import RemoteFile
+from engine.machine.processes import launcher
 from engine.models import catalog, tokens
 from engine.models.hub import DownloadPlan
 from engine.models.model_files import ModelFacts
-from engine.processes import launcher
 from engine.records.estimate import Workload
 from engine.runs import lifecycle
 from engine.runs.submit.requests import TrainRequest

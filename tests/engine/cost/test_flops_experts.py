@@ -7,7 +7,7 @@ import pytest
 from engine.cost.flops import update_operations
 from engine.models.families import LayerFacts, Projection
 from engine.models.model_files import ModelFacts
-from engine.sizing.layers import LoadedModel
+from engine.models.sizing.layers import LoadedModel
 
 # 1,000 parameters outside the layers; in them 600 of attention and 8 experts of 100 each, of which
 # a token runs through two. One of the four layers keeps no keys and values.

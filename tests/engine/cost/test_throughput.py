@@ -13,7 +13,7 @@ from engine.cost import throughput
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 
 GB = 1 << 30
 CPU = Device("cpu", "CPU", "cpu", GB, GB)

@@ -15,7 +15,7 @@ from engine.environments.registry import find_env, read_tasks
 from engine.evidence.overlap import overlap
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.team.owners import Share, Viewer
+from engine.home.team.owners import Share, Viewer
 
 pytestmark = pytest.mark.timeout(20)
 

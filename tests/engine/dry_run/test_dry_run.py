@@ -14,13 +14,13 @@ from engine.core.errors import UserError
 from engine.core.files import append_line
 from engine.core.hardware import Device, Hardware
 from engine.dry_run import checks, dry_run
+from engine.dry_run.judgements import judge_probe, narrow_form
 from engine.dry_run.report import shortened
 from engine.environments.push import push_env
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.judgements import judge_probe, narrow_form
-from engine.processes.programs import STAND_INS
+from engine.machine.processes.programs import STAND_INS
 from engine.records.run_result import ProbeResult
 from engine.runs import lifecycle
 from envs.config.problem import EnvProblem

@@ -17,7 +17,7 @@ from engine.dry_run.smoke_check import MOST_ROWS, STEPS, smoke_settings
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes.programs import STAND_INS
+from engine.machine.processes.programs import STAND_INS
 from engine.runs.submit.requests import DryRunRequest
 
 

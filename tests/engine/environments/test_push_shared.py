@@ -10,7 +10,7 @@ from engine.core.errors import UserError
 from engine.environments.push import push_env
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.team.owners import Share, Viewer
+from engine.home.team.owners import Share, Viewer
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -22,9 +22,9 @@ from engine.executors.attending import host_setup
 from engine.home.rows import TERMINAL, NewRun, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.machine.processes import launcher
+from engine.machine.processes.seam import Handle
 from engine.models import catalog
-from engine.processes import launcher
-from engine.processes.seam import Handle
 
 __all__ = ["cluster_of_slurm", "pool_of_ray", "ray_of_two_nodes", "slurm_of_one_node"]  # fixtures
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"

@@ -56,7 +56,7 @@ def test_a_run_is_planned_for_the_machine_that_it_goes_to(box: Home, env: str):
 
 
 def test_a_run_is_queued_for_it_and_is_no_run_of_a_device_here(box: Home, env: str, monkeypatch):
-    monkeypatch.setattr("engine.processes.launcher.start_queued", lambda *_: [])
+    monkeypatch.setattr("engine.machine.processes.launcher.start_queued", lambda *_: [])
     reply = submit(box, TrainRequest(env_id=env, algorithm="sft", settings=SETTINGS))
     with Store(box) as store:
         row = store.get_run(str(reply["run_id"]))
@@ -64,7 +64,7 @@ def test_a_run_is_queued_for_it_and_is_no_run_of_a_device_here(box: Home, env: s
         assert store.lease_next(["cpu"]) is None  # no device of this machine is for it
         leased = store.lease_next([], elsewhere={"ssh:box": 1})
         assert leased is not None and (leased.run_id, leased.device) == (row.run_id, "ssh:box")
-    monkeypatch.setattr("engine.processes.launcher.reap", lambda home: [])  # nobody runs it
+    monkeypatch.setattr("engine.machine.processes.launcher.reap", lambda home: [])  # nobody runs it
     (shown,) = overview(box, "hardware")["hardware"]["hosts"]
     assert (shown["host"], shown["runs"], shown["ready"]) == ("box", [row.run_id], True)
     assert config_compute(box, row.run_id) == "ssh:box"

@@ -1,4 +1,4 @@
-"""What every place to run holds to, whatever stands behind it (engine/processes/seam.py).
+"""What every place to run holds to, whatever stands behind it (engine/machine/processes/seam.py).
 
 A new executor: a subclass of `Place` in tests/helpers/places.py, and a row in PLACES.
 """
@@ -9,7 +9,7 @@ import threading
 import pytest
 from places import FakePlace, LocalPlace, Place, RayPlace, SlurmPlace, SshPlace
 
-from engine.processes.seam import Owned
+from engine.machine.processes.seam import Owned
 
 pytestmark = [pytest.mark.timeout(240)]
 # The name of an executor -> the class that handles it, and the markers of its tests.

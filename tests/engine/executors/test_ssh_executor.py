@@ -12,7 +12,7 @@ from engine.executors import hosts
 from engine.executors.attending import host_setup
 from engine.home.rows import TERMINAL
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import submit
 

@@ -7,9 +7,9 @@ from engine.core.files import append_line
 from engine.evidence.report.html_report import write_report
 from engine.home.halves import choosing, scores_in_words
 from engine.home.run_dir import Home, RunDir
-from engine.reading import logs, rollouts
-from engine.reading.rollout_pages import RolloutQuery
 from engine.runs import lifecycle
+from engine.runs.reading import logs, rollouts
+from engine.runs.reading.rollout_pages import RolloutQuery
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from engine.core.files import write_json
 from engine.core.hints import Hint
 from engine.home.recovery import damaged_configs, env_rows, run_rows
 from engine.home.store import Store
-from engine.pace.progress import write_status
-from engine.processes import outcome
+from engine.machine.pace.progress import write_status
+from engine.machine.processes import outcome
 
 
 def lost(bench, run, state: str = "", **values) -> dict:

@@ -17,8 +17,8 @@ from stand_ins import stand_in
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
+from engine.machine.processes import launcher
 from engine.models import catalog, library
-from engine.processes import launcher
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
 from tests.engine.evidence.conftest import make_run, rows  # noqa: F401
 

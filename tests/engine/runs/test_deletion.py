@@ -16,7 +16,7 @@ from engine.home import recovery
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import deletion, lifecycle
 from engine.runs.submit import contamination
 from engine.runs.submit import training as submit_training

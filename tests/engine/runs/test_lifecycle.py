@@ -12,8 +12,8 @@ import pytest
 from engine.core.errors import UserError
 from engine.core.files import append_line, read_json
 from engine.home.store import Store
-from engine.processes import launcher
-from engine.processes.programs import STAND_INS
+from engine.machine.processes import launcher
+from engine.machine.processes.programs import STAND_INS
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest, ProbeRequest, TrainRequest
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.core.files import append_line, write_json
 from engine.home.store import Store
-from engine.pace.heartbeat import Heartbeat, Work
+from engine.machine.pace.heartbeat import Heartbeat, Work
 from engine.runs import lifecycle
 from engine.runs.submit.requests import EvaluationRequest
 

@@ -6,7 +6,7 @@ import pytest
 from stand_ins import stand_in
 
 from engine.home.run_dir import Home
-from engine.processes import deployments
+from engine.machine.processes import deployments
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from engine.core.errors import UserError
 from engine.core.files import read_json
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import deployments
+from engine.machine.processes import deployments
 from engine.serving import conversations, service
 from engine.serving.chat import chat
 from engine.serving.chat_request import ChatRequest, Heard, Patience

@@ -11,11 +11,11 @@ from engine.core.errors import UserError
 from engine.core.files import write_json
 from engine.core.hardware import Device, Hardware, driver_version
 from engine.dry_run.gpu_plans import MODELS
-from engine.fast_paths.results import DeviceResults, PathResult, keep_results
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import vllm_env
+from engine.machine.fast_paths.results import DeviceResults, PathResult, keep_results
+from engine.machine.install import vllm_env
 from engine.serving import placement
 
 GIB = 1 << 30

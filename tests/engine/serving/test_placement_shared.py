@@ -17,9 +17,9 @@ from engine.core.hardware import Device, Hardware
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.machine.processes import deployments
+from engine.machine.processes.vllm_process import Plan, VllmProcess
 from engine.models import catalog
-from engine.processes import deployments
-from engine.processes.vllm_process import Plan, VllmProcess
 from engine.serving import placement, service
 from engine.serving.chat_request import Patience
 from engine.worker.network.sampler import SamplingParams

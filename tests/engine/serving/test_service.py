@@ -14,13 +14,13 @@ from engine.core.files import read_json, read_lines, write_json
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.install import vllm_env
-from engine.processes import deployments, launcher
+from engine.home.team.owners import Viewer
+from engine.machine.install import vllm_env
+from engine.machine.processes import deployments, launcher
 from engine.runs import lifecycle
 from engine.serving import placement, service
 from engine.serving.chat import chat
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest
-from engine.team.owners import Viewer
 
 # Each of these takes about a second; the limit is for a machine that is busy with other things.
 pytestmark = pytest.mark.timeout(60)

@@ -12,10 +12,10 @@ from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models.model_files import ModelFacts
+from engine.models.sizing import ranks
 from engine.records.estimate import Estimate, Range
 from engine.settings import gpu_count, resolution, run_size
 from engine.settings.resolution import Resolved
-from engine.sizing import ranks
 
 MODEL = ModelFacts(
     "Qwen3ForCausalLM", 192, 4, 6, 2, 32, 512, 264, True, 1_628_992, 1024, "float32", 6_515_968

@@ -13,7 +13,7 @@ from meta_device import ALL_LINEAR, Kept, Kernels, fused, network_of, owned_by
 from typed_settings import grpo_settings, sft_settings
 
 from engine.dry_run.gpu_plans import MODELS
-from engine.sizing import layers
+from engine.models.sizing import layers
 from engine.worker import grpo, sft
 from engine.worker.core.batch import Row
 from engine.worker.core.trajectory import Completion, Group, Trajectory

@@ -226,7 +226,7 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     for name in ("add_host", "set_up_host", "check_host", "remove_host", "list_hosts"):
         monkeypatch.setattr(host_verbs, name, lambda *a, **k: dict(reply))
     monkeypatch.setattr(
-        "engine.install.vllm_env.setup_vllm", lambda home, again, say: {"summary": "s"}
+        "engine.machine.install.vllm_env.setup_vllm", lambda home, again, say: {"summary": "s"}
     )
     monkeypatch.setattr("engine.runs.rerun.rerun_request", lambda home, run_id, changes: run_id)
     monkeypatch.setattr("engine.doctor.examine", lambda home: {"checks": [], "failed": False})

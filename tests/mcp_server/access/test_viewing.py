@@ -27,7 +27,7 @@ from engine.environments.registry import find_env
 from engine.home.owner_marks import home_of_owner, own_part
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.records.run_config import as_run_config
 from engine.runs.submit.run_folder import RunFiles
 from mcp_server.access import viewing

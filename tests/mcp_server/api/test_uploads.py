@@ -10,9 +10,8 @@ import pytest
 from engine.core.errors import UserError
 from engine.environments.indexed import build
 from engine.home.run_dir import Home
-from mcp_server.access.keys import LOCAL
-from mcp_server.api import uploads
-from mcp_server.api.uploads import push_files, unpack, write_files
+from mcp_server.api import uploads, verbs
+from mcp_server.api.uploads import unpack, write_files
 
 
 def zipped(*entries: tuple[str | zipfile.ZipInfo, str]) -> bytes:
@@ -67,7 +66,7 @@ def test_data_that_a_version_would_read_where_they_lie_are_refused(
     monkeypatch.setattr(build, "COPIED_BYTES", 100)
     rows = '{"prompt": "1?", "answer": "1"}\n' * 20
     with pytest.raises(UserError, match="too large to copy") as refusal:
-        push_files(home, "booking", {"train.jsonl": rows}, install=False, key=LOCAL)
+        verbs.push_env(home, name="booking", files={"train.jsonl": rows})
     assert refusal.value.code == "ENV_LIMITS"
 
 
@@ -161,9 +160,7 @@ def test_a_content_that_is_no_text_and_no_file_at_all_are_refused(tmp_path: Path
 
 
 def test_files_need_a_name_and_no_path(home):
-    from mcp_server.access.keys import LOCAL
-
     for name, path in (("", ""), ("a", "b")):
         with pytest.raises(UserError) as refusal:
-            uploads.push_files(home, name, GOOD, False, LOCAL, path)
+            verbs.push_env(home, path, name, files=GOOD)
         assert refusal.value.code == "BAD_ARGUMENT"

@@ -305,7 +305,7 @@ def test_ctrl_c_cancels_what_the_demo_started(
         other = store.insert_run(NewRun("other", "train", "sft", "a@1", "pebble")).run_id
     for run_id in (mine, other):
         home.run(run_id).create()
-    monkeypatch.setattr("engine.processes.launcher.reap", lambda home: [])
+    monkeypatch.setattr("engine.machine.processes.launcher.reap", lambda home: [])
 
     async def interrupted(scene: demo.Scene, console: Console) -> None:
         scene.runs.append(mine)

@@ -102,7 +102,7 @@ def test_a_version_that_runs_used_is_only_deleted_when_told_so(home: Home, tmp_p
 def test_packages_are_built_ahead_of_a_push(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from engine.install import env_packages
+    from engine.machine.install import env_packages
 
     none = json.loads(call("env", "build", str(tmp_path), "--json").stdout)
     assert none["packages"] == []

@@ -243,8 +243,10 @@ def test_a_log_that_cannot_be_written_says_nothing_on_stderr(
 async def test_a_server_that_starts_continues_the_home(home: Home, monkeypatch: pytest.MonkeyPatch):
     done = []
     monkeypatch.setattr("mcp_server.protocol.app.TEND_AFTER_S", 0.0)
-    monkeypatch.setattr("engine.processes.launcher.reap", lambda home: done.append("reap"))
-    monkeypatch.setattr("engine.processes.launcher.start_queued", lambda home: done.append("start"))
+    monkeypatch.setattr("engine.machine.processes.launcher.reap", lambda home: done.append("reap"))
+    monkeypatch.setattr(
+        "engine.machine.processes.launcher.start_queued", lambda home: done.append("start")
+    )
     async with Client(build_server(home, [])):
         await until(lambda: len(done) == 2)
     assert done == ["reap", "start"]

@@ -15,8 +15,8 @@ from engine.core import hardware
 from engine.core.files import read_json, write_json
 from engine.cost import throughput
 from engine.home.run_dir import Home
-from engine.install import env_packages
-from engine.processes import launcher
+from engine.machine.install import env_packages
+from engine.machine.processes import launcher
 from mcp_server.protocol.app import build_server
 
 PAYS_EVERYTHING = """

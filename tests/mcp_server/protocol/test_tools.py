@@ -13,7 +13,7 @@ from engine.core.reply import LEAST_ROLLOUT_CHARS, MOST_ROLLOUT_CHARS, MOST_ROLL
 from engine.home.rows import DEFAULT_GPU_HOURS, NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.reading.rollout_pages import RolloutQuery
+from engine.runs.reading.rollout_pages import RolloutQuery
 from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainRequest
 from engine.serving.chat_request import ChatRequest
 from mcp_server.api import verbs

@@ -13,7 +13,7 @@ from mcp import Client
 from stand_ins import stand_in
 
 from engine.home.run_dir import Home
-from engine.processes import deployments
+from engine.machine.processes import deployments
 from engine.serving.chat_request import Patience
 from mcp_server.api import verbs
 from mcp_server.protocol import threads

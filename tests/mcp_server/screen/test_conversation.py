@@ -14,7 +14,7 @@ import pytest
 from stand_ins import stand_in
 
 from engine.home.run_dir import Home
-from engine.processes import deployments
+from engine.machine.processes import deployments
 
 DEADLINE_S = 40.0  # starts of python on busy cores
 

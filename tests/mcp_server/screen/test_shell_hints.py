@@ -15,7 +15,7 @@ from engine.core.hints import Call, Hint
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.processes import outcome
+from engine.machine.processes import outcome
 from mcp_server.cli.main import app
 from mcp_server.screen.shell import as_typed
 

@@ -15,8 +15,8 @@ from engine.core.reply import BODY_CHARS
 from engine.evidence.detect.diagnose import diagnose
 from engine.home.run_dir import Home
 from engine.home.sanitize import json_chars
-from engine.reading.rollout_pages import RolloutQuery
-from engine.reading.rollouts import read_rollouts
+from engine.runs.reading.rollout_pages import RolloutQuery
+from engine.runs.reading.rollouts import read_rollouts
 from tests.helpers.env_versions import write_version
 
 Make = Callable[..., Any]

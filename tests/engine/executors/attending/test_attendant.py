@@ -8,7 +8,7 @@ import pytest
 from engine.core.files import read_json, read_lines, write_json
 from engine.executors.far_side import PASSED_ON, PASSED_ON_PREFIXES
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs.lifecycle import cancel
 
 pytestmark = [pytest.mark.timeout(240)]

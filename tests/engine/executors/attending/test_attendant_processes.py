@@ -16,9 +16,9 @@ from engine.executors.attending import attendant
 from engine.executors.attending.attendant import Attendant, sweep
 from engine.home.store import Store
 from engine.home.user_config import Host
+from engine.machine.processes import launcher, outcome
+from engine.machine.processes.seam import End, Handle, Owned, Probe
 from engine.models import catalog
-from engine.processes import launcher, outcome
-from engine.processes.seam import End, Handle, Owned, Probe
 from engine.runs.lifecycle import cancel
 
 CANCELLED = End("cancelled", "cancelled", "asked to end", Hint(), "unknown")

@@ -4,7 +4,7 @@ import dataclasses
 
 from engine.executors.attending import hours
 from engine.home.store import Store
-from engine.processes.limits import held_elsewhere_s
+from engine.machine.processes.limits import held_elsewhere_s
 from engine.runs.run_status import status_of
 
 

@@ -10,7 +10,7 @@ from run_configs import train_config
 from engine.core.files import read_json, write_json
 from engine.executors.cluster.node_side import EXIT_CLAIMED, NodeSide, describe
 from engine.executors.cluster.place import Place
-from engine.processes import limits
+from engine.machine.processes import limits
 
 pytestmark = pytest.mark.timeout(30)  # a supervisor and a trainer start
 

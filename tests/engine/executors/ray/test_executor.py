@@ -10,7 +10,7 @@ from engine.core.files import read_json, read_lines
 from engine.executors import hosts
 from engine.executors.attending.places import connected
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs.lifecycle import cancel
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]

@@ -11,7 +11,7 @@ from engine.core.files import read_json, read_lines
 from engine.evidence.verdict.provenance import verify
 from engine.home.rows import TERMINAL
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import submit
 

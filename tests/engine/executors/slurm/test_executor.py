@@ -10,8 +10,8 @@ from engine.executors import hosts
 from engine.executors.attending import host_setup
 from engine.executors.attending.places import connected
 from engine.home.store import Store
-from engine.processes import launcher
-from engine.processes.seam import Handle
+from engine.machine.processes import launcher
+from engine.machine.processes.seam import Handle
 from engine.runs.lifecycle import cancel
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ from engine.executors import hosts, jobs
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs.submit.requests import TrainRequest
 from engine.runs.submit.training import submit
 

@@ -19,9 +19,9 @@ from engine.environments.registry import find_env
 from engine.evidence.compare.compare import compare_runs
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.reading.rollout_pages import RolloutQuery
-from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
+from engine.runs.reading.rollout_pages import RolloutQuery
+from engine.runs.reading.rollouts import read_rollouts
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 from mcp_server.api import verbs
 

@@ -14,10 +14,10 @@ from engine.core.files import write_json
 from engine.evidence.compare.compare import compare_runs
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
-from engine.processes import launcher
-from engine.reading.rollout_pages import RolloutQuery
-from engine.reading.rollouts import read_rollouts
+from engine.machine.processes import launcher
 from engine.runs import lifecycle
+from engine.runs.reading.rollout_pages import RolloutQuery
+from engine.runs.reading.rollouts import read_rollouts
 from engine.runs.submit.regrading import preview_calls
 from engine.runs.submit.requests import EvaluationRequest
 from mcp_server.api import verbs

@@ -13,9 +13,9 @@ from engine.environments.registry import find_env, read_tasks
 from engine.evidence.compare.compare import compare_runs
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.reading.rollout_pages import RolloutQuery
-from engine.reading.rollouts import read_rollouts
 from engine.runs import lifecycle
+from engine.runs.reading.rollout_pages import RolloutQuery
+from engine.runs.reading.rollouts import read_rollouts
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 
 pytestmark = pytest.mark.timeout(60)  # a run is a supervisor, a process and the environment's

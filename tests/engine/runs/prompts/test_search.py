@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_endpoint import Body, FakeEndpoint, Said, fake_endpoint
 
+from engine.core.wording.prompt_texts import SYSTEM, Texts
 from engine.home.run_dir import Home
 from engine.home.sanitize import Redactor
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -17,7 +18,6 @@ from engine.records.settings import PromptSettings
 from engine.runs.prompts.reflection import Reflection
 from engine.runs.prompts.search import Round, Search, SearchResult, most_rounds
 from engine.runs.prompts.tasks import SearchTasks
-from engine.wording.prompt_texts import SYSTEM, Texts
 from envs.json_types import TaskRow
 
 SETTINGS = PromptSettings(

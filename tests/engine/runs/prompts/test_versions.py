@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from prompted import BAD, GOOD, push_sums
 
 from engine.core.errors import UserError
+from engine.core.wording.prompt_texts import SYSTEM
 from engine.environments.push import push_env
 from engine.environments.registry import find_env, read_tasks
 from engine.home.run_dir import Home
 from engine.runs.prompts.versions import make_version, with_prompt
-from engine.wording.prompt_texts import SYSTEM
 
 TOOLS = """
 from envs import MultiTurnEnv, Score, Task

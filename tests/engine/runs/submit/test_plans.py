@@ -14,7 +14,7 @@ from engine.core.hints import Call
 from engine.cost import estimate
 from engine.cost.estimate import estimate_cost
 from engine.home.store import Store
-from engine.processes import launcher
+from engine.machine.processes import launcher
 from engine.runs import lifecycle, plan_status
 from engine.runs.deletion import delete_run
 from engine.runs.submit.requests import TrainRequest

@@ -7,7 +7,7 @@ import pytest
 from loops import BASE, go, go_until, make_run, push
 
 from engine.home.run_dir import Home
-from engine.pace.heartbeat import Heartbeat, read_heartbeat
+from engine.machine.pace.heartbeat import Heartbeat, read_heartbeat
 from engine.worker.core import pulse
 
 

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from engine.sizing.layers import OVERHEAD
+from engine.models.sizing.layers import OVERHEAD
 from engine.worker.core import runtime
 from engine.worker.ops import matmul
 from engine.worker.update import meter

@@ -6,7 +6,7 @@ import pytest
 import torch
 from stand_ins import stand_in
 
-from engine.fast_paths.examine import ALL_GPUS
+from engine.machine.fast_paths.examine import ALL_GPUS
 from engine.worker.fast_paths import collectives_trial
 from engine.worker.fast_paths.collectives_trial import compare, try_collectives
 from engine.worker.fast_paths.summing import exact_part, rounded_part

@@ -8,9 +8,9 @@ from loops import SFT, go, make_run, push
 
 from engine.core.files import read_json
 from engine.core.hardware import detect
-from engine.fast_paths.catalogue import FAST_PATHS
-from engine.fast_paths.results import DeviceResults, PathResult, identity_of, keep_results
 from engine.home.run_dir import Home
+from engine.machine.fast_paths.catalogue import FAST_PATHS
+from engine.machine.fast_paths.results import DeviceResults, PathResult, identity_of, keep_results
 from engine.worker.core import switched_off
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.fast_paths import trials

@@ -12,10 +12,10 @@ from loops import SFT, curve, go, make_run, push, weights
 from engine.core.files import read_json
 from engine.core.hardware import detect
 from engine.evidence.report.html_report import report_markdown
-from engine.fast_paths.results import DeviceResults, PathResult, identity_of, keep_results
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
+from engine.machine.fast_paths.results import DeviceResults, PathResult, identity_of, keep_results
 from engine.worker.core import switched_off
 from engine.worker.fast_paths import trials
 from engine.worker.fast_paths.trial import try_path

@@ -9,10 +9,10 @@ import pytest
 import torch
 from threaded_vllm import ThreadedVllm
 
-from engine.fast_paths.results import PathResult
 from engine.home.run_dir import Home
-from engine.install import vllm_env
-from engine.processes.vllm_process import Plan
+from engine.machine.fast_paths.results import PathResult
+from engine.machine.install import vllm_env
+from engine.machine.processes.vllm_process import Plan
 from engine.worker.fast_paths import vllm_trial
 from engine.worker.fast_paths.vllm_trial import try_vllm
 

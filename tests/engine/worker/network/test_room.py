@@ -11,8 +11,8 @@ import torch
 from engine.core import hardware
 from engine.core.hardware import Hardware
 from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, planned
-from engine.install import vllm_env
-from engine.processes.vllm_process import Plan
+from engine.machine.install import vllm_env
+from engine.machine.processes.vllm_process import Plan
 from engine.records.run_config import GRPOConfig, SFTConfig
 from engine.worker.core import switched_off
 from engine.worker.network import room

@@ -10,7 +10,7 @@ from loops import curve, go, push
 from shared_runs import CLOSE, helpers, run_of
 
 from engine.home.run_dir import Home
-from engine.processes import programs
+from engine.machine.processes import programs
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.ranks import collective, leader
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from engine.wording.asked import asked_prompt, conversation
-from engine.wording.kinds import Kind, Stock
+from engine.core.wording.asked import asked_prompt, conversation
+from engine.core.wording.kinds import Kind, Stock
 from engine.worker.rollouts.rewording import Rewording, VariedWording
 from envs.host.process import EnvProcess
 from envs.json_types import TaskRow

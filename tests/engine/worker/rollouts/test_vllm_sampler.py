@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.processes.vllm_process import Plan, VllmProcess
+from engine.machine.processes.vllm_process import Plan, VllmProcess
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.core.trajectory import Completion
 from engine.worker.network.sampler import SamplingParams

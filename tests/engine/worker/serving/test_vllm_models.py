@@ -14,7 +14,7 @@ from peft import LoraConfig
 from safetensors.torch import save_file
 
 from engine.core.files import write_json
-from engine.processes.vllm_process import Plan
+from engine.machine.processes.vllm_process import Plan
 from engine.worker.core.failures import WorkerFailure
 from engine.worker.gateway.chat_request import Refused, parse_chat
 from engine.worker.network.sampler import SamplingParams

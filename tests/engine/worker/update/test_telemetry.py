@@ -10,7 +10,7 @@ from engine.core.hardware import Gauges
 from engine.home.rows import NewRun
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.reading import logs
+from engine.runs.reading import logs
 from engine.worker.update import meter, telemetry
 from engine.worker.update.telemetry import Telemetry, telemetry_of
 

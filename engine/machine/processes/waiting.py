@@ -1,0 +1,311 @@
+"""Queued runs that wait for the models of other runs: released when those are done, failed when
+they cannot be done any more.
+
+The rows and configs say which runs wait for which. Whoever starts queued runs calls
+`release_waiting` first, so no process has to live for this.
+"""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from engine.core.errors import UserError
+from engine.core.files import JsonObject, read_json, read_object, sync_folder, write_json
+from engine.core.hints import Call, Hint
+from engine.home.rows import OPEN, SKIPPED, RunRow
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.machine.pace.progress import write_status
+from engine.machine.processes import outcome
+
+_log = logging.getLogger("honesmith")
+# Errors that mean that a checkpoint is unusable; other errors may be temporary faults of the disk.
+_UNREADABLE = (FileNotFoundError, PermissionError, NotADirectoryError)
+
+
+def release_waiting(home: Home, store: Store) -> None:
+    """Release or fail queued runs that wait for the models of others, the oldest first.
+
+    - If all the others are done, the run gets their checkpoints into its own folder and stops
+      waiting.
+    - If the run is a step of a plan whose target the step before it reached, it is skipped.
+    - If one of them failed, was cancelled, is gone or lacks the checkpoint, the run fails, and so
+      do the runs that wait for it.
+
+    If the process dies in between, nothing is left half done: the next call repeats the work.
+    """
+    has_failed = True
+    while has_failed:  # the next round finds the runs that wait for those that have just failed
+        # `any` stops at the first run that fails; the next round treats the others.
+        has_failed = any(_release_or_fail(home, store, row) for row in store.waiting_runs())
+
+
+def link_checkpoint(source: Path, target: Path) -> None:
+    """Fill the folder `target` with hard links to the files of a checkpoint of this home.
+
+    Files are copied if links are impossible. They stay even if the run that wrote the checkpoint
+    deletes it. Files that an interrupted call has linked already are kept.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_dir():
+            continue  # checkpoints have no folders; somebody else put this one there
+        try:
+            os.link(file, target / file.name)
+        except FileExistsError:
+            continue  # put there by an interrupted call, or by another process just now
+        except OSError:  # no hard links here, or another disk
+            _copy_atomically(file, target / file.name)
+    sync_folder(target)
+
+
+def _copy_atomically(source: Path, target: Path) -> None:
+    """Copy a file so that `target` never holds only a part of it.
+
+    That is true even if another process does the same at this time, or if this one dies half way.
+    """
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open(source, "rb") as original, open(temporary, "wb") as copy:
+            shutil.copyfileobj(original, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
+    """Release a waiting run if the models it waits for exist; fail it if they cannot come any more.
+
+    Returns whether it failed.
+    """
+    awaited: Sequence[RunRow | None] = [_exact_row(store, run_id) for run_id in row.awaited_ids]
+    some_are_open = any(
+        making_run is not None and making_run.state in OPEN for making_run in awaited
+    )
+    if _can_do_without_some(row, awaited):
+        if some_are_open:
+            return False  # the open runs may still get done
+        awaited = _leave_out_missing(home, row, awaited)
+    reached = _reached_before(home, store, row, awaited)
+    if reached:
+        _skip(home, store, row, reached)
+        return True
+    fault = _why_model_cannot_come(awaited, row)
+    if fault is None and some_are_open:
+        return False  # it keeps waiting
+    if fault is None:
+        try:
+            fault = _fetch_adapters(home, row)
+        except OSError as error:  # e.g. a full disk, which must not hold up the other runs
+            _log.warning("%s waits on: %s", row.run_id, error)
+            return False
+    if fault is None:
+        store.update_run(row.run_id, only_in={"queued"}, waits_for="")
+        return False
+    reason, next_move = fault
+    _fail(home, store, row, reason, next_move)
+    return True
+
+
+def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
+    """Whether a run is the evaluation of a plan that has to ask fewer models than planned.
+
+    That is so if some models cannot come any more while others have come or still can. `awaited`
+    are the rows of the runs that make the models; None for a run that is gone.
+    """
+    if row.kind != "evaluate" or not row.plan:
+        return False
+    is_lost = [
+        making_run is None or making_run.state in ("failed", "cancelled") for making_run in awaited
+    ]
+    return any(is_lost) and not all(is_lost)
+
+
+def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]) -> list[RunRow]:
+    """Remove the models that were not made from an evaluation's config, which keeps their names.
+
+    `awaited` are the rows of the runs that were to make the models; None for a run that is gone.
+    Returns the rows of the runs that made theirs.
+    """
+    run = home.run(row.run_id)
+    made_rows = [
+        making_run
+        for making_run in awaited
+        if making_run is not None and making_run.state == "done"
+    ]
+    made_ids = {making_run.run_id for making_run in made_rows}
+    config = read_json(run.config)
+    left_out = _remove_missing(config, made_ids)
+    write_json(run.config, config)
+    if left_out:  # empty if an interrupted call has done this already
+        message = f"{', '.join(left_out)} left out: not made"
+        outcome.note_event(run, "models_missing", message, models=left_out)
+    return made_rows
+
+
+def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
+    """Remove from the config of a waiting evaluation the models of all runs but `made_ids`.
+
+    Their names are kept in the config's `missing_models`. Returns the names that this call removed.
+    """
+    # The folders that were meant for the adapters of the missing models.
+    missing_folders = {
+        wait["folder"] for wait in config["waits_for"] if wait["run_id"] not in made_ids
+    }
+    kept_models = [
+        model for model in config["models"] if model.get("adapter") not in missing_folders
+    ]
+    removed_names = [
+        model["ref"] for model in config["models"] if model.get("adapter") in missing_folders
+    ]
+    config |= {
+        "models": kept_models,
+        "waits_for": [wait for wait in config["waits_for"] if wait["run_id"] in made_ids],
+        "missing_models": [*config.get("missing_models", []), *removed_names],
+    }
+    return removed_names
+
+
+def _exact_row(store: Store, run_id: str) -> RunRow | None:
+    """Return the row of a run by its whole id; None if there is no such run."""
+    try:
+        row = store.get_run(run_id)
+    except UserError:
+        return None
+    # `get_run` also finds another run whose id begins with this one.
+    return row if row.run_id == run_id else None
+
+
+def _why_model_cannot_come(
+    awaited: Sequence[RunRow | None], row: RunRow
+) -> tuple[str, Hint] | None:
+    """Return why the models that a run waits for cannot come any more, as (reason, next move); None
+    while they can.
+
+    `awaited` are the rows of the runs that it waits for; None for a run that is gone.
+    """
+    for number, making_run in enumerate(awaited):
+        if making_run is None:
+            run_id = row.awaited_ids[number]
+            return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
+        if making_run.state in ("failed", "cancelled"):
+            run_id = making_run.run_id
+            resume = Call("submit_train", {"resume": row.plan or run_id})
+            text = (
+                "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"
+            )
+            hint = Hint(text, resume)
+            reason = f": {making_run.reason.rstrip('.')}" if making_run.reason else ""
+            return f"{run_id}, whose model it waited for, {_end_in_words(making_run)}{reason}", hint
+    return None
+
+
+def _reached_before(home: Home, store: Store, row: RunRow, awaited: Sequence[RunRow | None]) -> str:
+    """Return why the training step of a plan is not needed; "" if it is.
+
+    It is not needed if the step before it reached the target on the same environment, or was
+    skipped itself; unless the step says `always`, the plan was resumed, or the plan's evaluation
+    asks for its model and not for that of the step before.
+    """
+    config = home.run(row.run_id).find_config()
+    maker = awaited[0] if len(awaited) == 1 else None
+    if maker is None or not (row.plan and maker.plan == row.plan and row.kind == "train"):
+        return ""
+    if row.attempt > 1 or config is None or config.plan is None or config.plan.always:
+        return ""
+    if any(
+        row.run_id in other.awaited_ids and maker.run_id not in other.awaited_ids
+        for other in store.plan_runs(row.plan)
+        if other.kind == "evaluate"
+    ):
+        return ""
+    if maker.is_skipped:
+        return maker.reason
+    if maker.state != "done" or not row.has_target or maker.env_id != row.env_id:
+        return ""
+    evidence = read_object(home.run(maker.run_id).result).get("evidence")
+    if not isinstance(evidence, dict) or evidence.get("as_expected") is not True:
+        return ""
+    return (
+        f"not needed: {maker.run_id} reached the target {row.expect} on its held-out tasks. "
+        f'Resuming {row.plan} trains it all the same, as "always": true in its step would have'
+    )
+
+
+def _skip(home: Home, store: Store, row: RunRow, reason: str) -> None:
+    """Record that a queued step of a plan was skipped for `reason`, if it is still queued."""
+    was_set = store.set_state(
+        row.run_id,
+        "cancelled",
+        only_from={"queued"},
+        ended=time.time(),
+        reason_kind=SKIPPED,
+        reason=reason,
+        hint=Hint("To train it all the same:", Call("submit_train", {"resume": row.plan})),
+        verdict="unknown",
+    )
+    if was_set:
+        run = home.run(row.run_id)
+        outcome.note_event(run, "skipped", reason, attempt=row.attempt)
+        write_status(run, store.get_run(row.run_id))
+
+
+def _end_in_words(row: RunRow) -> str:
+    """Return how a run ended that did not get done, e.g. "was cancelled"."""
+    return "failed" if row.state == "failed" else "was cancelled"
+
+
+def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
+    """Link the checkpoints that the run waited for into its own folder.
+
+    Returns None if that worked, else (reason, next move). Raises OSError if nothing can be written.
+    """
+    config = home.run(row.run_id).find_config()
+    if config is None:
+        return None  # its trainer will report what is wrong with the config
+    for adapter in config.waits_for:
+        making_run = home.run(adapter.run_id)
+        checkpoint = making_run.resolve_checkpoint(adapter.checkpoint)
+        if checkpoint is None:
+            return _no_checkpoint_fault(making_run, adapter.checkpoint)
+        try:
+            link_checkpoint(checkpoint, Path(adapter.folder))
+        except _UNREADABLE as error:
+            resume = Call("submit_train", {"resume": row.plan or row.run_id})
+            return f"the model it waited for cannot be read: {error}", Hint("Mend that.", resume)
+    return None
+
+
+def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint]:
+    """Return (reason, next move) for a run that is done but has not left the awaited checkpoint.
+
+    `checkpoint` is the one that was waited for, e.g. "best"; "" for the last one.
+    """
+    if making_run.deleted.exists():
+        return f"{making_run.id}, whose model it waited for, was deleted", Hint("Submit a new run.")
+    steps = ", ".join(f"@step{step}" for step in making_run.checkpoint_steps()) or "none"
+    reason = f"{making_run.id} is done and left no checkpoint {checkpoint or 'at all'}"
+    return reason, Hint(f"Submit a new run from one that it has: {steps}.")
+
+
+def _fail(home: Home, store: Store, row: RunRow, reason: str, hint: Hint) -> None:
+    """Record that a run failed before it could start, if it is still queued."""
+    was_set = store.set_state(
+        row.run_id,
+        "failed",
+        only_from={"queued"},
+        ended=time.time(),
+        reason_kind="awaited",
+        reason=reason,
+        hint=hint,
+        verdict="unknown",
+    )
+    if was_set:
+        run = home.run(row.run_id)
+        outcome.note_event(run, "not_started", reason, attempt=row.attempt)
+        write_status(run, store.get_run(row.run_id))
