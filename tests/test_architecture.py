@@ -37,6 +37,7 @@ pytestmark = pytest.mark.timeout(60)
 HEAVY = ("torch", "transformers", "peft", "vllm")
 SQL_FILES = {
     "engine/home/database.py",
+    "engine/home/schema/migrations.py",
     "engine/home/store.py",
     "engine/home/store_connection.py",
     "engine/home/store_runs.py",

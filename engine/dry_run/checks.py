@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.core import hardware
 from engine.core.errors import UserError
-from engine.core.format import counted, size
+from engine.core.format import counted, size, whole_percent
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
 from engine.cost import estimate, throughput
@@ -22,6 +22,7 @@ from engine.environments.registry import EnvRecord
 from engine.evidence.robustness.probe_calls import reworded_better
 from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
 from engine.executors.attending.starts import when_it_starts
+from engine.home.owner_marks import seal_in
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
 from engine.home.run_dir import Home
 from engine.home.sanitize import redactor_for
@@ -32,7 +33,7 @@ from engine.machine.processes import launcher
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.records.settings import GivenSettings, SFTSettings
-from engine.runs.evaluation.exam import reported_size
+from engine.runs.evaluation.exam import frequent_answer, reported_size
 from engine.runs.reading import preview
 from engine.runs.submit import admission, contamination
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
@@ -42,6 +43,7 @@ from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
 
 CALL_S = 46.0  # seconds that the whole call may take, with the wait for a probe
+_SHOWN_CHARS = 40  # of an answer in a sentence
 _SHARED_SETTINGS = ("seed", "precision")  # settings that mean the same in SFT and in GRPO
 
 
@@ -311,11 +313,27 @@ class DryRun:
         self.facts.exam = exam
         if exam is None:
             return Outcome("pass", "no held-out task is scored: the loss on them is all there is")
+        detail = exam.in_words() + self._frequent_answer(record, settings.eval_rows)
         doubts = exam.doubts()
         if not doubts:
-            return Outcome("pass", exam.in_words())
+            return Outcome("pass", detail)
         fix = "Hold more tasks out, harder ones, or train for more than a small gain."
-        return Outcome("warn", f"{exam.in_words()}; {'; '.join(doubts)}", fix)
+        return Outcome("warn", f"{detail}; {'; '.join(doubts)}", fix)
+
+    def _frequent_answer(self, record: EnvRecord, limit: int) -> str:
+        """Return what a model reaches that gives the same answer to all held-out tasks, as the end
+        of a sentence; "" if they have many different answers, are sealed, or are large data."""
+        if record.version.data or seal_in(record.dir) is not None:
+            return ""
+        frequent = frequent_answer(record, limit)
+        if frequent is None:
+            return ""
+        text, share = frequent
+        shown = redactor_for(self.home, record.dir).text(text[:_SHOWN_CHARS])
+        return (
+            f"; always answering {shown!r} is right on {whole_percent(share)}: only more than that "
+            "is learnt"
+        )
 
     def check_contamination(self) -> Outcome:
         """Check that no training rows contain held-out tasks."""

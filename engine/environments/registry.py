@@ -19,8 +19,8 @@ from engine.core.hints import Call, Hint
 from engine.core.reply import ReplyBase
 from engine.endpoints import judges, references
 from engine.environments.indexed.rows import ROWS_INDEX, IndexedRows, check_files
-from engine.home.owner_marks import refuse_if_sealed, shown_owner
-from engine.home.rows import EnvRow, abbreviation_warning
+from engine.home.owner_marks import refuse_if_sealed
+from engine.home.rows import EnvRow, abbreviation_warning, shown_owner
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.records.audit import Audit
@@ -192,7 +192,7 @@ def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVers
         rows = store.list_envs(limit, offset)
     return [
         ListedVersion(
-            owner=shown_owner(home, row.owner) or None,
+            owner=shown_owner(home.viewer, row.owner) or None,
             env_id=row.env_id,
             kind=row.kind,
             rows=row.info.get("rows", {}),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from engine.core.files import read_object
 from engine.core.reply import Reply
 from engine.evidence.stats.results import Level, Measure, level, measure_of, show
-from engine.evidence.verdict.side_notes import audit_risk
+from engine.evidence.verdict.side_notes import ConstantAnswer, audit_risk, constant_answer
 from engine.evidence.verdict.sides import evaluated_models, is_same_checkpoint, training_sides
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
@@ -36,6 +36,7 @@ class ReportedNumber:
         measured_in: id of the run whose answers were scored: the training run, or an evaluation.
         curve: the score on the tasks that chose the checkpoint; None if it is not known.
         audit: "risk" if the reward audit of the environment failed, else "".
+        constant: the one answer to all tasks that would do as well; None if the model beats it.
     """
 
     model: str
@@ -43,6 +44,7 @@ class ReportedNumber:
     measured_in: str
     curve: float | None
     audit: str
+    constant: ConstantAnswer | None = None
 
     @property
     def measure(self) -> Measure:
@@ -60,14 +62,15 @@ class ReportedNumber:
         if self.curve is not None:
             curve = f" (curve {show(self.curve, self.measure)}: chose the checkpoint)"
         risk = "; the reward audit says risk: a score may not mean right" if self.audit else ""
+        rival = f" {self.constant.sentence}" if self.constant else ""
         return (
             f"Report of {self.model}: {self.measure} {level} (95 % interval {low} to {high}) on "
-            f"{self.level.tasks} {_OF}{curve}{risk}."
+            f"{self.level.tasks} {_OF}{curve}{risk}.{rival}"
         )
 
     def to_json(self) -> Reply:
-        """The number as a JSON object, with the tasks that it was measured on. `groups`, `curve`
-        and `audit` are left out if there are none."""
+        """The number as a JSON object, with the tasks that it was measured on. `groups`, `curve`,
+        `audit` and `constant_answer` are left out if there are none."""
         body: Reply = {
             "model": self.model,
             "metric": self.measure,
@@ -83,6 +86,8 @@ class ReportedNumber:
             body["curve"] = {"value": self.curve, "of": "tasks that chose the checkpoint"}
         if self.audit:
             body["audit"] = self.audit
+        if self.constant:
+            body["constant_answer"] = self.constant.to_json()
         return body
 
 
@@ -102,17 +107,18 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
     if sides is None or measure is None or not sides.after:
         return None
     # The run's own evaluation comes first, so that `max` keeps it if a later one has as many tasks.
-    levels = [(level(sides.after, measure), run.id)]
+    measured = [(level(sides.after, measure), run.id, sides.after)]
     for evaluation_id, rows in _comparable_evaluations(home, store, run, config):
         if measure_of(rows) == measure:
-            levels.append((level(rows, measure), evaluation_id))
-    largest, measured_in = max(levels, key=lambda level_and_run: level_and_run[0].tasks)
+            measured.append((level(rows, measure), evaluation_id, rows))
+    largest, measured_in, answers = max(measured, key=lambda item: item[0].tasks)
     return ReportedNumber(
         model=f"{run.id}@best",
         level=largest,
         measured_in=measured_in,
         curve=_score_that_chose(run, measure),
         audit=audit_risk(config),
+        constant=constant_answer(answers, largest if measure == "success" else None, config),
     )
 
 

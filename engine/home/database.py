@@ -1,8 +1,4 @@
-"""Opening the database of a home: its schema as a list of migrations, and repair of damage.
-
-`PRAGMA user_version` is the number of migrations that were applied. A migration that was released
-never changes; a change of the schema is a new migration at the end of the list.
-"""
+"""Opening the database of a home, bringing its schema up to date, and repair of damage."""
 
 import contextlib
 import errno
@@ -20,7 +16,7 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, share_lock, sync_folder, take_lock
 from engine.home import recovery
 from engine.home.run_dir import Home
-from engine.home.team.tables import OWNER_COLUMNS, OWNER_TABLES, m007_long_queues
+from engine.home.schema.migrations import MIGRATIONS
 
 _BUSY_S = 30.0  # how long to wait for another process that holds a lock on the database
 # Errors of a disk that takes no writing: read-only, not permitted, full, or a limit is reached.
@@ -28,141 +24,6 @@ _NO_WRITING = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUO
 _MIN_FREE_BYTES = 65_536  # the free bytes that SQLite needs to open a database
 _MIN_FREE_INODES = 4  # the free inodes for the files that SQLite makes beside the database
 _MEND_S = 5.0  # how long to wait until no other process has a damaged database open
-
-_M001 = (
-    """
-    CREATE TABLE runs (
-        rowid INTEGER PRIMARY KEY AUTOINCREMENT,
-        run_id TEXT NOT NULL UNIQUE,
-        name TEXT NOT NULL,
-        number INTEGER NOT NULL,
-        kind TEXT NOT NULL,
-        algorithm TEXT NOT NULL,
-        state TEXT NOT NULL,
-        created REAL NOT NULL,
-        queued REAL NOT NULL,
-        started REAL,
-        ended REAL,
-        attempt INTEGER NOT NULL,
-        device TEXT NOT NULL DEFAULT '',
-        request_id TEXT NOT NULL DEFAULT '',
-        env_id TEXT NOT NULL DEFAULT '',
-        model TEXT NOT NULL DEFAULT '',
-        note TEXT NOT NULL DEFAULT '',
-        expect TEXT NOT NULL DEFAULT '',
-        parent TEXT NOT NULL DEFAULT '',
-        max_gpu_hours REAL NOT NULL DEFAULT 0,
-        estimated_hours REAL NOT NULL DEFAULT 0,
-        spent_hours REAL NOT NULL DEFAULT 0,
-        spent_before REAL NOT NULL DEFAULT 0,
-        continuations INTEGER NOT NULL DEFAULT 0,
-        reason_kind TEXT NOT NULL DEFAULT '',
-        reason TEXT NOT NULL DEFAULT '',
-        hint TEXT NOT NULL DEFAULT '',
-        verdict TEXT NOT NULL DEFAULT '',
-        UNIQUE (name, number)
-    )
-    """,
-    "CREATE INDEX runs_by_state ON runs (state, queued)",
-    """
-    CREATE TABLE requests (
-        request_id TEXT PRIMARY KEY,
-        body_hash TEXT NOT NULL,
-        run_id TEXT NOT NULL REFERENCES runs (run_id),
-        at REAL NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE history (
-        run_id TEXT NOT NULL REFERENCES runs (run_id),
-        at REAL NOT NULL,
-        came_from TEXT NOT NULL,
-        went_to TEXT NOT NULL
-    )
-    """,
-    "CREATE INDEX history_by_run ON history (run_id)",
-    """
-    CREATE TABLE envs (
-        env_id TEXT PRIMARY KEY,
-        name TEXT NOT NULL,
-        hash TEXT NOT NULL,
-        kind TEXT NOT NULL,
-        created REAL NOT NULL,
-        pushed REAL NOT NULL,
-        info TEXT NOT NULL
-    )
-    """,
-    "CREATE INDEX envs_by_name ON envs (name, pushed)",
-    """
-    CREATE TABLE deployments (
-        deployment_id TEXT PRIMARY KEY,
-        base_name TEXT NOT NULL,
-        base_path TEXT NOT NULL,
-        state TEXT NOT NULL DEFAULT 'starting',
-        url TEXT NOT NULL DEFAULT '',
-        adapters TEXT NOT NULL,
-        serve_base INTEGER NOT NULL,
-        memory_bytes INTEGER NOT NULL,
-        created REAL NOT NULL,
-        ended REAL,
-        message TEXT NOT NULL DEFAULT ''
-    )
-    """,
-    """
-    CREATE TABLE estimates (
-        at REAL NOT NULL,
-        kind TEXT NOT NULL,
-        features TEXT NOT NULL,
-        predicted REAL NOT NULL,
-        actual REAL NOT NULL
-    )
-    """,
-)
-
-
-def m001_first_tables(db: sqlite3.Connection) -> None:
-    """Create the tables of version 0.1.0."""
-    for statement in _M001:
-        db.execute(statement)
-
-
-def m002_waiting_runs(db: sqlite3.Connection) -> None:
-    """Add the column with the ids of the runs for which a run waits."""
-    db.execute("ALTER TABLE runs ADD COLUMN waits_for TEXT NOT NULL DEFAULT ''")
-
-
-def m003_plans(db: sqlite3.Connection) -> None:
-    """Add the column with the id of the plan of which a run is a step."""
-    db.execute("ALTER TABLE runs ADD COLUMN plan TEXT NOT NULL DEFAULT ''")
-
-
-def m004_several_gpus(db: sqlite3.Connection) -> None:
-    """Add the column with the number of devices that a run is to have."""
-    db.execute("ALTER TABLE runs ADD COLUMN gpus INTEGER NOT NULL DEFAULT 1")
-
-
-def m005_elsewhere(db: sqlite3.Connection) -> None:
-    """Runs say on which machine they run."""
-    db.execute("ALTER TABLE runs ADD COLUMN compute TEXT NOT NULL DEFAULT 'local'")
-
-
-def m006_owners(db: sqlite3.Connection) -> None:
-    """Runs, environments and deployments belong to keys, which may share them."""
-    for table, column, default in OWNER_COLUMNS:
-        db.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'")
-    for statement in OWNER_TABLES:
-        db.execute(statement)
-
-
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [
-    m001_first_tables,
-    m002_waiting_runs,
-    m003_plans,
-    m004_several_gpus,
-    m005_elsewhere,
-    m006_owners,
-    m007_long_queues,
-]
 
 
 class Damaged(Exception):

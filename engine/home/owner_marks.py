@@ -10,7 +10,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import read_json, write_json
-from engine.home.rows import LOCAL
+from engine.home.rows import viewer_id
 from engine.home.run_dir import Home, RunDir
 from engine.home.team.owners import Viewer
 from engine.records.env_version import SEAL, Seal
@@ -24,19 +24,9 @@ def home_of_owner(home: Home, config: RunConfig) -> Home:
     return Home(home.root, Viewer(config.owner, may="change"))
 
 
-def viewer_id(home: Home) -> str:
-    """Return the id of the key for whom the home is opened; "" for the local user."""
-    return home.viewer.owner if home.viewer else ""
-
-
-def shown_owner(home: Home, owner: str) -> str:
-    """Return the name under which replies show an owner; "" for the viewer of the home itself."""
-    return "" if owner == viewer_id(home) else owner or LOCAL
-
-
 def own_part(home: Home) -> Home:
     """Return the home in which only what belongs to its viewer, or to the local user, is seen."""
-    return Home(home.root, Viewer(viewer_id(home), may="change"))
+    return Home(home.root, Viewer(viewer_id(home.viewer), may="change"))
 
 
 def pinned_steps(run: RunDir) -> set[int]:

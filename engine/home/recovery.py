@@ -30,7 +30,7 @@ _STATUS_BYTES = 100_000  # more than any STATUS.md has
 # Columns about the end of a run that STATUS.md holds too.
 _END_COLUMNS = ("state", "reason_kind", "reason", "hint", "verdict")
 _MOST_BYTES = 100_000_000  # the most bytes of events that are read; no run writes more
-# A row of the database: column name -> value. The schema is in engine/home/database.py.
+# A row of the database: column name -> value. The schema is in engine/home/schema.
 Columns = dict[str, Any]
 # Events after which no trainer works for the run until its next attempt starts.
 _END_EVENTS = ("trainer_exited", "interrupted", "supervisor_left")

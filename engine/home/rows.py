@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.core.hints import Call, Hint
+from engine.home.team.owners import Viewer
 
 State = Literal[
     "queued", "preparing", "running", "stopping", "interrupted", "done", "failed", "cancelled"
@@ -34,6 +35,16 @@ SKIPPED = "target_reached"
 
 LOCAL = "local"  # a run's `compute` on this machine
 DEFAULT_GPU_HOURS = 2  # the cap on device hours of a training run for which none was given
+
+
+def viewer_id(viewer: Viewer | None) -> str:
+    """Return the id of the key for whom a home is opened; "" for the local user."""
+    return viewer.owner if viewer else ""
+
+
+def shown_owner(viewer: Viewer | None, owner: str) -> str:
+    """Return the name under which replies show an owner; "" for the viewer itself."""
+    return "" if owner == viewer_id(viewer) else owner or LOCAL
 
 
 def abbreviation_warning(field: str, given: str, full_id: str) -> list[str]:

@@ -14,8 +14,7 @@ from engine.environments import registry
 from engine.evidence.verdict import holdout_reuse
 from engine.executors import hosts
 from engine.home.halves import ABOUT_USE
-from engine.home.owner_marks import shown_owner
-from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow
+from engine.home.rows import HOLDS_DEVICE, OPEN, RunRow, shown_owner
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.machine.pace.progress import read_progress
@@ -333,7 +332,7 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 def _owner_fields(home: Home, row: RunRow) -> Reply:
     """Return whose run it is, if it is not the viewer's own, its project, and a priority that is
     not the usual one."""
-    owner = shown_owner(home, row.owner)
+    owner = shown_owner(home.viewer, row.owner)
     fields: Reply = {"owner": owner} if owner else {}
     if row.project:
         fields["project"] = row.project

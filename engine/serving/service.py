@@ -18,8 +18,7 @@ from engine.core.files import read_json, read_tail, take_lock, write_json, write
 from engine.core.hardware import Device
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.owner_marks import viewer_id
-from engine.home.rows import DeploymentRow
+from engine.home.rows import DeploymentRow, viewer_id
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
 from engine.machine.processes import deployments, launcher, programs
@@ -206,7 +205,7 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
 
 def _is_own(home: Home, row: DeploymentRow) -> bool:
     """Whether a deployment belongs to the viewer of the home."""
-    return row.owner == viewer_id(home)
+    return row.owner == viewer_id(home.viewer)
 
 
 def _is_thinking(folder: DeployDir) -> bool:
@@ -264,7 +263,7 @@ def _server_config(
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
         "asker": asker.name,
-        "owner": viewer_id(home),
+        "owner": viewer_id(home.viewer),
     }
 
 

@@ -23,6 +23,7 @@ from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.verdict.comparison import Comparison, compare_rows
 from engine.evidence.verdict.regression import KeptSkills, compare_skills
 from engine.evidence.verdict.row_facts import RowFacts
+from engine.evidence.verdict.side_notes import ConstantAnswer
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.trajectory_record import TrajectoryRecord
@@ -61,6 +62,7 @@ class Simulated:
     kept: KeptSkills | None = None
     row_facts: RowFacts = field(default_factory=RowFacts)
     fall_of_the_start: StartComparison | None = None
+    constant: ConstantAnswer | None = None
 
     @property
     def known(self) -> KnownSettings:
@@ -81,6 +83,7 @@ class Simulated:
             training_rows=TrainingRows(**self.rows),
             failure=Failure(**self.failure) if self.failure else None,
             comparison=self.verdict,
+            constant=self.constant,
             rescoring=self.rescored,
             exam_start=view_of(0, exam_records(self.exams.get(0, [])), self.known),
             against_start=self.against_start(),

@@ -24,6 +24,7 @@ from simulated import (
 from engine.evidence.verdict.contamination import Contamination
 from engine.evidence.verdict.regression import SinceBase
 from engine.evidence.verdict.row_facts import RowFacts
+from engine.evidence.verdict.side_notes import ConstantAnswer
 
 
 def healthy(seed: int) -> Simulated:
@@ -419,6 +420,22 @@ def contradictory_rows(seed: int) -> Simulated:
     return run
 
 
+def constant_answer(seed: int) -> Simulated:
+    """The form of the labels was learnt, and which one is right was not."""
+    rng = random.Random(f"constant_answer {seed}")
+    run = sft("constant_answer", seed, scored=True)
+    most = rng.uniform(0.25, 0.6)  # the share of the most frequent label
+    for line in run.lines:
+        if "heldout_success" in line:
+            line["heldout_success"] = most * (line["step"] > 0)
+            examined(run, line["step"], line["heldout_success"])
+    run.verdict = judged(rng, -0.5, most, 200)
+    after = run.verdict.after
+    assert after is not None
+    run.constant = ConstantAnswer("billing", right=round(200 * after.value), tasks=200)
+    return run
+
+
 def duplicates(seed: int) -> Simulated:
     run = _nothing_gained("duplicates", seed)
     run.row_facts = RowFacts(train=400, different=8 + seed % 100)
@@ -499,6 +516,7 @@ TROUBLES: dict[str, Callable[[int], Simulated]] = {
         reward_falls,
         leak,
         contradictory_rows,
+        constant_answer,
         duplicates,
         pairs_alike,
         other_exam,

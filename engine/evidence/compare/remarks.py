@@ -10,7 +10,12 @@ from engine.evidence.compare.candidates import Candidate
 from engine.evidence.compare.settings_diff import swapped_base
 from engine.evidence.reported import number_to_report
 from engine.evidence.verdict.comparison import Comparison
-from engine.evidence.verdict.side_notes import audit_sentences, tie_sentences
+from engine.evidence.verdict.side_notes import (
+    audit_sentences,
+    rival_constant,
+    sentences_on,
+    tie_sentences,
+)
 from engine.evidence.verdict.sides import Sides, is_same_checkpoint
 from engine.home.hashes import shown
 from engine.home.run_dir import Home
@@ -19,11 +24,17 @@ from engine.home.store import Store
 
 
 def notes(home: Home, first: Candidate, other: Candidate, comparison: Comparison) -> list[str]:
-    """Sentences beside the verdict: what the reward did if success is equal, and what a failed
-    reward audit means (engine/evidence/verdict/side_notes.py). Returns [] if neither applies."""
+    """Sentences beside the verdict: one answer to all tasks that would do as well, what the reward
+    did if success is equal, and what a failed reward audit means
+    (engine/evidence/verdict/side_notes.py). Returns [] if none applies."""
     sides = Sides(first.rows, other.rows, first.label, other.label)
     config = home.run(other.source).find_config()
-    return [*tie_sentences(sides, comparison), *audit_sentences(config)]
+    constant = rival_constant(sides, comparison, config)
+    return [
+        *sentences_on(constant),
+        *tie_sentences(sides, comparison),
+        *audit_sentences(config),
+    ]
 
 
 def numbers_to_report(home: Home, candidates: Sequence[Candidate]) -> list[str]:

@@ -120,6 +120,7 @@ DETECTORS = (
     Detector("pairs_alike", setbacks.pairs_alike, ("dpo",), live=False),
     Detector("rows_disagree", setbacks.rows_disagree, ("sft",), ("heldout_loss",), live=False),
     Detector("other_exam", setbacks.other_exam, _TRAINERS, live=False),
+    Detector("constant_answer", setbacks.constant_answer, _TRAINERS, live=False),
     Detector(
         "below_start",
         setbacks.below_start,

@@ -258,6 +258,7 @@ def _with_verdict(facts: Facts, verdict: Verdict) -> Facts:
     return replace(
         facts,
         comparison=verdict.comparison,
+        constant=verdict.training.constant if verdict.training else None,
         recommended_model=verdict.training.go_on_with if verdict.training else "",
         kept_skills=verdict.kept_skills,
     )

@@ -18,6 +18,7 @@ ORDER = (
     "duplicates",
     "pairs_alike",
     "other_exam",
+    "constant_answer",
     "rows_disagree",
     "plateau",
     "unstable",

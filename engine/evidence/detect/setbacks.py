@@ -440,6 +440,38 @@ def contradictory_rows(facts: Facts) -> Finding | None:
     return Finding("contradictory_rows", sentence, evidence, lever, playbook="sft", root=True)
 
 
+def constant_answer(facts: Facts) -> Finding | None:
+    """Detect that a run which got better learnt the form of the answers and not which one is right:
+    one and the same answer to every held-out task would do as well.
+
+    Returns None if the model beats that answer, or if it is clearly worse than it: something else
+    is then amiss.
+    """
+    constant = facts.constant
+    if constant is None or facts.comparison is None or not _is_better(facts):
+        return None
+    success = facts.comparison.after
+    if success is None or success.high is None or success.value is None:
+        return None
+    if success.high < constant.share:
+        return None
+    evidence = {"after": success.value, "constant": constant.share, "tasks": constant.tasks}
+    lever = edit_lever(
+        'first evaluate with split="train": if those rows fail too, their prompts do not tell the '
+        "answer (labels by chance, or what decides is not in the prompt): edit the rows and push; "
+        "if they succeed, more and more varied rows"
+    )
+    return Finding(
+        "constant_answer",
+        constant.sentence,
+        evidence,
+        lever,
+        playbook="failures",
+        examples="changed",
+        cost=max(0.0, 1 - success.value),
+    )
+
+
 def duplicates(facts: Facts) -> Finding | None:
     """Detect that most training rows are copies of others, in a run that gained nothing.
 

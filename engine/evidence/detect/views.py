@@ -24,6 +24,7 @@ from engine.evidence.stats.text_metrics import (
 from engine.evidence.verdict.comparison import Comparison
 from engine.evidence.verdict.regression import KeptSkills
 from engine.evidence.verdict.row_facts import RowFacts
+from engine.evidence.verdict.side_notes import ConstantAnswer
 from engine.models.reasoning import closes_any, opens_any
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.answer import Answer
@@ -170,12 +171,12 @@ class Facts:
         training_rows: for SFT, how many rows were used, cut and dropped.
         failure: how the run failed; None if it did not.
         comparison: what the verdict of a finished run rests on; None before it is done.
+        constant: the one answer to all tasks that would do as well; None if the model beats it.
         recommended_model: the model to continue from, by the verdict; "" if it names none.
         rescoring: the result of scoring answers again in a fresh env process, {} if none were.
         exam_start: the held-out answers of step 0, None without any.
         against_start: the last evaluation compared with step 0, None before there is one.
-        gold_tokens: length in tokens that nearly all reference answers stay below; None when not
-            known.
+        gold_tokens: tokens that nearly all reference answers stay below; None when not known.
         heldout_rows: rows of the split that is evaluated; None when not known.
         dev_tasks: whether dev tasks choose the checkpoint.
         kept_skills: what became of earlier skills; None if they were not measured.
@@ -193,6 +194,7 @@ class Facts:
     training_rows: TrainingRows = TrainingRows()
     failure: Failure | None = None
     comparison: Comparison | None = None
+    constant: ConstantAnswer | None = None
     recommended_model: str = ""
     rescoring: Mapping[str, Any] = field(default_factory=dict)
     exam_start: View | None = None

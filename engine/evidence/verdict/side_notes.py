@@ -7,6 +7,7 @@ true, and the calls to make next.
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.core.files import read_lines, read_object
@@ -15,9 +16,10 @@ from engine.core.hints import Call
 from engine.evidence.stats.basics.target import target_in
 from engine.evidence.stats.inference import PairedVerdict
 from engine.evidence.stats.power import tasks_for_share
-from engine.evidence.stats.results import TEST, rounded, show_change
+from engine.evidence.stats.results import TEST, Level, rounded, show_change
 from engine.evidence.verdict.comparison import Comparison, calls_for_errors, compare_rows
 from engine.evidence.verdict.sides import Sides
+from engine.home.owner_marks import is_of_sealed
 from engine.home.run_dir import RunDir
 from engine.records.lines.evaluation_row import EvaluationRow
 from engine.records.lines.prompt_line import chosen_prompt
@@ -84,31 +86,74 @@ def _cut_share(rows: Sequence[EvaluationRow]) -> float:
     return sum(row.cut for row in rows) / len(rows) if rows else 0.0
 
 
-def constant_answer_sentences(
-    sides: Sides, comparison: Comparison, config: RunConfig | None
-) -> list[str]:
-    """A sentence that one and the same answer to every task would do as well as the trained model,
-    as a list of one.
+@dataclass(frozen=True)
+class ConstantAnswer:
+    """One and the same answer to every task, by which a model is not shown to do better.
+
+    Attributes:
+        text: the most frequent reference answer; "" if the tasks are a sealed exam.
+        right: the tasks on which it is right.
+        tasks: the tasks with a reference answer.
+    """
+
+    text: str
+    right: int
+    tasks: int
+
+    @property
+    def share(self) -> float:
+        """The share of the tasks on which it is right."""
+        return self.right / self.tasks
+
+    def to_json(self) -> dict[str, object]:
+        """The answer with the share of the tasks on which it is right, as a JSON object."""
+        return {"answer": self.text[:_SHOWN_CHARS], "right": round(self.share, 4)}
+
+    @property
+    def sentence(self) -> str:
+        """What a model that always gives this answer would reach."""
+        answer = repr(self.text[:_SHOWN_CHARS]) if self.text else "the same"
+        return (
+            f"Always answering {answer} would be right on {self.right} of {self.tasks} of these "
+            f"tasks ({whole_percent(self.share)}): this model is not shown to do better than that."
+        )
+
+
+def constant_answer(
+    rows: Sequence[EvaluationRow], success: Level | None, config: RunConfig | None
+) -> ConstantAnswer | None:
+    """The one answer to all tasks that would do as well as the model that gave these rows.
 
     A model that learns only the form of an answer beats one that lacks the form; on tasks with few
-    different answers that looks like success. Returns [] if success was not compared, if the most
-    frequent reference answer is right on a share of tasks below `_FREQUENT`, or if the 95 %
-    interval of the result lies above that share.
+    different answers that looks like success. Returns None if the most frequent reference answer is
+    right on a share of tasks below `_FREQUENT`, or if the 95 % interval of `success` (the level of
+    the rows; None if success was not measured) lies above that share.
     """
-    after = comparison.after
-    if comparison.measure != "success" or after is None or after.low is None or config is None:
-        return []
-    answers = _reference_answers(config, {row.task for row in sides.after})
+    if success is None or success.low is None or config is None:
+        return None
+    answers = _reference_answers(config, {row.task for row in rows})
     if not answers:
-        return []
-    constant, count = Counter(answers).most_common(1)[0]
-    share = count / len(answers)
-    if share < _FREQUENT or after.low > share:
-        return []
-    return [
-        f"Always answering {constant[:_SHOWN_CHARS]!r} would be right on {count} of {len(answers)} "
-        f"of these tasks ({whole_percent(share)}): this model is not shown to do better than that."
-    ]
+        return None
+    text, count = Counter(answers).most_common(1)[0]
+    shown = "" if is_of_sealed(config) else text
+    constant = ConstantAnswer(shown, right=count, tasks=len(answers))
+    if constant.share < _FREQUENT or success.low > constant.share:
+        return None
+    return constant
+
+
+def sentences_on(constant: ConstantAnswer | None) -> list[str]:
+    """The sentence on the one answer to all tasks that would do as well; [] if there is none."""
+    return [constant.sentence] if constant else []
+
+
+def rival_constant(
+    sides: Sides, comparison: Comparison, config: RunConfig | None
+) -> ConstantAnswer | None:
+    """The one answer to all tasks that would do as well as the `after` side of a comparison; see
+    `constant_answer`. None if success was not compared."""
+    success = comparison.after if comparison.measure == "success" else None
+    return constant_answer(sides.after, success, config)
 
 
 def _reference_answers(config: RunConfig, tasks: Collection[str]) -> list[str]:
@@ -144,6 +189,20 @@ def audit_risk(config: RunConfig | None) -> str:
         return ""
     verdict = read_object(Path(config.env_dir) / "audit.json").get("verdict")
     return _FAILED_AUDIT if verdict == _FAILED_AUDIT else ""
+
+
+def no_halves_warning(half: str, checkpoint_count: int) -> list[str]:
+    """A warning if the checkpoint was chosen on the tasks by which it is judged, else [].
+
+    `half` is what was compared, "all" if the tasks have no halves; `checkpoint_count` is the number
+    of evaluated checkpoints.
+    """
+    if half != "all" or checkpoint_count < 2:  # a single checkpoint was not chosen
+        return []
+    return [
+        "The held-out tasks were not split into halves, so the checkpoint was chosen on "
+        "the tasks it is reported on: the gain is flattered."
+    ]
 
 
 def missing_score_sentences(outcome: PairedVerdict) -> list[str]:

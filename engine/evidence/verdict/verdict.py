@@ -53,12 +53,16 @@ from engine.evidence.verdict.regression import (
     skill_sentences,
 )
 from engine.evidence.verdict.side_notes import (
+    ConstantAnswer,
     audit_sentences,
     calls_to_go_on,
-    constant_answer_sentences,
+    constant_answer,
     expectation_of,
     missing_score_sentences,
+    no_halves_warning,
     note_on_tasks_needed,
+    rival_constant,
+    sentences_on,
     target_sentences,
     tie_sentences,
 )
@@ -104,6 +108,7 @@ class TrainingFacts:
         go_on_with: the model to continue from if the run did not beat its start, else "".
         holdout_use: how often the held-out tasks were used so far.
         kept_skills: what became of earlier skills; None if they were not asked.
+        constant: the one answer to all tasks that would do as well; None if the model beats it.
     """
 
     half: str
@@ -116,6 +121,7 @@ class TrainingFacts:
     go_on_with: str
     holdout_use: HoldoutUse
     kept_skills: KeptSkills | None
+    constant: ConstantAnswer | None = None
 
 
 @dataclass(frozen=True)
@@ -323,10 +329,10 @@ def _training_verdict(run_dir: RunDir, config: LearningConfig | None, redact: Re
     facts = _training_facts(run_dir, config, sides, comparison, redact)
     # The model that the run started from, if the run is not better; else None.
     start = better_start(run_dir, config, sides.step, comparison.outcome.verdict)
-    constant = constant_answer_sentences(sides, comparison, config)
+    facts = replace(facts, constant=rival_constant(sides, comparison, config))
     summary_sentences = [
         sentence(comparison, measure_prefix="held-out "),
-        *constant,
+        *sentences_on(facts.constant),
         *target_sentences(facts.expected, comparison),
         *tie_sentences(sides, comparison),
         *audit_sentences(config),
@@ -343,7 +349,7 @@ def _training_verdict(run_dir: RunDir, config: LearningConfig | None, redact: Re
             *_warnings_about_comparison(sides, comparison, facts, config),
         ],
         next_calls=[
-            *calls_to_go_on(run_dir, config, comparison, is_constant=bool(constant)),
+            *calls_to_go_on(run_dir, config, comparison, is_constant=facts.constant is not None),
             *calls_with_larger_keep(config, facts.kept_skills),
             *probe_calls(run_dir, config),
         ],
@@ -357,7 +363,7 @@ def _warnings_about_comparison(
     """One sentence for each thing that weakens the comparison by which a training run is judged."""
     outcome = comparison.outcome
     return [
-        *_no_halves_warning(sides, facts.checkpoints_compared),
+        *no_halves_warning(sides.half, facts.checkpoints_compared),
         *_cautions(comparison, config, "all" if sides.dev else sides.half),
         *reuse_warning(facts.holdout_use, outcome.verdict, outcome.p),
     ]
@@ -430,19 +436,6 @@ def _reason_for_missing_rows(sides: Sides) -> str:
     return ""
 
 
-def _no_halves_warning(sides: Sides, checkpoint_count: int) -> list[str]:
-    """A warning if the checkpoint was chosen on the tasks by which it is judged, else [].
-
-    `checkpoint_count` is the number of evaluated checkpoints.
-    """
-    if sides.half != "all" or checkpoint_count < 2:  # a single checkpoint was not chosen
-        return []
-    return [
-        "The held-out tasks were not split into halves, so the checkpoint was chosen on "
-        "the tasks it is reported on: the gain is flattered."
-    ]
-
-
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
     """The verdict of an evaluation: its first model compared with the one furthest ahead of it;
     "unknown" if fewer than two were scored. Raises DamagedRecord if a file cannot be read."""
@@ -456,10 +449,18 @@ def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor)
     if len(models) < 2 or measure is None:
         reason = _reason_for_no_comparison(run_dir, model_count=len(models))
         verdict = _verdict_on_levels(run_dir.id, levels, measure, reason, warnings)
+        if len(models) == 1 and measure == "success":
+            constant = constant_answer(next(iter(models.values())), levels[0].level, config)
+            verdict = _with_sentences(verdict, sentences_on(constant))
     else:
         verdict = _verdict_on_models(run_dir, config, models, levels, redact)
         verdict = replace(verdict, warnings=[*warnings, *verdict.warnings])
-    return replace(verdict, summary=" ".join([verdict.summary, *audit_sentences(config)]))
+    return _with_sentences(verdict, audit_sentences(config))
+
+
+def _with_sentences(verdict: Verdict, sentences: Sequence[str]) -> Verdict:
+    """The verdict, with these sentences at the end of its summary."""
+    return replace(verdict, summary=" ".join([verdict.summary, *sentences]))
 
 
 def _verdict_on_models(
@@ -506,8 +507,7 @@ def _verdict_on_levels(
 ) -> Verdict:
     """The verdict "unknown" of an evaluation in which nothing can be compared, for `reason`.
 
-    `levels` are the results of its models, each by itself; `measure` is what was measured, None if
-    nothing was scored.
+    `levels` are its models' results; `measure` is what was measured, None if nothing was scored.
     """
     return Verdict(
         comparison=without_evidence(measure, reason),
@@ -562,7 +562,7 @@ def _comparisons_with_first(
     first, *others = models
     comparisons = [compare_rows(models[first], models[ref]) for ref in others]
     corrected_comparisons = correct_for_many(comparisons, evaluation_counts)
-    # The second value of a pair is the corrected p value, which these results do not show.
+    # The second value of a pair is the corrected p value: not shown here.
     return [
         ModelComparison(ref, against=first, comparison=comparison)
         for ref, (comparison, _) in zip(others, corrected_comparisons, strict=True)

@@ -3,5 +3,5 @@ by engine/home; start with `owners.py`.
 
     fair_queue.py  the order of the queue: by what owners used lately, priorities and waiting
     owners.py      for whom a home is opened; what is shared with whom
-    tables.py      tables and columns of owners and shares, and the SQL of what a viewer sees
+    tables.py      the SQL of what a viewer sees, and of the queued runs that could start
 """

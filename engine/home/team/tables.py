@@ -1,71 +1,23 @@
-"""Owners and shares in the database: tables, and the SQL that selects what a viewer may see.
+"""The SQL that selects what a viewer may see, and the queued runs that could start.
 
 Every row that a caller can name is read through these selections (engine/home), so what
 belongs to somebody else is not there: no list, no prefix and no error knows of it.
 """
 
-import sqlite3
 from collections.abc import Mapping
 from typing import Literal
 
 from engine.home.team.owners import EVERYONE, Viewer
 
-# Table, column, value of the rows that were there before.
-OWNER_COLUMNS = (
-    ("runs", "owner", ""),
-    ("runs", "project", ""),
-    ("runs", "priority", "normal"),
-    ("deployments", "owner", ""),
-)
 # The runs that could start now, in three queues: for a device here, for none, for another machine.
 # Each has an index of its own, which is named because SQLite does not choose it by itself.
 Queue = Literal["here", "without_device", "elsewhere"]
-_READY = "WHERE state = 'queued' AND waits_for = '' AND"
+READY = "WHERE state = 'queued' AND waits_for = '' AND"
 QUEUES: Mapping[Queue, str] = {
-    "here": f"INDEXED BY queued_here {_READY} gpus > 0 AND compute = 'local'",
-    "without_device": f"INDEXED BY queued_without_device {_READY} gpus = 0",
-    "elsewhere": f"INDEXED BY queued_elsewhere {_READY} compute != 'local' AND compute = ?",
+    "here": f"INDEXED BY queued_here {READY} gpus > 0 AND compute = 'local'",
+    "without_device": f"INDEXED BY queued_without_device {READY} gpus = 0",
+    "elsewhere": f"INDEXED BY queued_elsewhere {READY} compute != 'local' AND compute = ?",
 }
-_LINE = "(owner, priority, queued)"
-_INDEXES = (
-    f"CREATE INDEX queued_here ON runs {_LINE} {_READY} gpus > 0 AND compute = 'local'",
-    f"CREATE INDEX queued_without_device ON runs {_LINE} {_READY} gpus = 0",
-    "CREATE INDEX queued_elsewhere ON runs (compute, owner, priority, queued) "
-    f"{_READY} compute != 'local'",
-    "CREATE INDEX queued_behind ON runs (queued) WHERE state = 'queued' AND waits_for != ''",
-    "CREATE INDEX runs_by_time ON runs (queued)",
-    "CREATE INDEX runs_by_end ON runs (ended)",
-)
-
-
-def m007_long_queues(db: sqlite3.Connection) -> None:
-    """What is asked whenever a run starts or is queued costs the same however long the queue is."""
-    for statement in _INDEXES:
-        db.execute(statement)
-
-
-OWNER_TABLES = (
-    """
-    CREATE TABLE env_owners (
-        env_id TEXT NOT NULL,
-        owner TEXT NOT NULL,
-        pushed REAL NOT NULL,
-        PRIMARY KEY (env_id, owner)
-    )
-    """,
-    "INSERT INTO env_owners (env_id, owner, pushed) SELECT env_id, '', pushed FROM envs",
-    """
-    CREATE TABLE shares (
-        kind TEXT NOT NULL,
-        name TEXT NOT NULL,
-        owner TEXT NOT NULL,
-        grantee TEXT NOT NULL,
-        may TEXT NOT NULL,
-        PRIMARY KEY (kind, name, owner, grantee)
-    )
-    """,
-    "CREATE INDEX runs_by_owner ON runs (owner)",
-)
 # What a call does with something -> what it must be shared for.
 _SUFFICIENT = {"read": "'read', 'use'", "use": "'use'"}
 # One version of an environment for each of its owners.

@@ -17,9 +17,8 @@ from engine.core.errors import UserError
 from engine.core.files import is_locked, read_json, read_object
 from engine.core.hints import Call, Hint
 from engine.core.reply import Reply
-from engine.home.owner_marks import shown_owner
 from engine.home.recovery import configured_adapters
-from engine.home.rows import HOLDS_DEVICE, DeploymentRow
+from engine.home.rows import HOLDS_DEVICE, DeploymentRow, shown_owner
 from engine.home.run_dir import DeployDir, Home, RunDir
 from engine.home.store import Store
 
@@ -140,7 +139,7 @@ def list_deployments(home: Home) -> list[Reply]:
 def describe(home: Home, row: DeploymentRow) -> Reply:
     """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), and
     whose it is if it is not the viewer's own."""
-    owner = shown_owner(home, row.owner)
+    owner = shown_owner(home.viewer, row.owner)
     return {
         **({"owner": owner} if owner else {}),
         "deployment_id": row.deployment_id,

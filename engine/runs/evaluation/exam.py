@@ -9,6 +9,7 @@ environment has dev tasks, these choose the checkpoint, and all held-out tasks a
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 
@@ -18,6 +19,10 @@ from engine.evidence.stats.exam_size import ExamSize
 from engine.evidence.stats.results import TEST, VALIDATION
 from engine.records.run_config import EvaluateConfig
 from envs.json_types import TaskRow
+
+# Share of the tasks from which on their most frequent answer is worth a word: tasks with few
+# different answers, such as labels.
+_FREQUENT = 0.2
 
 
 def ordered(tasks: Sequence[TaskRow], limit: int) -> list[TaskRow]:
@@ -106,6 +111,29 @@ def reported_size(env: EnvRecord, limit: int) -> ExamSize:
     tasks = exam_tasks(env, limit)
     half_of_task = halves(tasks)
     return size_of(env, [task for task in tasks if half_of_task[task["id"]] == TEST])
+
+
+def frequent_answer(env: EnvRecord, limit: int) -> tuple[str, float] | None:
+    """Return the most frequent reference answer to the reported tasks of the exam (of at most
+    `limit` tasks), and the share of them on which it is right: what a model reaches that always
+    gives it.
+
+    Returns None if that share is below `_FREQUENT`, or if the tasks have no reference answers of
+    one message.
+    """
+    tasks = exam_tasks(env, limit)
+    half_of_task = halves(tasks)
+    counts: Counter[str] = Counter()
+    for task in tasks:
+        turns = task.get("answer") or []
+        if half_of_task[task["id"]] == TEST and len(turns) == 1:
+            counts[str(turns[0].get("content") or "").strip()] += 1
+    del counts[""]  # an answer that is a tool call, or none
+    if not counts:
+        return None
+    text, count = counts.most_common(1)[0]
+    share = count / counts.total()
+    return (text, share) if share >= _FREQUENT else None
 
 
 def size_of(env: EnvRecord, tasks: Sequence[TaskRow]) -> ExamSize:

@@ -1,5 +1,6 @@
 """The one number to report of a trained model, the same wherever it is asked for."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,27 @@ def test_the_word_of_a_failed_audit_travels_with_the_number_and_the_best_run(hom
         (best,) = best_runs(home, store, [row]).values()
     assert number.to_json()["audit"] == best["audit"] == "risk"
     assert number.sentence.endswith("the reward audit says risk: a score may not mean right.")
+
+
+def test_what_one_answer_to_all_tasks_would_reach_stands_beside_the_number(home, make_run, rows):
+    run = make_run("sft")
+    env_dir = Path(run.run.find_config().env_dir)
+    env_dir.mkdir(parents=True, exist_ok=True)
+    teams = ["red", "red", "blue", "green"] * 25  # red is right on half of the reported tasks
+    tasks = [
+        {"id": f"t{i}", "split": "heldout", "answer": [{"role": "assistant", "content": team}]}
+        for i, team in enumerate(teams * 2)
+    ]
+    (env_dir / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    run.evals(0, rows.halved(lambda i: False, 200))
+    run.evals(20, rows.halved(lambda i: i % 4 < 2, 200))
+    run.checkpoint(20, best=True)
+    write_json(run.run.result, {"best_step": 20, "best_score": 0.5, "verdict": "better"})
+    run.finish(verdict="better")
+    said = "Always answering 'red' would be right on 50 of 100 of these tasks (50%)"
+    with Store(home) as store:
+        number = number_to_report(home, store, store.get_run(run.id))
+    assert number is not None and said in number.sentence
+    assert number.to_json()["constant_answer"] == {"answer": "red", "right": 0.5}
+    reply = compare_runs(home, [f"{run.id}@step0", run.id])
+    assert said in reply["summary"]

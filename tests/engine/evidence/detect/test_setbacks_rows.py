@@ -44,3 +44,13 @@ def test_rows_that_were_not_read_say_nothing():
     run = TROUBLES["duplicates"](2003)
     run.row_facts = RowFacts()
     assert find_all(run.facts()) == []
+
+
+def test_one_answer_to_all_is_no_finding_where_the_model_is_clearly_worse_or_nothing_was_gained():
+    run = TROUBLES["constant_answer"](2003)
+    assert [finding.id for finding in find_all(run.facts())] == ["constant_answer"]
+    assert run.constant is not None
+    often = replace(run.facts(), constant=replace(run.constant, right=190))
+    assert "constant_answer" not in [finding.id for finding in find_all(often)]
+    same = replace(run.facts(), comparison=judged(random.Random(3), 0.3, 0.3, 200))
+    assert "constant_answer" not in [finding.id for finding in find_all(same)]

@@ -10,7 +10,8 @@ from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.side_notes import (
     audit_sentences,
     calls_to_go_on,
-    constant_answer_sentences,
+    rival_constant,
+    sentences_on,
     tie_sentences,
 )
 from engine.evidence.verdict.sides import Sides
@@ -66,7 +67,8 @@ def constant_notes(folder: Path, answers: list[str], right: int) -> list[str]:
     before, after = rows([0.0] * n, [False] * n), rows([1.0] * n, [i < right for i in range(n)])
     config = as_run_config(train_config(env_dir=str(folder)))
     sides = Sides(before, after, "step 0", "step 9")
-    return constant_answer_sentences(sides, compare_rows(before, after), config)
+    constant = rival_constant(sides, compare_rows(before, after), config)
+    return sentences_on(constant)
 
 
 def test_a_model_no_better_than_one_answer_to_all_tasks_is_told_so(tmp_path: Path):
