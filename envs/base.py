@@ -41,6 +41,7 @@ from typing import Any
 from envs.json_types import ChatMessage, JsonObject, TaskRow, ToolSchema
 from envs.tool_schemas import checked_tools
 
+_CLOSING_THINK_TAG = "</think>"
 ROLES = ("system", "user", "assistant", "tool")
 # Keys of a task's metadata that hold the two answers of a preference.
 CHOSEN, REJECTED = "chosen", "rejected"
@@ -240,9 +241,11 @@ class Task:
 
     @property
     def answer_text(self) -> str:
-        """The text of the reference completion's last assistant message; "" if there is none."""
+        """The text of the reference completion's last assistant message, without what stands
+        before a closing think tag, because score() never sees a thought; "" if there is none."""
         texts = [message.content for message in self.answer_messages if message.role == "assistant"]
-        return texts[-1] if texts else ""
+        _, tag, text = (texts or [""])[-1].rpartition(_CLOSING_THINK_TAG)
+        return text.lstrip() if tag else text
 
     @property
     def preference(self) -> tuple[list[Message], list[Message]] | None:

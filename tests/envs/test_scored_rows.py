@@ -40,6 +40,13 @@ def test_each_word_pays_the_right_answers_and_no_others(tmp_path, scorer, answer
     assert [env.score(task, text).success for text in wrong] == [False] * len(wrong)
 
 
+def test_a_thought_before_the_answer_is_no_part_of_what_is_compared(tmp_path):
+    env = ScoredRows("exact", rows_file(tmp_path, "<think>14 - 5 = 9</think>\n\nLEFT=9 jars"))
+    (task,) = env.tasks()
+    assert task.answer_text == "LEFT=9 jars"
+    assert env.score(task, "LEFT=9 jars").success is True  # score() never sees the thought
+
+
 def test_a_list_of_everything_does_not_count_as_containing_the_answer(tmp_path):
     env = ScoredRows("contains", rows_file(tmp_path, "red"))
     task = Task("t", "Which colour?", "red")
