@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 from engine.core.errors import UserError
+from engine.core.hints import Call, Hint
 from engine.endpoints.references import find_endpoint, is_endpoint
-from engine.home.rows import OPEN
+from engine.home.rows import OPEN, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.models import catalog
@@ -19,7 +20,8 @@ def model_to_train(home: Home, ref: str) -> ModelRef:
     If `ref` names a training run that has not ended, this is the model that the run will have made
     at its end, unless `ref` names a step whose checkpoint exists already.
 
-    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED or ADAPTER_MISMATCH.
+    Raises UserError MODEL_NOT_FOUND, MODEL_UNSUPPORTED, ADAPTER_MISMATCH, or RUN_STATE if that run
+    is being stopped.
     """
     return _awaited_model(home, ref.strip()) or catalog.resolve_model(home, ref)
 
@@ -70,19 +72,33 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
     """Return the model that the unfinished training run in `ref` will have made at its end.
 
     Returns None if `ref` names no unfinished run, or a step of it whose checkpoint exists already.
+    Raises UserError RUN_STATE if the run is being stopped: it will have made no model at its end,
+    but its last checkpoint can be named then.
     """
     run_id, _, checkpoint = ref.partition("@")
-    if not _is_open(home, run_id):
+    open_row = _open_row(home, run_id)
+    if open_row is None:
         return None
     names_step = checkpoint not in ("", "best")
     if names_step and home.run(run_id).resolve_checkpoint(checkpoint) is not None:
         return None
+    if open_row.state == "stopping":
+        raise UserError(
+            "RUN_STATE",
+            f"{run_id} is stopping; its last checkpoint is written in a moment",
+            hint=Hint(
+                "Wait for its end, then make this call again:",
+                Call("wait_run", {"run_id": run_id, "until": "end"}),
+            ),
+            field="model",
+        )
     return catalog.unmade(home, ref)
 
 
-def _is_open(home: Home, run_id: str) -> bool:
-    """Return whether there is a run with exactly this id that has not ended."""
+def _open_row(home: Home, run_id: str) -> RunRow | None:
+    """Return the row of the run with exactly this id, if it has not ended; else None."""
     if not home.db.is_file():
-        return False
+        return None
     with Store(home) as store:
-        return any(row.run_id == run_id for row in store.list_runs(_ALL_RUNS, states=OPEN))
+        rows = store.list_runs(_ALL_RUNS, states=OPEN)
+    return next((row for row in rows if row.run_id == run_id), None)
