@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from engine.core.errors import UserError
 from engine.home.config_tables.hosts import RAY, SLURM
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import host_verbs
@@ -76,7 +77,15 @@ class HostOptions:
     ] = False
 
     def given(self) -> dict[str, str | int | float]:
-        """The options that were given, as keys of the table."""
+        """The options that were given, as keys of the table. Raises UserError BAD_ARGUMENT for a
+        machine that would be two kinds of cluster."""
+        if self.slurm and self.ray:
+            raise UserError(
+                "BAD_ARGUMENT",
+                f"--slurm and --ray={self.ray} are two kinds of cluster, and a host is one",
+                hint="Leave one of them out; a machine that is both is added twice, by two names.",
+                field="ray",
+            )
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         given = {name: value for name, value in values.items() if value}
         if given.pop("slurm", False):

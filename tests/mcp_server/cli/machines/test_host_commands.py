@@ -1,5 +1,8 @@
 """What `honesmith hosts add` writes."""
 
+import pytest
+
+from engine.core.errors import UserError
 from mcp_server.api import host_verbs
 from mcp_server.cli.machines.host_commands import HostOptions
 
@@ -12,6 +15,12 @@ def test_only_what_was_given_is_written():
     given = HostOptions(ray="https://ray.lan", token_env="T", resources="h100=1").given()
     address = {"kind": "ray", "address": "https://ray.lan"}
     assert given == address | {"token_env": "T", "resources": "h100=1"}
+
+
+def test_a_host_that_would_be_two_kinds_of_cluster_is_refused():
+    with pytest.raises(UserError, match="--slurm and --ray=http://head:8265") as refused:
+        HostOptions(slurm=True, ray="http://head:8265").given()
+    assert refused.value.code == "BAD_ARGUMENT" and "Leave one of them out" in refused.value.hint
 
 
 def test_a_cluster_is_added_with_the_next_move(home):
