@@ -6,6 +6,7 @@ from engine.home.store import Store
 from engine.records.run_config import TrainConfig
 from engine.records.settings import GivenSettings
 from engine.runs.submit.requests import TrainRequest
+from engine.settings.setting_checks import UNUSED_CLIPS
 
 
 def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainRequest:
@@ -79,6 +80,5 @@ def _implied_settings(settings: GivenSettings) -> list[str]:
         names.append("max_turns")
     if settings.get("eval_rows") == 0:  # the environment has no held-out tasks
         names.append("eval_rows")
-    if settings.get("loss") == "cispo":  # this loss clips from above only
-        names.append("clip_low")
+    names += [name for name, _, _ in UNUSED_CLIPS.get(str(settings.get("loss")), ())]
     return names

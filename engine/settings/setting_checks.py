@@ -1,11 +1,24 @@
 """Checks that settings do not contradict each other, the model, the machine or the rows."""
 
+from collections.abc import Mapping, Sequence
+
 from engine.core.errors import UserError
 from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import ROW_ALGORITHMS, USUAL_GRPO_KEEP, USUAL_KEEP, GivenSettings
 from engine.settings.defaults import USER, Filled, inherited_settings
+
+# Loss -> the clips that do not act on it: setting, why, next move. A request may not give them.
+UNUSED_CLIPS: Mapping[str, Sequence[tuple[str, str, str]]] = {
+    "cispo": [
+        (
+            "clip_low",
+            "which clips its weight from above only",
+            "Leave clip_low out; clip_high is the limit.",
+        )
+    ],
+}
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
@@ -34,15 +47,17 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
 
 
 def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE if clip_low is given with the loss cispo, which has no
-    lower clip."""
-    if user_settings.get("loss") == "cispo" and "clip_low" in user_settings:
-        raise UserError(
-            "SETTING_NOT_APPLICABLE",
-            "clip_low does not apply to loss = cispo, which clips its weight from above only",
-            hint="Leave clip_low out; clip_high is the limit.",
-            field="settings.clip_low",
-        )
+    """Raise UserError SETTING_NOT_APPLICABLE if a clip is given with a loss on which it does not
+    act (`UNUSED_CLIPS`)."""
+    loss = user_settings.get("loss")
+    for name, reason, next_move in UNUSED_CLIPS.get(str(loss), ()):
+        if name in user_settings:
+            raise UserError(
+                "SETTING_NOT_APPLICABLE",
+                f"{name} does not apply to loss = {loss}, {reason}",
+                hint=next_move,
+                field=f"settings.{name}",
+            )
 
 
 def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:

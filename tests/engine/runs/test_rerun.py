@@ -11,6 +11,7 @@ from engine.evidence.stats.results import load_rows
 from engine.runs import lifecycle
 from engine.runs.rerun import rerun_request
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
+from engine.settings import setting_checks
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -59,6 +60,20 @@ def test_what_only_follows_from_other_settings_or_the_environment_is_not_given_a
     first = lifecycle.submit(bench.home, request)["run_id"]
     again = lifecycle.submit(bench.home, rerun_request(bench.home, first, {}))["run_id"]
     assert config_of(bench, again)["settings"] == config_of(bench, first)["settings"]
+
+
+def test_a_clip_that_a_loss_refuses_is_written_once_and_never_given_again(
+    busy, bench, env, monkeypatch
+):
+    request = TrainRequest(env_id=env, algorithm="grpo", settings={"steps": 2, "loss": "gspo"})
+    first = lifecycle.submit(bench.home, request)["run_id"]
+    assert "clip_high" in rerun_request(bench.home, first, {}).settings
+    monkeypatch.setitem(setting_checks.UNUSED_CLIPS, "gspo", [("clip_high", "why", "Leave it.")])
+    again = rerun_request(bench.home, first, {})
+    assert "clip_high" not in again.settings
+    setting_checks.check_loss(again.settings)
+    with pytest.raises(UserError, match="clip_high does not apply to loss = gspo, why"):
+        setting_checks.check_loss({"loss": "gspo", "clip_high": 0.3})
 
 
 def test_a_setting_can_be_changed_and_the_steps_follow_from_the_epochs(busy, bench, env):
