@@ -21,7 +21,7 @@ from pydantic import Field
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
-from engine.home.rows import TERMINAL
+from engine.home.rows import TERMINAL, viewer_id
 from engine.home.run_dir import Home
 from mcp_server.access.viewing import seen
 from mcp_server.api import verbs
@@ -87,8 +87,9 @@ class WaitTasks(Extension):
     def __init__(self, home: Home) -> None:
         """Start without tasks; `home` is where the runs are that the tasks wait for."""
         self._home = home
-        # Ids of cancelled tasks: a set that keeps the order in which they were cancelled.
-        self._cancelled_ids: dict[str, None] = {}
+        # (id of the key, id of the task) of cancelled tasks: a set that keeps the order in which
+        # they were cancelled. Two keys may wait for one run, by tasks of the same id.
+        self._cancelled: dict[tuple[str, str], None] = {}
         self._server: GuardedServer | None = None
 
     def set_server(self, server: GuardedServer) -> None:
@@ -180,7 +181,7 @@ class WaitTasks(Extension):
             MCPError: if the task id is malformed.
         """
         wait = _parse_wait(params)
-        if wait.task_id in self._cancelled_ids:
+        if self._of_caller(wait) in self._cancelled:
             return _task_fields(wait, "cancelled", status={})
         status: Reply = {}  # stays empty if the run cannot be read
         try:
@@ -209,12 +210,17 @@ class WaitTasks(Extension):
             await self._status_of(wait)  # only to see that the run exists
         except UserError:
             raise _unknown_task(params) from None
-        # A dict keeps the order of adding: an id is moved to the end, so the oldest stands first.
-        self._cancelled_ids.pop(wait.task_id, None)
-        self._cancelled_ids[wait.task_id] = None
-        if len(self._cancelled_ids) > MAX_CANCELLED:
-            del self._cancelled_ids[next(iter(self._cancelled_ids))]
+        # A dict keeps the order of adding: a task is moved to the end, so the oldest stands first.
+        of_caller = self._of_caller(wait)
+        self._cancelled.pop(of_caller, None)
+        self._cancelled[of_caller] = None
+        if len(self._cancelled) > MAX_CANCELLED:
+            del self._cancelled[next(iter(self._cancelled))]
         return {}
+
+    def _of_caller(self, wait: Wait) -> tuple[str, str]:
+        """Return the task as the caller of this request has it: (id of its key, id of the task)."""
+        return viewer_id(seen(self._home).viewer), wait.task_id
 
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams

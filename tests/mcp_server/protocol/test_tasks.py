@@ -8,7 +8,7 @@ from task_client import Taker, ask
 
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
-from mcp_server.access.keys import LOCAL
+from mcp_server.access.keys import LOCAL, Key
 from mcp_server.access.viewing import viewing
 from mcp_server.api import verbs
 from mcp_server.protocol.app import build_server
@@ -140,7 +140,7 @@ async def test_cancelling_what_is_no_task_of_ours_is_refused_and_kept_nowhere(
     for task_id in (Wait("r-9", "end", 1, "").task_id, Wait("r-1", "end", 1, "7" * 300).task_id):
         with viewing(LOCAL), pytest.raises(MCPError, match="Unknown task"):
             await tasks._cancel(None, TaskParams(taskId=task_id))
-    assert not tasks._cancelled_ids
+    assert not tasks._cancelled
 
 
 async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
@@ -152,7 +152,22 @@ async def test_the_newest_cancelled_tasks_are_kept_and_no_more(
     for created in (1, 2, 1, 3):
         with viewing(LOCAL):
             await tasks._cancel(None, TaskParams(taskId=Wait("r-1", "end", created, "").task_id))
-    assert list(tasks._cancelled_ids) == ["r-1:end:1:", "r-1:end:3:"]
+    assert list(tasks._cancelled) == [("", "r-1:end:1:"), ("", "r-1:end:3:")]
+
+
+async def test_a_key_that_cancels_its_task_leaves_the_same_task_of_another_key(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+):
+    Run(monkeypatch)
+    tasks, task = WaitTasks(home), TaskParams(taskId=Wait("r-1", "end", 1, "").task_id)
+    ana, bob = (Key(name, ("read",), id=name) for name in ("ana", "bob"))
+    with viewing(ana):
+        await tasks._cancel(None, task)
+    states = {}
+    for key in (ana, bob):
+        with viewing(key):
+            states[key.name] = (await tasks._get(None, task))["status"]
+    assert states == {"ana": "cancelled", "bob": "working"}
 
 
 async def test_a_run_that_vanished_completes_its_task_with_the_refusal(
