@@ -11,7 +11,7 @@ from functools import cached_property
 
 from engine.evidence.bases.bases import BaseThen, base_then, trained_base
 from engine.evidence.compare.candidates import Candidate
-from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.lineage import sees, trained_by
 from engine.evidence.verdict.sides import step_in_ref
 from engine.home.run_dir import Home
 from engine.records.lines.prompt_line import chosen_prompt
@@ -108,7 +108,8 @@ def ancestors(home: Home, making: Making) -> list[str]:
     """The ids of the runs that made a model, the newest first. Returns [] if that is not known.
 
     The first is the model's own run, then comes the run of its start model, and so on. The last
-    entry is the reference of the base model, if the chain could be followed that far.
+    entry is the reference of the base model, if the chain could be followed that far: it ends
+    before a run that the viewer of the home does not see.
     """
     ancestor_names: list[str] = []
     while (
@@ -120,6 +121,8 @@ def ancestors(home: Home, making: Making) -> list[str]:
         parent = trained_by(home, making.start)
         if not parent:  # the start is a base model
             ancestor_names.append(making.start)
+            break
+        if not sees(home, parent):
             break
         making = making_of_run(home, parent)
     return ancestor_names

@@ -10,8 +10,8 @@ from engine.evidence.detect.views import StartComparison, View, mean, view_of
 from engine.evidence.stats.results import VALIDATION, in_half, rounded
 from engine.evidence.verdict.comparison import compare_rows
 from engine.evidence.verdict.contamination import taught_tasks, without_tasks
-from engine.evidence.verdict.lineage import started_from, trained_by
-from engine.home.run_dir import CHECKPOINT_MANIFEST, RunDir
+from engine.evidence.verdict.lineage import sees, started_from, trained_by
+from engine.home.run_dir import CHECKPOINT_MANIFEST, Home, RunDir
 from engine.records.known_settings import KnownSettings
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from envs.json_types import ChatMessage
@@ -38,15 +38,16 @@ def against_start(
     return evaluation_against_start(run, steps[-1], rows, planned=planned)
 
 
-def fall_of_the_start(run: RunDir) -> StartComparison | None:
+def fall_of_the_start(home: Home, run: RunDir) -> StartComparison | None:
     """The checkpoint that a run began with, compared with step 0 of the run that made the
     checkpoint.
 
-    Returns None if the run began with a base model, or if that checkpoint was not evaluated.
+    Returns None if the run began with a base model, if that checkpoint was not evaluated, or if the
+    viewer of the home does not see the run that made it.
     """
     reference = started_from(run)
-    parent_id = trained_by(run.home, reference)
-    if not parent_id:
+    parent_id = trained_by(home, reference)
+    if not parent_id or not sees(home, parent_id):
         return None
     parent = run.home.run(parent_id)
     step = _step_of_start(run, parent, checkpoint=reference.partition("@")[2])

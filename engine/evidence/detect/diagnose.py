@@ -130,15 +130,15 @@ def diagnose(home: Home, run_id: str) -> Reply:
     """
     with Store(home) as store:
         row = store.get_run(run_id)
-    return _within_limit(_diagnosis(home.run(row.run_id), row)).to_json()
+    return _within_limit(_diagnosis(home, home.run(row.run_id), row)).to_json()
 
 
-def _diagnosis(run: RunDir, row: RunRow) -> Diagnosis:
+def _diagnosis(home: Home, run: RunDir, row: RunRow) -> Diagnosis:
     """The findings on a run with all their examples, which together may be too long for a reply."""
     config = run.find_config()  # None for a damaged config: the run is diagnosed all the same
     refuse_if_of_sealed(config, "what went wrong would show its tasks")
     redact = redactor_for(run.home, config.env_dir if config else None)
-    facts = facts_of(run, row, config)
+    facts = facts_of(home, run, row, config)
     findings = find_all(facts)
     examples = Examples(run, facts.algorithm, last_exam(run), redact)
     return Diagnosis(
@@ -190,7 +190,7 @@ def _within_limit(diagnosis: Diagnosis) -> Diagnosis:
     return diagnosis
 
 
-def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
+def facts_of(home: Home, run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
     """Everything that the detectors read, from the files of a run.
 
     `config` is the run's; None if its file is damaged. Raises DamagedRecord if any other file is
@@ -218,7 +218,7 @@ def facts_of(run: RunDir, row: RunRow, config: RunConfig | None) -> Facts:
         dev_tasks=bool(split_rows(run.home, row.env_id, "dev")),
     )
     if is_training:
-        facts = _with_start(facts, run)
+        facts = _with_start(facts, home, run)
     return _with_verdict(facts, verdict) if verdict else facts
 
 
@@ -239,7 +239,7 @@ def _count_validation_tasks(rows: Sequence[EvaluationRow]) -> int:
     return len({row.task for row in validation_rows})
 
 
-def _with_start(facts: Facts, run: RunDir) -> Facts:
+def _with_start(facts: Facts, home: Home, run: RunDir) -> Facts:
     """The facts of a training run, with those about its start and its reference answers filled
     in."""
     return replace(
@@ -249,7 +249,7 @@ def _with_start(facts: Facts, run: RunDir) -> Facts:
         gold_tokens=gold_tokens(run),
         rows=read_row_facts(run),
         alerts=open_alerts(run),
-        fall_of_the_start=fall_of_the_start(run),
+        fall_of_the_start=fall_of_the_start(home, run),
     )
 
 

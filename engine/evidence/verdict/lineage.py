@@ -4,6 +4,7 @@ version another prompt was written."""
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine.core.errors import UserError
 from engine.core.files import read_object
 from engine.evidence.stats.results import (
     VALIDATION,
@@ -14,6 +15,7 @@ from engine.evidence.stats.results import (
     show,
 )
 from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
 from engine.records.lines.evaluation_row import EvaluationRow, read_evaluation
 from engine.records.run_config import LearningConfig, TrainConfig
 
@@ -32,13 +34,24 @@ def trained_by(home: Home, ref: str) -> str:
     """The id of the training run of this home that a model reference names: "r-1" for "r-1@step20".
 
     Returns "" for any other model: a path, a hub id, a run that trains nothing, or a run that is
-    gone.
+    gone. Whether the viewer of the home sees the run is another question (`sees`).
     """
     name, _, _ = ref.partition("@")
     if not name or "/" in name or name in (".", ".."):  # a path or a hub id, not a run
         return ""
     config = home.run(name).find_config()  # None if there is no run of this name
     return name if isinstance(config, TrainConfig) else ""
+
+
+def sees(home: Home, run_id: str) -> bool:
+    """Whether the viewer of the home sees the run with this id, if there is one."""
+    if home.viewer is None:
+        return True
+    with Store(home) as store:  # before its folder is looked for, so that nothing tells of it
+        try:
+            return store.sees_run(run_id)
+        except UserError:  # FORBIDDEN: it is seen, and shared for less than the present call does
+            return True
 
 
 def prompt_source(home: Home, env_id: str) -> str:

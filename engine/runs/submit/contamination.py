@@ -17,7 +17,7 @@ from engine.core.files import read_json, write_json
 from engine.environments.registry import EnvRecord, find_env, read_tasks
 from engine.evidence.compare.settings_diff import ancestors, making_of_run
 from engine.evidence.overlap.overlap import scan
-from engine.evidence.verdict.lineage import trained_by
+from engine.evidence.verdict.lineage import sees, trained_by
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home
 
@@ -25,6 +25,7 @@ BUDGET_S = 2.0  # seconds for all comparisons of one call whose results are not 
 _GONE_CHARS = 120  # the most characters of a headline that name versions which are gone
 _VERDICTS = ("clean", "overlap", "leak")  # the worst is the last
 _KINDS = ("exact", "normalised", "ngram")  # kinds of matches; keys of an `Overlap`
+HIDDEN = "a run that is not shared"  # the name of a training that the viewer does not see
 Overlap = Mapping[str, Any]  # one comparison, as `overlap.scan` returns it
 
 
@@ -118,13 +119,18 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
         return []
-    ancestor_names = ancestors(home, making_of_run(home, run_id))
+    whole = home.whole  # what was trained on counts, whoever did it
+    ancestor_names = ancestors(whole, making_of_run(whole, run_id))
     # The last ancestor may be a base model, whose name has a slash.
     run_ids = [name for name in ancestor_names if "/" not in name]
     # A config is None if its file is gone or damaged. That run is left out: its environment is not
     # known.
     configs = {run_id: home.run(run_id).find_config() for run_id in run_ids}
-    return [_Training(ref, run_id, config.env_id) for run_id, config in configs.items() if config]
+    return [
+        _Training(ref, run_id if sees(home, run_id) else HIDDEN, config.env_id)
+        for run_id, config in configs.items()
+        if config
+    ]
 
 
 def _compare_all(
@@ -147,8 +153,13 @@ def _compare_all(
     ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
     verdict, headline = _worst_overlap(overlaps.values())
-    if gone_env_ids:
-        headline += f"; {', '.join(gone_env_ids)[:_GONE_CHARS]} is gone and was not compared"
+    # A version that nobody but a hidden run names may be there, and is not named either.
+    named = {training.env_id for training in trainings if training.run_id != HIDDEN}
+    if named.intersection(gone_env_ids):
+        gone = ", ".join(env_id for env_id in gone_env_ids if env_id in named)
+        headline += f"; {gone[:_GONE_CHARS]} is gone and was not compared"
+    if set(gone_env_ids) - named:
+        headline += f"; the rows of {HIDDEN} were not compared"
     return Contamination(verdict, leaked, sources, headline)
 
 

@@ -16,7 +16,9 @@ from engine.evidence.detect.detectors import find_all
 from engine.evidence.detect.findings import Finding
 from engine.evidence.detect.learning import unstable
 from engine.evidence.verdict.regression import KeptSkills, SinceBase, compare_skills
-from engine.home.run_dir import RunDir
+from engine.home.run_dir import Home, RunDir
+from engine.home.store import Store
+from engine.home.team.owners import Share, Viewer
 from engine.records.lines.evaluation_row import read_evaluation
 
 # --- below its start ------------------------------------------------------------------------------
@@ -40,13 +42,24 @@ def test_the_start_of_a_run_is_the_checkpoint_that_it_went_on_from(
     learned_run, make_run, checkpoint: str, step: int
 ):
     child = make_run(model=f"{learned_run.id}{checkpoint}")
-    fall = fall_of_the_start(child.run)
+    fall = fall_of_the_start(child.run.home, child.run)
     assert fall is not None and fall.step == step
     # The run's own copy knows better than a name whose meaning may have changed since.
     child.run.start_adapter.mkdir()
     write_json(child.run.start_adapter / "MANIFEST.json", {"step": 20})
-    fall = fall_of_the_start(child.run)
+    fall = fall_of_the_start(child.run.home, child.run)
     assert fall is not None and fall.step == 20
+
+
+def test_the_fall_of_a_start_is_not_told_to_who_does_not_see_its_run(learned_run, make_run):
+    child = make_run(model=f"{learned_run.id}@best")
+    with Store(child.run.home) as store:
+        store.add_share(Share("run", child.id, "", "bob", "read"))
+    bobs = Home(child.run.home.root, Viewer("bob"))
+    assert fall_of_the_start(bobs, child.run) is None
+    with Store(child.run.home) as store:
+        store.add_share(Share("run", learned_run.id, "", "bob", "read"))
+    assert fall_of_the_start(bobs, child.run) is not None
 
 
 def length_paid(cut: float = 0.95) -> Simulated:

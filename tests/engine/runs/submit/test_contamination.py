@@ -17,6 +17,8 @@ from engine.evidence.compare.compare import compare_runs
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.markdown import card_of, markdown_of
 from engine.home.run_dir import Home
+from engine.home.store import Store
+from engine.home.team.owners import Share, Viewer
 from engine.runs.lifecycle import submit, submit_evaluation, wait
 from engine.runs.submit import contamination
 from engine.runs.submit.requests import EvaluationRequest, TrainRequest
@@ -173,3 +175,24 @@ def test_an_environment_that_is_gone_is_said_and_not_guessed(home: Home, tmp_pat
     write_json(run.config, config | {"env_id": "gone@0123456789ab"})
     found = contamination.of_models(home, registry.find_env(home, env), [run.id])
     assert "gone@0123456789ab is gone and was not compared" in found.headline
+
+
+def test_what_a_run_that_is_not_shared_was_trained_on_counts_without_its_name(
+    home: Home, tmp_path: Path
+):
+    env = push(home, tmp_path / "a", CHEAT)
+    hidden = training(home, env)
+    elsewhere = training(home, env)
+    config = read_json(elsewhere.config)
+    write_json(elsewhere.config, config | {"env_id": "theirs@0123456789ab", "model": hidden.id})
+    mine = training(home, env)
+    write_json(mine.config, read_json(mine.config) | {"model": elsewhere.id})
+    with Store(home) as store:
+        store.add_share(Share("run", mine.id, "", "bob", "use"))
+    bobs = Home(home.root, Viewer("bob", may="use"))
+    found = contamination.of_models(bobs, registry.find_env(home, env), [mine.id])
+    assert (found.verdict, list(found.leaked)) == ("leak", TAUGHT)
+    assert [source["run_id"] for source in found.sources] == [mine.id, contamination.HIDDEN]
+    assert f"the rows of {contamination.HIDDEN} were not compared" in found.headline
+    told = str(asdict(found))
+    assert not [name for name in (hidden.id, elsewhere.id, "theirs@") if name in told]
