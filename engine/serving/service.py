@@ -18,7 +18,7 @@ from engine.core.files import read_json, read_tail, take_lock, write_json, write
 from engine.core.hardware import Device
 from engine.core.hints import Call
 from engine.core.reply import Reply
-from engine.home.rows import DeploymentRow, viewer_id
+from engine.home.rows import DeploymentRow, shown_owner, viewer_id
 from engine.home.run_dir import DeployDir, Home
 from engine.home.store import Store
 from engine.machine.processes import deployments, launcher, programs
@@ -384,13 +384,17 @@ def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow
 def _stop(home: Home, ref: str) -> Reply:
     """Stop serving a model (`ref` is the name it is served by), or a deployment (`ref` is its id).
 
-    The id of a run, or a model that was never served, stops nothing; the reply then offers the
-    calls that stop other models of that run. Raises UserError MODEL_* if there is no such model,
-    run or deployment.
+    Whoever sees the deployments of others stops these by their ids alone: a model's name stands for
+    the viewer's own. The id of a run, or a model that was never served, stops nothing; the reply
+    then offers the calls that stop other models of that run. Raises UserError MODEL_* if there is
+    no such model, run or deployment.
     """
     still_serving = _stop_living(home, ref)
     if still_serving is not None:
         return _stopped_reply(ref, still_serving)
+    others = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
+    if others:
+        return _not_own_reply(home, ref, others)
     ending = _how_it_ended(home, ref)
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
@@ -411,6 +415,22 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
         summary=f"{'; '.join([f'{ref} is no longer served', *notes])}.",
         next_calls=[
             Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in still_serving
+        ],
+    )
+
+
+def _not_own_reply(home: Home, ref: str, others: Sequence[DeploymentRow]) -> Reply:
+    """Make the reply of a call that stopped nothing, because only deployments of other owners serve
+    the model `ref`. It offers the calls that stop each of them."""
+    named = ", ".join(
+        f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in others
+    )
+    return _stop_reply(
+        ref,
+        "not_served",
+        summary=f"Nothing was stopped: {ref} is served by {named}, and by none of yours.",
+        next_calls=[
+            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in others
         ],
     )
 
@@ -448,8 +468,8 @@ def _nothing_stopped_reply(home: Home, ref: str) -> Reply:
 
 
 def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
-    """Stop serving `ref`, a model's name or a deployment's id. A deployment's process ends once it
-    serves nothing that was deployed.
+    """Stop serving `ref`, a model's name (of the viewer's own deployments) or a deployment's id. A
+    deployment's process ends once it serves nothing that was deployed.
 
     Returns the deployments that go on with other models, or None if `ref` was not being served.
     """
@@ -459,7 +479,7 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
         # What the deployment goes on serving: adapters, and perhaps the base model itself.
         if ref == row.deployment_id:
             adapters, serve_base = [], False
-        elif ref in deployments.served(home, row):
+        elif _is_own(home, row) and ref in deployments.served(home, row):
             adapters = [adapter for adapter in row.adapters if adapter["name"] != ref]
             serve_base = row.serve_base and ref != row.base_name
         else:
