@@ -27,7 +27,7 @@ from engine.machine.pace.progress import write_status
 from engine.machine.pace.staleness import LEAST_GRACE_S
 from engine.machine.processes import launcher, limits, outcome
 from engine.machine.processes.deployments import make_room
-from engine.machine.processes.limits import LeaseWatch, Limit, nearest_cap
+from engine.machine.processes.limits import HomeCap, LeaseWatch, Limit, nearest_cap
 from engine.machine.processes.trainer_variables import trainer_variables
 from engine.machine.processes.vigil import Vigil
 from envs.isolation import kernel
@@ -61,6 +61,7 @@ class Watch:
     lifeline: int = -1  # the end of the trainer's pipe that this process keeps open
     vigil: Vigil | None = None  # watches the trainer's heartbeats; None before it is started
     lease: LeaseWatch | None = None  # set together with `vigil`
+    home_cap: HomeCap = field(default_factory=HomeCap)
     restarts: int = 0  # of the process that looks after a run on another machine
     held_s: float | None = None  # of a run elsewhere, see limits.py
     # Whether this process got SIGTERM: another supervisor will then continue the run.
@@ -333,7 +334,7 @@ def _limits(watch: Watch) -> list[Limit]:
     """Return every limit of this attempt, the earliest first; [] if it has none."""
     of_attempt = (
         limits.limit_of_run(watch.store, watch.run.home, watch.row),
-        limits.limit_of_home(watch.store, watch.run),
+        watch.home_cap.limit(watch.store, watch.run, watch.elapsed),
         _limit_without_answers(watch),
         watch.vigil.limit(watch.elapsed) if watch.vigil else None,
         watch.lease.limit(watch.elapsed) if watch.lease else None,
@@ -342,8 +343,7 @@ def _limits(watch: Watch) -> list[Limit]:
 
 
 def _limit_without_answers(watch: Watch) -> Limit | None:
-    """Return the limit at which the run has written no answer for too long; None if it has no such
-    limit."""
+    """Return the limit at which the run has written no answer for too long; None for none."""
     wall_s = watch.wall_limit_s
     if not wall_s:
         return None

@@ -212,6 +212,13 @@ class LeaseTable(RunTable):
         )
         return Counter(device for (devices,) in leased for device in devices.split(","))
 
+    def held_devices(self) -> int:
+        """Return how many devices all runs hold together, here and on other machines."""
+        query = (
+            f"SELECT coalesce(sum(gpus), 0) FROM runs WHERE state IN ({placeholders(HOLDS_DEVICE)})"
+        )
+        return int(self._read(query, HOLDS_DEVICE)[0][0])
+
     def place_run(self, new: NewRun, run_id: str) -> RunRow:
         """Queue a run under the id that it has on another machine, and return its row."""
         with self._write():

@@ -202,6 +202,8 @@ def test_devices_that_run_at_once_share_the_cap_over_all_runs(bench, monkeypatch
     run = bench.start(steps=5, hold_at=4)
     bench.until_step(run, 3)
     os.pwrite(lock, b'{"attempt": 1, "elapsed_s": 3599.9}\n', 0)  # alone, it could go on
+    # Looked at once because it changes: half an hour does not pass in a moment elsewhere.
+    bench.home.config_file.write_text("max_gpu_hours_total = 1.000001\n")
     row = bench.until_state(run, "failed")
     os.close(lock)
     assert row.reason_kind == "budget" and "max_gpu_hours_total" in row.reason

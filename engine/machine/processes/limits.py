@@ -68,6 +68,37 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
     return Limit(left_s, kind="budget", reason=reason)
 
 
+@dataclass
+class HomeCap:
+    """The limit of the whole home, for a supervisor, which asks at every poll.
+
+    An answer needs a file of every run under way, so all supervisors together would read the square
+    of their number at every poll. It is therefore kept for as long as twice the devices that are
+    held now could not reach the cap: so it is looked again a few times in the life of a run, the
+    more often the nearer the cap is.
+    """
+
+    until: float = 0.0  # monotonic, when it has to be looked again
+    known: Limit | None = None
+    total_hours: float = 0.0  # the cap that the answer is of
+    held: int = 0  # devices that all runs held when it was given
+
+    def limit(self, store: Store, run: RunDir, elapsed_s: float) -> Limit | None:
+        """As `limit_of_home`; the attempt has taken `elapsed_s` seconds so far."""
+        total_hours = run.home.user_config().max_gpu_hours_total
+        if total_hours is None:
+            return None
+        now, held = time.monotonic(), store.held_devices()
+        if now >= self.until or total_hours != self.total_hours or held > 2 * self.held:
+            self.known, self.total_hours, self.held = limit_of_home(store, run), total_hours, held
+            self.until = math.inf  # a run without a device reaches no cap
+            if self.known is not None and math.isfinite(self.known.seconds):
+                left_s = self.known.seconds - elapsed_s  # of this run's devices alone
+                share = store.get_run(run.id).device_hours(3600.0) / max(1, held)
+                self.until = now + max(0.0, left_s * share / 2)
+        return self.known
+
+
 def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
     """Return how many seconds a run on another machine has held its devices in an attempt.
 

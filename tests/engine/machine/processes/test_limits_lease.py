@@ -2,9 +2,11 @@
 
 import pytest
 
+from engine.core.files import read_json, write_json
 from engine.home.run_dir import Home
+from engine.home.store import Store
 from engine.machine.processes import launcher, limits
-from engine.machine.processes.limits import LeaseWatch
+from engine.machine.processes.limits import HomeCap, LeaseWatch
 
 
 def test_a_run_of_this_machine_has_no_lease(home: Home):
@@ -40,3 +42,29 @@ def test_without_a_word_a_run_saves_and_fails(bench, monkeypatch: pytest.MonkeyP
     row = bench.until_state(run, "failed", "done")
     assert (row.state, row.reason_kind) == ("failed", "lease")
     assert "no word" in row.reason and run.checkpoint_steps() == [1, 2]
+
+
+def test_the_cap_of_the_home_is_looked_at_seldom_while_it_is_far_and_in_time_when_it_is_near(
+    bench, monkeypatch: pytest.MonkeyPatch
+):
+    bench.home.config_file.write_text("max_gpu_hours_total = 0.1\n")  # 180 s on each of two
+    run, other = bench.queue(), bench.queue("other-grpo")
+    now, looks = [1000.0], []
+    monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
+    count = launcher.seconds_in_lock_file
+    monkeypatch.setattr(
+        launcher, "seconds_in_lock_file", lambda run: looks.append(run.id) or count(run)
+    )
+    cap, elapsed_s = HomeCap(), 0.0
+    with Store(bench.home) as store:
+        for each, device in ((run, "cuda:0"), (other, "cuda:1")):
+            store.set_state(each.id, "preparing", only_from={"queued"}, device=device)
+        while True:
+            write_json(other.lock, {"attempt": 1, "elapsed_s": elapsed_s}, fsync=False)
+            limit = cap.limit(store, run, elapsed_s)
+            assert limit is not None
+            if elapsed_s >= limit.seconds:
+                break
+            now[0], elapsed_s = now[0] + 0.5, elapsed_s + 0.5
+    assert 179.5 <= elapsed_s <= 180.5
+    assert len(looks) < 20, "of 360 polls"
