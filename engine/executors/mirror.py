@@ -5,6 +5,7 @@ each below the run's folder and never through a link; sizes and counts have limi
 grow come by offset, others whole when they change, a checkpoint complete or not at all.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -307,15 +308,14 @@ class Mirror:
             return b""
 
     def _require_room(self, path: str, more: int, whole: int, kind: str) -> None:
-        """Raise HostileFiles if a file is larger than any run's, or does not fit here."""
+        """Raise HostileFiles if a file is larger than any run's, OSError if there is no room for it
+        here, which is no fault of the other machine."""
         if whole > MOST_BYTES[kind]:
             raise HostileFiles(f"the host says that {path} has {size(whole)}")
         free = shutil.disk_usage(self.run.path).free
         if more > free - DISK_RESERVE:
-            raise HostileFiles(
-                f"{path} from the host has {size(more)}, and {size(free)} are free here",
-                "Free some space.",
-            )
+            message = f"{path} from the host has {size(more)}, and {size(free)} are free here"
+            raise OSError(errno.ENOSPC, f"{message}: free some space")
 
 
 def console_marks(run: RunDir) -> Path:

@@ -8,6 +8,7 @@ With `--tidy` it removes what is left of ended runs instead.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -39,6 +40,11 @@ from engine.records.run_config import TrainConfig
 _FIRST_LOOK_S, _LOOK_S = 0.3, 3.0  # between two looks, at first and later
 _FIRST_WAIT_S, _WAIT_S = 1.0, 30.0  # before a lost connection is tried again
 _PATIENCE_S = 3600.0  # beyond the lease: by then the run has ended over there, one way or another
+# Of this machine: errors that pass, or that somebody mends, while a run over there goes on.
+_PASSING = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN),
+)
 
 
 class _Again(Exception):
@@ -64,14 +70,19 @@ class Attendant:
     wait_s: float = _FIRST_WAIT_S
     waits_for: str = ""
     is_running: bool = False  # this process has set the run's state
+    is_hindered: bool = False  # it was noted that the home cannot be written
 
     def attend(self) -> int:
-        """Until the run has ended; returns the exit status that says how."""
-        hours.begin(self.run, _attempt())
+        """Until the run has ended; returns the exit status that says how.
+
+        A home that cannot be written now, because its disk is full or its database locked, ends
+        nothing: it is tried again until the run's supervisor, which has the limits, ends the run.
+        """
         while True:
             if self.stop.is_set() and not self._is_over_there():
                 return outcome.EXIT_STOPPED
             try:
+                hours.begin(self.run, _attempt())
                 with connected(self.run.home, self.host) as executor:
                     return self._look_after(executor)
             except HostRefused as error:
@@ -80,10 +91,16 @@ class Attendant:
                 self._lost(f"{error.message}: {error.hint}")
             except HostLost as error:
                 self._lost(str(error))
-            except (HostileFiles, UserError) as error:
+            except HostileFiles as error:
                 return self._fail("infra", error.message, Hint(str(error.hint)))
+            except UserError as error:
+                if not self._is_passing(error):
+                    return self._fail("infra", error.message, Hint(str(error.hint)))
+                self._hindered(error.message)
             except OSError as error:  # of this machine: the connection's own become HostLost
-                return self._fail("infra", str(error), outcome.resume_hint(self.run))
+                if error.errno not in _PASSING:
+                    return self._fail("infra", str(error), outcome.resume_hint(self.run))
+                self._hindered(str(error))
             except FarError as error:
                 if not self._is_over_there():
                     message = f"{self.host.name}: {error.message}"
@@ -199,6 +216,7 @@ class Attendant:
                 store.set_state(
                     self.run.id, "running", only_from={"preparing"}, started=time.time()
                 )
+        self.wait_s, self.is_hindered = _FIRST_WAIT_S, False
 
     def _end(
         self,
@@ -285,6 +303,21 @@ class Attendant:
         handle = Handle.read(self.run)
         return handle is not None and handle.phase == "started"
 
+    def _is_passing(self, error: UserError) -> bool:
+        """Whether an error is one of this home that passes; with something over there also one that
+        somebody has to mend."""
+        if error.code == "HOME_UNUSABLE":
+            return error.retryable or self._is_over_there()
+        return error.code == "DISK_FULL"
+
+    def _hindered(self, why: str) -> None:
+        """Note that this home cannot be written; once, however often it is tried, and only if the
+        note itself can be."""
+        if not self.is_hindered:
+            self.is_hindered = True
+            goes_on = "; what runs there goes on" if self._is_over_there() else ""
+            self._event("home_hindered", f"{why}: tried again until it can be{goes_on}"[:1000])
+
     def _lost(self, why: str) -> None:
         """Note that the host is not reached; once, however often it is tried."""
         if self.lost_at is None:
@@ -295,11 +328,11 @@ class Attendant:
         if self.stop.is_set():  # so that it is told when it is reached again, by whomever
             handle = Handle.read(self.run)
             if handle is not None and not handle.stop_asked:
-                handle.changed(self.run, stop_asked=True)
+                with contextlib.suppress(OSError):  # there is no room: whoever goes on tells it
+                    handle.changed(self.run, stop_asked=True)
 
     def _reached(self) -> None:
         """Note that the host is reached again, and knows of its runs."""
-        self.wait_s = _FIRST_WAIT_S
         if self.lost_at is not None:
             lost_s = time.monotonic() - self.lost_at
             self._event("host_reached", f"{self.host.name} is reached again after {lost_s:.0f} s")

@@ -1,5 +1,6 @@
 """What is taken from another machine, and what is not."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,16 @@ def test_a_file_that_grows_comes_by_what_is_new(mirror: Mirror, far: FarFiles, r
     assert far.reads == 3
     mirror.take(far.look())
     assert far.reads == 3  # nothing changed
+
+
+def test_no_room_here_is_no_fault_of_the_other_machine(
+    mirror: Mirror, far: FarFiles, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mirrors, "DISK_RESERVE", 1 << 60)
+    far.put("metrics.jsonl", line(0))
+    with pytest.raises(OSError, match="free some space") as raised:
+        mirror.take(far.look())
+    assert raised.value.errno == errno.ENOSPC
 
 
 def test_a_file_that_was_replaced_over_there_is_replaced_here(

@@ -1,6 +1,7 @@
 """Runs on another machine whose processes here come and go; the other machine is in memory."""
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 from stand_ins import stand_in
 
-from engine.core.files import read_json, write_json
+from engine.core.errors import UserError
+from engine.core.files import read_json, read_lines, write_json
 from engine.core.hints import Hint
 from engine.executors import hosts
 from engine.executors.attending import attendant
@@ -36,6 +38,7 @@ class Elsewhere:
         self.look: dict = {}
         self.owned: list[Owned] = []
         self.while_listing = lambda: None
+        self.while_probing = lambda: None
         self.asked: list[tuple[str, int]] = []
 
     def send(self, run, config, handle) -> int:
@@ -48,6 +51,7 @@ class Elsewhere:
         self.asked.append(("start", handle.launch))
 
     def probe(self, run, handle) -> Probe:
+        self.while_probing()
         return Probe("exited", end=self.ends[handle.launch], spent_s=7.0)
 
     def stop(self, run, handle) -> None:
@@ -90,6 +94,38 @@ def test_one_that_was_told_to_end_while_nobody_looked_after_it_is_started_again(
     assert (status, read_json(far.failure)["kind"]) == (outcome.EXIT_FAILED, "oom")
     assert read_json(far.far("placement"))["launch"] == 2
     assert read_json(far.far("spent"))["seconds"] == 14.0  # of both launches
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "no space left"),
+        UserError("DISK_FULL", "the disk is full", hint=""),
+        UserError("HOME_UNUSABLE", "the database is locked", hint="", retryable=True),
+    ],
+)
+def test_a_full_disk_or_a_locked_database_here_ends_nothing_over_there(
+    bench, far, monkeypatch, error: Exception
+):
+    there = Elsewhere(bench.home, {1: OUT_OF_MEMORY})
+    failures = [error, error]
+
+    def fail_at_first() -> None:
+        if failures:
+            raise failures.pop()
+
+    @contextlib.contextmanager
+    def connected(*_: object) -> Iterator[Elsewhere]:
+        yield there
+
+    there.while_probing = fail_at_first
+    monkeypatch.setattr(attendant, "connected", connected)
+    Handle("ssh:box", 1, "started").write(far)
+    status = Attendant(far, far.read_config(), Host("box", "box"), wait_s=0.01).attend()
+    assert (status, read_json(far.failure)["kind"]) == (outcome.EXIT_FAILED, "oom")
+    assert "stop" not in dict(there.asked)
+    events = [event["event"] for event in read_lines(far.events)[0]]
+    assert events.count("home_hindered") == 1
 
 
 def test_what_is_resumed_while_the_other_machine_is_asked_is_left_alone(bench, far):
