@@ -12,6 +12,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import engine
@@ -256,15 +257,27 @@ def _send_archive(link: Link, folder: str, archive: bytes) -> None:
     link.call("unpack", folder=folder, digest=digest)
 
 
-def send_folder(link: Link, folder: Folder, name: str, *, is_own: bool = False) -> int:
+def send_folder(
+    link: Link,
+    folder: Folder,
+    name: str,
+    more: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    is_own: bool = False,
+) -> int:
     """Put a folder over there under `name`, if it is not there; returns the bytes that were sent.
 
-    With `is_own` its files may be written to over there.
+    It appears there whole: its files, and those of `more` (name -> content). With `is_own` they
+    may be written to over there.
     """
     if _is_there(link, name):
         return 0
     sent = send_files(link, {folder.digests[file]: path for file, path in folder.files.items()})
-    link.call("place", folder=name, files=dict(folder.digests), own=is_own)
+    digests = dict(folder.digests)
+    for file, content in more.items():
+        digests[file] = hashlib.sha256(content).hexdigest()
+        _send_bytes(link, digests[file], content)
+    link.call("place", folder=name, files=digests, own=is_own)
     return sent
 
 

@@ -97,7 +97,12 @@ def _alone(home: Home) -> Iterator[None]:
 
 def launch_of(run: RunDir) -> int:
     """What the run's folder over here was started as; 0 where nothing was."""
-    number = read_object(run.far("launch")).get("launch", 0)
+    return _number_in(run.far("launch"))
+
+
+def _number_in(record: Path) -> int:
+    """The number of a launch in a file; 0 where there is none."""
+    number = read_object(record).get("launch", 0)
     return number if isinstance(number, int) else 0
 
 
@@ -195,15 +200,20 @@ def stop(root: str, home_id: str, run_id: str, launch: int, reason: str) -> Json
 
 
 def reap(root: str, home_id: str, run_id: str, launch: int) -> JsonObject:
-    """Remove an ended run of this launch or an earlier one; one that lives stays. Answers whether
-    nothing of them is left."""
+    """Remove an ended run of this launch or an earlier one; one that lives stays, and so do the
+    files of a newer launch, even before that is started. Answers whether nothing of them is left.
+    """
     home = home_at(root, home_id)
     run = home.run(run_id)
     with _alone(home), Store(home) as store:
-        if launch_of(run) > launch or launcher.is_alive(run):
-            return {"removed": launch_of(run) > launch}
+        # Asked before the launch is read: a folder that is put there meanwhile is a newer launch's.
+        was_there = run.path.exists()
+        newest = max(launch_of(run), _number_in(run.far("coming")))
+        if newest > launch or launcher.is_alive(run):
+            return {"removed": newest > launch}
         store.forget_run(run_id)
-        shutil.rmtree(run.path, ignore_errors=True)
+        if was_there:
+            shutil.rmtree(run.path, ignore_errors=True)
     forget_changes(run_id)
     return {"removed": True}
 

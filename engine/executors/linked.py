@@ -1,6 +1,7 @@
 """What all executors over one connection have in common."""
 
 import json
+from collections.abc import Mapping
 
 from engine.core.files import JsonObject
 from engine.executors import bundle as bundles
@@ -48,13 +49,18 @@ class LinkedExecutor:
         for version in bundle.envs:
             bundles.send_env(self.link, self.home_id, version)
         self._clear(run, handle)
-        sent += bundles.send_folder(self.link, bundle.run_files, folder, is_own=True)
+        marks = self._marks(run, handle)
+        sent += bundles.send_folder(self.link, bundle.run_files, folder, marks, is_own=True)
         content = json.dumps(bundle.config).encode()
         self.link.call("write", content, path=f"{folder}/{run.config.name}")
         return sent
 
     def _prepare(self, bundle: bundles.Bundle) -> None:
         """Make the other side ready for what is sent next."""
+
+    def _marks(self, run: RunDir, handle: Handle) -> Mapping[str, bytes]:
+        """Small files of the run's folder that say which launch it is of: name -> content."""
+        return {}
 
     def _clear(self, run: RunDir, handle: Handle) -> None:
         """Remove what older launches of the run left, which is stale; one that lives ends first.

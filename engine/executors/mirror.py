@@ -325,7 +325,7 @@ def console_marks(run: RunDir) -> Path:
 
 # Names that a run's folder holds over there and that nobody needs here.
 _KNOWN = re.compile(
-    r"config\.json|started\.json|exit\.json|launch\.json|lease\.json|worker\.lock|STATUS\.md"
+    r"config\.json|started\.json|exit\.json|(coming|launch|lease)\.json|worker\.lock|STATUS\.md"
     r"|report\.html|chain\.json|contamination\.json|pins\.json|checkpoints/best|holds|go"
     r"|(start|models|ranks|sampled|logs)/.*|checkpoints/damaged_step_.*|(.*/)?\.[^/]*"
 )

@@ -1,7 +1,8 @@
 """The executor on a host over SSH: the seam's verbs over one connection."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.core.files import JsonObject
 from engine.executors import bundle as bundles
@@ -49,6 +50,11 @@ class SshExecutor(LinkedExecutor):
             if time.monotonic() > deadline:
                 raise FarError("RUN_STATE", f"an older launch of {run.id} does not end")
             time.sleep(0.2)
+
+    def _marks(self, run: RunDir, handle: Handle) -> Mapping[str, bytes]:
+        """The number of the launch: the folder, which all launches of a run have in common, is this
+        one's from the moment it is there, and a late `reap` of an older one leaves it alone."""
+        return {run.far("coming").name: json.dumps({"launch": handle.launch}).encode()}
 
     def start(self, run: RunDir, handle: Handle) -> None:
         """Start the launch; its files are there. Again changes nothing."""

@@ -387,7 +387,7 @@ class RunDir:
         """The steps whose checkpoints the user keeps, whatever `keep_checkpoints` says."""
         return self.path / "pins.json"
 
-    def far(self, record: Literal["placement", "launch", "lease", "spent"]) -> Path:
+    def far(self, record: Literal["placement", "coming", "launch", "lease", "spent"]) -> Path:
         """A record about the other machine that the run is on, or that started it here."""
         return self.path / f"{record}.json"
 
