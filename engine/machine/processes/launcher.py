@@ -158,6 +158,7 @@ def _lease_next(
     process starts others, nothing becomes free. Returns None if no run can start now.
     """
     home = place.home
+    lapsed: list[RunRow] = []  # nobody wants them any more
     runs_per_device = device_shares.runs_per_device(home, machine)
 
     def choose(row: RunRow, free_ids: Sequence[str]) -> str:
@@ -172,23 +173,35 @@ def _lease_next(
             passed_over.add(row.run_id)
         return devices
 
+    def can_start(row: RunRow) -> bool:
+        """Whether devices are kept for a run that needs more than are free."""
+        run = home.run(row.run_id)
+        return not missing_secrets(run) and not waiting.lapsed_lease(run)
+
     def claim(row: RunRow) -> bool:
         """Claim a run, if this was not tried before."""
         if row.run_id in passed_over:
             return False
-        is_claimed = _claim(place, row)
+        is_claimed = False
+        if waiting.lapsed_lease(home.run(row.run_id)):
+            lapsed.append(row)
+        else:
+            is_claimed = _claim(place, row)
         if not is_claimed:
             passed_over.add(row.run_id)
         return is_claimed
 
-    return store.lease_next(
+    leased = store.lease_next(
         [device.id for device in machine.devices],
         claim=claim,
         choose=choose,
-        can_start=lambda row: not missing_secrets(home.run(row.run_id)),
+        can_start=can_start,
         runs_per_device=runs_per_device,
         elsewhere={host.compute: host.runs for host in home.user_config().hosts.values()},
     )
+    for row in lapsed:
+        waiting.end_lapsed(home, store, row)
+    return leased
 
 
 def _claim(place: LocalExecutor, row: RunRow) -> bool:

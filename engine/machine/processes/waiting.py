@@ -1,5 +1,6 @@
 """Queued runs that wait for the models of other runs: released when those are done, failed when
-they cannot be done any more.
+they cannot be done any more; and those that another machine queued here, which fail when it gives
+no word for the time of their lease.
 
 The rows and configs say which runs wait for which. Whoever starts queued runs calls
 `release_waiting` first, so no process has to live for this.
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_json, read_object, sync_folder, write_json
+from engine.core.format import words
 from engine.core.hints import Call, Hint
 from engine.home.rows import OPEN, SKIPPED, RunRow
 from engine.home.run_dir import Home, RunDir
@@ -293,14 +295,43 @@ def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint
     return reason, Hint(f"Submit a new run from one that it has: {steps}.")
 
 
-def _fail(home: Home, store: Store, row: RunRow, reason: str, hint: Hint) -> None:
+def lapsed_lease(run: RunDir) -> str:
+    """Return why a run that another machine queued here is not started any more; "" where it may
+    start, as every run may that was queued on this machine.
+
+    The words from over there are counted by the clock of the wall, which outlives a restart of this
+    machine. From the start on the run's supervisor counts (limits.py).
+    """
+    lease = read_object(run.far("lease"))
+    seconds, renewed = lease.get("seconds"), lease.get("time")
+    if not isinstance(seconds, int | float) or not isinstance(renewed, int | float):
+        return ""
+    if time.time() - renewed <= seconds:
+        return ""
+    return (
+        f"the machine that started it gave no word for {words(seconds / 3600)} while it waited "
+        "for a device"
+    )
+
+
+def end_lapsed(home: Home, store: Store, row: RunRow) -> None:
+    """Record that a queued run is not started, where nobody has renewed its lease in time."""
+    reason = lapsed_lease(home.run(row.run_id))
+    if reason:
+        hint = outcome.resume_hint(home.run(row.run_id))
+        _fail(home, store, row, reason, hint, kind="lease")
+
+
+def _fail(
+    home: Home, store: Store, row: RunRow, reason: str, hint: Hint, *, kind: str = "awaited"
+) -> None:
     """Record that a run failed before it could start, if it is still queued."""
     was_set = store.set_state(
         row.run_id,
         "failed",
         only_from={"queued"},
         ended=time.time(),
-        reason_kind="awaited",
+        reason_kind=kind,
         reason=reason,
         hint=hint,
         verdict="unknown",

@@ -31,6 +31,19 @@ def test_a_word_moves_the_end_of_the_lease_on(home: Home, monkeypatch: pytest.Mo
     assert renewed is not None and renewed.seconds == 115.0
 
 
+def test_a_run_that_waited_here_without_a_word_for_its_lease_is_not_started(bench):
+    forgotten, wanted = bench.queue(), bench.queue()
+    for run, ago_s in ((forgotten, 61.0), (wanted, 5.0)):
+        limits.renew_lease(run, 60.0)
+        lease = read_json(run.far("lease"))
+        write_json(run.far("lease"), {**lease, "time": lease["time"] - ago_s})
+    assert launcher.start_queued(bench.home) == [wanted.id]
+    row = bench.row(forgotten)
+    assert (row.state, row.reason_kind, row.attempt) == ("failed", "lease", 1)
+    assert "gave no word for" in row.reason and not forgotten.started_record.exists()
+    bench.until_state(wanted, "done")
+
+
 @pytest.mark.timeout(30)
 def test_without_a_word_a_run_saves_and_fails(bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HONESMITH_STOP_GRACE_S", "10")
