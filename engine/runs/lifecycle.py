@@ -385,6 +385,9 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
             write_status(run, store.get_run(row.run_id))
     launcher.reap(home)
     rows = store.plan_runs(plan_id)
+    for row in rows:
+        if row.is_elsewhere and row.state == "cancelled":
+            launcher.end_elsewhere(home.run(row.run_id))
     snapshot = plan_status.read_snapshot(
         home, rows, plan_status.marks_in_cursor(home, rows, cursor="")
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.core.errors import UserError
-from engine.home.rows import HOLDS_DEVICE, RunRow
+from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.home.user_config import PREFIX, key_of
@@ -394,8 +394,12 @@ def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
     with Store(home) as store:
         executor = place or LocalExecutor(home, store)
         for row in store.list_runs(limit=10_000, states=UNSETTLED):
-            if executor.settle(home.run(row.run_id)):
+            run = home.run(row.run_id)
+            if executor.settle(run):
                 settled_ids.append(row.run_id)
+                if row.is_elsewhere and store.get_run(run.id).state in TERMINAL:
+                    # Its supervisor would have told the other machine, and died before it did.
+                    end_elsewhere(run)
         has_queued_runs = store.has_queued()
     if has_queued_runs:
         try:

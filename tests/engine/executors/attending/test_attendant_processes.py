@@ -211,3 +211,27 @@ def test_a_cancel_of_one_that_is_queued_again_is_told_to_the_other_machine(bench
     cancel(bench.home, run.id)
     assert bench.row(run).state == "cancelled"
     bench.until((run.path / "tidied").exists, "the other machine is told")
+
+
+def test_a_cancel_whose_supervisor_died_before_it_acted_is_told_by_who_settles_it(
+    bench, looked_after
+):
+    run = looked_after
+    Handle("ssh:box", 1, "started").write(run)
+    with Store(bench.home) as store:
+        store.set_state(run.id, "preparing", only_from={"queued"}, device="ssh:box")
+        store.set_state(run.id, "stopping", only_from={"preparing"}, reason_kind="cancelled")
+    launcher.reap(bench.home)
+    assert bench.row(run).state == "cancelled"
+    bench.until((run.path / "tidied").exists, "the other machine is told")
+
+
+def test_the_cancel_of_a_plan_is_told_to_the_other_machine(bench, looked_after):
+    run = looked_after
+    Handle("ssh:box", 1, "started").write(run)
+    bench.home.config_file.write_text("")  # so that it stays in the queue
+    with Store(bench.home) as store:
+        store.update_run(run.id, only_in={"queued"}, plan="far-plan-1")
+    cancel(bench.home, "far-plan-1")
+    assert bench.row(run).state == "cancelled"
+    bench.until((run.path / "tidied").exists, "the other machine is told")
