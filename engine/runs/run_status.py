@@ -149,10 +149,10 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
     """Add `queue_position` and `waits_for` to the status of a queued run.
 
     `waits_for` describes the runs whose models this run waits for. A warning is added if the run
-    waits for secrets or memory.
+    waits for secrets, another machine or memory.
     """
     status["queue_position"] = store.queue_position(run.id)
-    status["warnings"] += _waiting_warning(run)
+    status["warnings"] += _waiting_warning(run, row)
     if row.waits_for:
         status["waits_for"] = [_state_and_step(run.home, store, name) for name in row.awaited_ids]
 
@@ -350,18 +350,19 @@ def _reason_of_end(run: RunDir, row: RunRow) -> Reply:
     }
 
 
-def _waiting_warning(run: RunDir) -> list[str]:
-    """Return a warning if a queued run waits for secrets or for memory; otherwise [].
+def _waiting_warning(run: RunDir, row: RunRow) -> list[str]:
+    """Return a warning if a queued run waits for secrets, for another machine or for memory here;
+    otherwise [].
 
     The warning names the secrets that the run needs and this server lacks. If none are missing, it
-    says how much memory the run waits for.
+    says why the machine that the run is for does not take it, or how much memory it waits for.
     """
     missing = launcher.missing_secrets(run)
     if missing:
         names = ", ".join(missing)
         return [f"it waits for a server that has the secrets {names} in its environment"]
-    memory = launcher.awaited_memory(run)
-    return [memory] if memory else []
+    why = launcher.awaited_host(run.home, row) if row.is_elsewhere else launcher.awaited_memory(run)
+    return [why] if why else []
 
 
 def _far_wait(run: RunDir, row: RunRow) -> list[str]:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LOCK_FD",
+    "awaited_host",
     "awaited_memory",
     "devices_for",
     "end_elsewhere",
@@ -332,6 +333,29 @@ def awaited_memory(run: RunDir) -> str:
     return (
         f"it waits for memory: it needs {needed_bytes / 1e9:.1f} GB at least, and other "
         f"processes leave {free_bytes / 1e9:.1f} GB"
+    )
+
+
+def awaited_host(home: Home, row: RunRow) -> str:
+    """Return why a queued run for another machine waits, and what ends that; "" if that machine has
+    room for it."""
+    hosts = {host.compute: host for host in home.user_config().hosts.values()}
+    host = hosts.get(row.compute)
+    name = row.compute.partition(":")[2]
+    if host is None:
+        return (
+            f"it waits for {row.compute}, which {home.config_file.name} does not name any more: "
+            f"add that again (honesmith hosts add {name}), or cancel the run and submit it for "
+            "another place"
+        )
+    with Store(home.whole) as store:
+        holders = store.list_runs(limit=1000, states=HOLDS_DEVICE)
+    there = sum(row.compute in holder.devices for holder in holders)
+    if there < host.runs:
+        return ""
+    return (
+        f"it waits for {row.compute}, which has {there} of at most {host.runs} runs: one of them "
+        f"has to end, or runs of [hosts.{name}] has to be higher"
     )
 
 

@@ -22,6 +22,7 @@ from engine.machine.processes import launcher, outcome
 from engine.machine.processes.seam import End, Handle, Owned, Probe
 from engine.models import catalog
 from engine.runs.lifecycle import cancel
+from engine.runs.run_status import status_of
 
 CANCELLED = End("cancelled", "cancelled", "asked to end", Hint(), "unknown")
 OUT_OF_MEMORY = End("failed", "oom", "no memory", Hint(), "unknown")
@@ -235,3 +236,26 @@ def test_the_cancel_of_a_plan_is_told_to_the_other_machine(bench, looked_after):
     cancel(bench.home, "far-plan-1")
     assert bench.row(run).state == "cancelled"
     bench.until((run.path / "tidied").exists, "the other machine is told")
+
+
+def waits(bench, run) -> list[str]:
+    """What the status of a queued run says of its host; nothing is started for it."""
+    with Store(bench.home) as store:
+        warnings = status_of(bench.home, store, store.get_run(run.id))["warnings"]
+    return [text for text in warnings if "ssh:box" in text]
+
+
+def test_a_run_whose_host_was_removed_says_what_it_waits_for_and_what_ends_that(bench, far):
+    assert waits(bench, far) == []
+    hosts.remove_host(bench.home, "box")
+    (text,) = waits(bench, far)
+    assert "config.toml does not name any more" in text
+    assert "honesmith hosts add box" in text and "cancel the run" in text
+
+
+def test_a_run_whose_host_has_all_the_runs_that_it_takes_says_so(bench, far):
+    other = bench.queue("other-grpo")
+    with Store(bench.home) as store:
+        store.set_state(other.id, "preparing", only_from={"queued"}, device="ssh:box")
+    (text,) = waits(bench, far)
+    assert "1 of at most 1 runs" in text and "[hosts.box]" in text
