@@ -242,8 +242,9 @@ def test_what_does_not_fit_on_the_disk_is_not_begun(
 ):
     monkeypatch.setattr(mirrors, "DISK_RESERVE", 1 << 60)
     far.put("metrics.jsonl", line(0))
-    with pytest.raises(HostileFiles, match="free here"):
+    with pytest.raises(OSError, match="free here") as refusal:
         mirror.take(far.look())
+    assert refusal.value.errno == errno.ENOSPC, "tried again; it does not stop the run over there"
     assert not run.metrics.exists()
 
 
