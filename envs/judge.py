@@ -18,7 +18,8 @@ Both may stand in a file beside environment.py (envs/rubric.py shows one):
 
 A judge of `[endpoints.big]` in the home's config.toml is `Judge("openai:big")`, or in the file
 `judge = "openai:big"`: its address, key and prices stay outside the env process, which needs no
-network for it. environment.toml lists the name (`endpoints`) where no rubric.toml beside it does.
+network for it. `"model:pebble"` is a model of the home itself, which is served when it is needed.
+environment.toml lists the name (`endpoints`) where no rubric.toml beside it does.
 
 A verdict rests on a judge only once that was calibrated: `honesmith judge calibrate`.
 
@@ -40,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.base import Task
-from envs.config.endpoints import NAMES, PLACE, SPENT, is_reference
+from envs.config.endpoints import NAMES, PLACE, SPENT, is_reference, path_name
 from envs.metering.judge_calls import METER, JudgeUse
 from envs.rubric import Criterion, JudgeError, Rubric, read_rubric_file
 
@@ -65,8 +66,9 @@ class Judge:
     """A model that grades answers, at any URL that speaks the OpenAI chat API.
 
     Args:
-        url: the base URL, including /v1; or the name of an endpoint of the home's config.toml, such
-            as "openai:big", which then has everything else.
+        url: the base URL, including /v1; or a name that then has everything else: of an endpoint
+            of the home's config.toml, such as "openai:big", or of a model of the home, such as
+            "model:pebble".
         model: the model's name at that URL.
         key: the API key, sent as bearer token; None for none.
         timeout_s: seconds for one request.
@@ -113,7 +115,7 @@ class Judge:
         Raises ValueError if this is no env process, or if it may not ask that endpoint.
         """
         known_endpoints = json.loads(os.environ.get(NAMES, "{}"))
-        name = reference.partition(":")[2]
+        name = path_name(reference)
         if name not in known_endpoints:
             raise ValueError(
                 f"the judge {reference} cannot be asked here: an env process asks it, of an "
@@ -130,7 +132,8 @@ class Judge:
     def from_file(path: str | Path, *, cache: Path | None = None) -> "Judge":
         """Return the judge that the table [judge] of a rubric file describes.
 
-        `judge = "openai:NAME"` in place of the table names an endpoint. The API key of a table is
+        `judge = "openai:NAME"` in place of the table names an endpoint, `judge = "model:REF"` a
+        model of the home. The API key of a table is
         read from the environment variable that its `key` names, if it has one. Raises ValueError,
         naming the file, if there is neither, or if the table has an unknown name or a value of the
         wrong type.
@@ -140,7 +143,8 @@ class Judge:
             return Judge(str(table), cache=cache)
         if not isinstance(table, dict) or not {"url", "model"} <= table.keys():
             raise ValueError(
-                f'{path} has no table [judge] with url and model, nor judge = "openai:NAME"'
+                f'{path} has no table [judge] with url and model, nor judge = "openai:NAME" '
+                'or "model:REF"'
             )
         for name, value in table.items():
             kind = _JUDGE_TYPES.get(name)
@@ -161,9 +165,19 @@ class Judge:
         same hash."""
         return self._identity or judge_hash(self.url, self.model)
 
+    @staticmethod
+    def named(
+        reference: str, url: str, model: str, identity: str, key: str | None = None
+    ) -> "Judge":
+        """Return the judge `reference`, such as "model:pebble", that is asked outside an env
+        process at this url. `identity` is its `judge_hash`."""
+        judge = Judge(url, model, key=key, timeout_s=120.0)
+        judge._identity, judge._name = identity, reference
+        return judge
+
     @property
-    def _place(self) -> str:
-        """The name of the endpoint, or else the url, for messages."""
+    def place(self) -> str:
+        """The name of the judge, or else its url, for messages."""
         return self._name or self.url
 
     def grade(self, criteria: Sequence[Criterion], task: Task, completion: str) -> dict[str, float]:
@@ -254,11 +268,11 @@ class Judge:
                 if self._name and error.code == SPENT:
                     raise JudgeError("the run allows no more calls") from error
                 if error.code not in RETRY_STATUS or attempt == self.retries:
-                    raise JudgeError(f"{self._place} answered {error.code}") from error
+                    raise JudgeError(f"{self.place} answered {error.code}") from error
             # OSError: no connection; ValueError: no JSON; the others: JSON, but no chat reply.
             except (OSError, ValueError, LookupError, TypeError) as error:
                 if attempt == self.retries:
-                    raise JudgeError(f"{self._place} gave no answer: {error}") from error
+                    raise JudgeError(f"{self.place} gave no answer: {error}") from error
             time.sleep(min(8.0, 0.25 * 2**attempt))  # seconds: a quarter, a half, one, ...
         raise JudgeError("not asked")  # reached only if `retries` is negative
 

@@ -1,7 +1,8 @@
 """Rubrics: what an answer is judged by, as Python or as a file beside the environment.
 
 A file, `rubric.toml`, may name its judge too (envs/judge.py): `judge = "openai:big"` in its first
-line is the model of [endpoints.big] in the home's config.toml; a table says where any other is.
+line is the model of [endpoints.big] in the home's config.toml, `judge = "model:pebble"` a model of
+the home itself; a table says where any other is.
 
     [judge]
     url = "http://127.0.0.1:8000/v1"

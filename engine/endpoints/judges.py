@@ -1,32 +1,38 @@
-"""Judges by the name of an endpoint: what an env process is given to ask them, and the judge of a
-rubric file as the control side asks it itself."""
+"""Judges by name, `openai:NAME` or `model:REF`: what an env process is given to ask them, and the
+judge of a rubric file as the control side asks it itself."""
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from engine.core.errors import UserError
 from engine.endpoints.references import find_endpoint
 from engine.home.run_dir import Home
-from engine.home.user_config import PREFIX, Endpoint, key_of
-from envs.config.endpoints import is_reference
+from engine.home.user_config import Endpoint, key_of
+from engine.models.served.judge import START_S, LocalJudge, is_local, local_judge, serve
+from engine.records.manifest import JudgeUsed
+from envs.config.endpoints import is_reference, path_name
 from envs.judge import Judge, judge_hash
-from envs.metering.relay import Upstream
+from envs.metering.relay import Address, NotServed, Upstream
 from envs.rubric import read_rubric_file
 
 
-def upstreams(home: Home, refs: Iterable[str]) -> dict[str, Upstream]:
-    """Return name -> model for the endpoints that an environment may ask, such as "openai:big".
+def upstreams(home: Home, refs: Iterable[str], patience_s: float = START_S) -> dict[str, Upstream]:
+    """Return name -> model for the models that an environment may ask, such as "openai:big" and
+    "model:pebble"; the name is that of `path_name`.
 
-    Raises UserError MODEL_NOT_FOUND if config.toml lacks one, ENV_SECRETS if a key is not set,
-    SETTING_* if config.toml is damaged.
+    A model of the home may take `patience_s` seconds until it is served. Raises UserError
+    MODEL_NOT_FOUND if config.toml lacks an endpoint or the home a model, ENV_SECRETS if a key is
+    not set, SETTING_* if config.toml is damaged.
     """
-    endpoint_by_name = {
-        ref.removeprefix(PREFIX): find_endpoint(home, ref, "env_id") for ref in refs
-    }
-    return {name: _upstream(home, endpoint) for name, endpoint in endpoint_by_name.items()}
+    return {path_name(ref): _upstream(home, ref, patience_s) for ref in refs}
 
 
-def _upstream(home: Home, endpoint: Endpoint) -> Upstream:
-    """Return what the relay of an env process needs to ask an endpoint."""
+def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
+    """Return what the relay of an env process needs to ask a model. Raises UserError as `upstreams`
+    does."""
+    if is_local(ref):
+        return _local_upstream(home, local_judge(home, ref), patience_s)
+    endpoint: Endpoint = find_endpoint(home, ref, "env_id")
     return Upstream(
         url=endpoint.url,
         model=endpoint.model,
@@ -39,17 +45,57 @@ def _upstream(home: Home, endpoint: Endpoint) -> Upstream:
     )
 
 
+def _local_upstream(home: Home, judge: LocalJudge, patience_s: float) -> Upstream:
+    """Return what the relay needs to ask a model of the home, which costs no money."""
+
+    def served() -> Address:
+        """Return where it is served; a deployment is started if none serves it."""
+        try:
+            found = serve(home, judge, patience_s)
+        except UserError as error:
+            raise NotServed(f"{error.code}: {error.message} {error.hint}") from error
+        return Address(found.url, found.key)
+
+    return Upstream(url="", model=judge.name, identity=judge.identity, serve=served)
+
+
+def judges_used(home: Home, refs: Iterable[str]) -> list[JudgeUsed]:
+    """Return what stands for each of the models that an environment may ask, for the manifest of a
+    run. Raises UserError as `upstreams` does."""
+    used = []
+    for ref in refs:
+        if is_local(ref):
+            judge = local_judge(home, ref)
+            used.append(
+                JudgeUsed(
+                    ref=ref,
+                    identity=judge.identity,
+                    served_as=judge.name,
+                    weights=judge.weights,
+                    adapter=judge.adapter,
+                )
+            )
+        else:
+            endpoint = find_endpoint(home, ref, "env_id")
+            identity = judge_hash(endpoint.url, endpoint.model)
+            used.append(JudgeUsed(ref=ref, identity=identity, served_as=endpoint.model))
+    return used
+
+
 def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
     """Return the judge (a model that scores answers) that a rubric file names, to be asked outside
     an env process.
 
-    `will_be_asked` False: the judge is only compared with other judges, so its key may be missing.
-    Raises ValueError if the file names no judge that can be used. Raises UserError under the
-    conditions of `upstreams` if the file names the judge by an endpoint of config.toml.
+    `will_be_asked` False: the judge is only compared with other judges, so its key may be missing,
+    and no model is served. Raises ValueError if the file names no judge that can be used. Raises
+    UserError under the conditions of `upstreams` if the file names the judge by its name, and of
+    `serve` if it is a model of the home that cannot be served.
     """
     ref = read_rubric_file(rubric).get("judge")
     if not is_reference(ref):
         return Judge.from_file(rubric)
+    if is_local(str(ref)):
+        return _local_judge(home, local_judge(home, str(ref), "rubric"), will_be_asked)
     endpoint = find_endpoint(home, str(ref), "rubric", with_key=will_be_asked)
     return Judge(
         endpoint.url,
@@ -59,3 +105,11 @@ def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
         prompt_price=endpoint.price_in or 0.0,
         completion_price=endpoint.price_out or 0.0,
     )
+
+
+def _local_judge(home: Home, judge: LocalJudge, will_be_asked: bool) -> Judge:
+    """Return a model of the home as a judge; it is served first if it will be asked."""
+    if not will_be_asked:
+        return Judge.named(judge.ref, "http://127.0.0.1/v1", judge.name, judge.identity)
+    found = serve(home, judge)
+    return Judge.named(judge.ref, found.url, judge.name, judge.identity, found.key)

@@ -95,7 +95,7 @@ class Draft:
             limits=push_time_limits,
             secrets=self.secrets,
             sandbox=registry.sandbox_of(self.home),
-            upstreams=judges.upstreams(self.home, self.settings.endpoints),
+            upstreams=judges.upstreams(self.home, self.settings.endpoints, spare_seconds),
         )
 
     def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:

@@ -13,6 +13,7 @@
     library.py      the models of this home: added by name or file, removed
     model_files.py  what a model folder is, from config.json and safetensors headers
     reasoning.py    marks of thoughts, and where thoughts stand in a reply
+    served/         a model of this home as a judge: which one, and where it answers
     sizing/         rows, tokens and bytes of a model that fit into a device
     template_messages.py  tools, calls and reasoning in the form that a chat template takes
     tokens.py       chat templates and token counts without torch

@@ -79,6 +79,25 @@ class SamplingUsed(Record):
     seed: int
 
 
+class JudgeUsed(Record):
+    """A model that the environment may ask for grades.
+
+    Attributes:
+        ref: its name, such as "model:pebble" or "openai:big".
+        identity: the hash by which judges are told apart (envs/judge.py).
+        served_as: the model's name where it answers; of a run's model it names the checkpoint.
+        weights: of a model of the home, the SHA-256 that stands for the weights of its base; ""
+            for a model behind a URL, which nothing here can vouch for.
+        adapter: of such a model, the SHA-256 of its adapter; "" for none.
+    """
+
+    ref: str
+    identity: str
+    served_as: str
+    weights: str = ""
+    adapter: str = ""
+
+
 class ReplayUsed(Record):
     """The rows that were replayed: trained on beside the run's own rows, to keep earlier skills.
 
@@ -160,6 +179,7 @@ class Manifest(Record):
         isolation: how the environment's process is confined; "" if no such process runs.
         replayed: the rows that `keep` replayed; None if it is 0.
         shared_texts: which texts are the same in all training rows: "tools", "system".
+        judges: the models that the environment may ask by name.
         switched_off: optional faster kernel (engine/machine/fast_paths) -> why it does not work on
             the device.
     """
@@ -185,6 +205,7 @@ class Manifest(Record):
     replayed: ReplayUsed | None = None
     shared_texts: list[Kind] = Field(default_factory=list)
     switched_off: dict[str, str] = Field(default_factory=dict)
+    judges: list[JudgeUsed] = Field(default_factory=list)
 
 
 class BasesAsked(Record):

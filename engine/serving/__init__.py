@@ -6,6 +6,7 @@ chat_reply.py     what `chat` replies
 chat_request.py   what `chat` is asked, and how long it may take
 conversations.py  conversations kept in the home, to go on with
 export.py         an adapter or a merged model as files
+locate.py         a program that says where a model is served; judges are asked there
 messages.py       what a conversation must look like
 modelfile.py      what Ollama needs beside a GGUF file
 placement.py      the device, the engine and the memory of a deployment

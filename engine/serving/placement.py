@@ -19,14 +19,6 @@ from engine.models.catalog import ModelRef
 from engine.models.sizing import servers
 from engine.models.sizing.layers import LoadedModel
 
-# Bytes that a serving process holds beside the weights: libraries, activations, caches.
-_OVERHEAD = {
-    ("torch", "cpu"): 700_000_000,
-    ("torch", "cuda"): 2_500_000_000,
-    ("vllm", "cpu"): 4_500_000_000,
-}
-_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
-_WEIGHT_MARGIN = 1.1  # 10 % are added to what the weights themselves take
 _USUAL_RANK = 16  # the rank of an adapter that room is planned for
 
 
@@ -87,8 +79,7 @@ def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
         least_bytes, wished_bytes = servers.deployed_bytes(loaded, length, device.memory_total)
         memory_bytes = max(least_bytes, min(wished_bytes, device.memory_free))
         return Placement(device, engine, int(memory_bytes))
-    weight_bytes = int(ref.facts.params * _WEIGHT_BYTES[device.kind] * _WEIGHT_MARGIN)
-    return Placement(device, engine, weight_bytes + _OVERHEAD[engine, device.kind])
+    return Placement(device, engine, servers.plain_bytes(ref.facts.params, engine, device.kind))
 
 
 def engine_for(home: Home, device: Device) -> str:

@@ -12,12 +12,20 @@ from typing import Any
 import torch
 import transformers
 
+from engine.core.errors import UserError
 from engine.core.hardware import Device, detect
 from engine.core.hints import Call, Hint
 from engine.environments.env_facts import env_facts
-from engine.environments.registry import EnvRecord, find_env, open_process, read_tasks
+from engine.environments.registry import (
+    EnvRecord,
+    endpoints_of,
+    find_env,
+    open_process,
+    read_tasks,
+)
 from engine.machine.fast_paths.examine import examine_device
 from engine.machine.fast_paths.results import DeviceResults, identity_of, read_results
+from engine.models.served.judge import local_judges, serve
 from engine.models.sizing import plan as sizing
 from engine.records.run_config import (
     DistillConfig,
@@ -172,6 +180,8 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
     set_threads(count)
     device = pick_device(job.device)
+    env = pinned_env(job)
+    _serve_judges(job, env)
     memory = _usable_memory(job, device, count)
     switch_off_what_fails(job, device, gpus)
     sampling_devices = devices[training:]  # these only sample, while the first ones train
@@ -188,7 +198,6 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
             kernels=base.network.kernels,
         )
     renderer = Renderer(base.tokenizer, base.stop_ids, thinking=loading.thinking)
-    env = pinned_env(job)
     size = room.size_of_run(job, base, env, memory)
     size = replace(size, sampling_gpus=len(sampling_devices))
     needs = sampler_needs(base, renderer, size)
@@ -197,6 +206,21 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
         network: Any = base.network  # a transformers network, whose type is slow to import
         ranks.start_lockstep(network)
     return Components(base, renderer, sampler, env, size, ranks)
+
+
+def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
+    """Have the judges of the environment served that are models of this home, before this process
+    takes the memory that they need. Raises WorkerFailure (kind infra) if one cannot be served."""
+    for judge in local_judges(job.run.home, endpoints_of(env)):
+        try:
+            serve(job.run.home, judge)
+        except UserError as error:
+            raise WorkerFailure(
+                "infra",
+                f"The judge {judge.ref} of the environment is not served.",
+                evidence=f"{error.code}: {error.message}",
+                hint=error.hint,
+            ) from error
 
 
 def _usable_memory(job: Job[RunConfig], device: torch.device, ranks: int) -> int:

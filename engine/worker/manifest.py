@@ -15,7 +15,8 @@ import torch
 
 from engine.core.hardware import detect
 from engine.core.wording.shared import shared_texts
-from engine.environments.registry import EnvRecord
+from engine.endpoints.judges import judges_used
+from engine.environments.registry import EnvRecord, endpoints_of
 from engine.evidence.bases.bases import model_used, parts_of_model
 from engine.evidence.bases.lookalikes import lookalikes
 from engine.home.hashes import file_hashes, then_and_now
@@ -90,6 +91,7 @@ def write_manifest(
         replayed=replayed,
         shared_texts=shared_texts(tasks_of(components, "train"), components.env.tools).kinds,
         switched_off=switched_off.reasons(),
+        judges=judges_used(job.run.home, endpoints_of(components.env)),
     ).write(job.run.manifest)
 
 

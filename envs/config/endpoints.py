@@ -1,21 +1,38 @@
-"""Finds which models behind a URL an environment may ask by name, such as `openai:big`."""
+"""Finds which models an environment may ask by name: `openai:big` is one behind a URL,
+`model:pebble` one of the home itself."""
 
 import contextlib
+import hashlib
 import re
 import tomllib
 from pathlib import Path
 
 PREFIX = "openai:"
+LOCAL = "model:"
 RUBRIC = "rubric.toml"  # its key `judge` may name a model (envs/rubric.py)
 # Variables that user code gets: what it may ask (JSON), and the address at which it is asked.
 NAMES, PLACE = "HONESMITH_ENDPOINTS", "HONESMITH_RELAY"
 SPENT = 460  # the HTTP status that says that the run allows no more calls; no server gives it
 _REFERENCE = re.compile(rf"{PREFIX}[A-Za-z0-9][A-Za-z0-9._-]{{0,59}}")
+_LOCAL_REFERENCE = re.compile(rf"{LOCAL}[^\s\x00-\x1f\x7f\"\\]{{1,1000}}")
 
 
 def is_reference(value: object) -> bool:
-    """Whether a value is the name of a model behind a URL, such as "openai:big"."""
-    return isinstance(value, str) and bool(_REFERENCE.fullmatch(value))
+    """Whether a value names a model that can be asked: one behind a URL, such as "openai:big", or
+    one of the home, such as "model:pebble"."""
+    if not isinstance(value, str):
+        return False
+    return bool(_REFERENCE.fullmatch(value) or _LOCAL_REFERENCE.fullmatch(value))
+
+
+def path_name(reference: str) -> str:
+    """Return the name by which the env process asks for a model, as part of a URL's path.
+
+    That is the name of an endpoint, and of a model of the home a text that no endpoint can have.
+    """
+    if reference.startswith(LOCAL):
+        return f"model~{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
+    return reference.removeprefix(PREFIX)
 
 
 def judge_reference(folder: Path) -> str:

@@ -226,7 +226,7 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
 
 
 def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, ...]:
-    """Return the models behind a URL that the file lists and that the folder's rubric.toml names as
+    """Return the models that the file lists and that the folder's rubric.toml names as
     judge, each once.
 
     `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem

@@ -63,7 +63,7 @@ class EnvProcess:
         secrets: names and values of environment variables that only this process gets.
         log: the file its output is appended to, up to 1 MiB; by default output is dropped.
         sandbox: the isolation that must hold; by default whatever works on this machine.
-        upstreams: the models behind a URL that it may ask: name -> model.
+        upstreams: the models that it may ask: name -> model. Those of the home are served first.
 
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
@@ -419,6 +419,8 @@ class EnvProcess:
         process may then be left half started, and the caller has to end it.
         """
         limits = self.limits
+        for upstream in self.upstreams.values():  # now, as a call has no time for a start
+            upstream.address()
         self._pipe = Pipe(
             self.source,
             packages=packages_of(self.python),

@@ -1,9 +1,9 @@
-"""Lets user code ask models behind a URL by name, without the address, the key or a network.
+"""Lets user code ask models by name, without the address, the key or a network.
 
 The env process reaches one port, on which this relay answers outside its box. What is asked there
-for a name goes to the one address that the owner of the home wrote for it, with the key, which
-never enters the box. Calls, tokens and money are counted and capped here, where user code cannot
-reach.
+for a name goes to the one address that the owner of the home wrote for it, or at which a model of
+the home is served, with the key, which never enters the box. Calls, tokens and money are counted
+and capped here, where user code cannot reach.
 
 Standard library only.
 """
@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -42,18 +42,37 @@ _NO_ANSWER = (
 )
 
 
+# What a deployment answers that has ended, or that another has taken the port of.
+_MOVED = (401, 404)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a model is asked: the URL of its server up to and including /v1, and the bearer token,
+    "" for none."""
+
+    url: str
+    key: str = ""
+
+
+class NotServed(OSError):
+    """A model of the home cannot be served now; the text says why."""
+
+
 @dataclass
 class Upstream:
-    """A model behind a URL, which user code knows by its name.
+    """A model that user code knows by its name.
 
     Args:
-        url: the address of its server, up to and including /v1.
+        url: the address of its server, up to and including /v1; "" with `serve`.
         model: the model's name there.
         key: the bearer token; "" for none.
         identity: stands for url and model where judges are told apart (`Judge.judge_hash`).
         price_in, price_out: money per million tokens of prompts and of answers.
         timeout_s: seconds after which one request is given up.
         at_once: the most requests under way at once.
+        serve: of a model of the home: returns where it is served, and serves it first if necessary.
+            It raises NotServed if that fails. None for a model whose url is known.
     """
 
     url: str
@@ -64,11 +83,29 @@ class Upstream:
     price_out: float = 0.0
     timeout_s: float = 120.0
     at_once: int = 4
+    serve: Callable[[], Address] | None = None
     gate: threading.BoundedSemaphore = field(init=False, repr=False, compare=False)
+    _address: Address | None = field(default=None, init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Make the gate, which all processes of one environment share."""
         self.gate = threading.BoundedSemaphore(self.at_once)
+        self._lock = threading.Lock()
+        if self.serve is None:
+            self._address = Address(self.url, self.key)
+
+    def address(self, besides: Address | None = None) -> Address:
+        """Return where the model is asked; a model of the home is served first if nobody serves it.
+
+        `besides` is where it answers no more: another address is then found, if it can have one.
+        Raises NotServed if it cannot be served.
+        """
+        with self._lock:
+            if self.serve is not None and self._address in (None, besides):
+                self._address = self.serve()
+            assert self._address is not None  # the url is known, or it was just found
+            return self._address
 
 
 @dataclass(frozen=True)
@@ -176,14 +213,31 @@ class Relay:
             return self._ask(upstream, question)
 
     def _ask(self, upstream: Upstream, question: Mapping[str, Any]) -> _Answer:
-        """Send a question to a model, once; count it if it is answered.
+        """Send a question to a model, and count it if it is answered.
+
+        It is sent once, and once more to a model of the home that is served somewhere else by now.
+        """
+        try:
+            address = upstream.address()
+            answer, is_gone = self._ask_at(address, upstream, question)
+            if is_gone and upstream.serve is not None:
+                answer, _ = self._ask_at(upstream.address(address), upstream, question)
+        except NotServed:
+            return _Answer.refused(503, "the model is not served now")
+        return answer
+
+    def _ask_at(
+        self, address: Address, upstream: Upstream, question: Mapping[str, Any]
+    ) -> tuple[_Answer, bool]:
+        """Send a question to one address, once. Returns the answer, and whether the model seems not
+        to be there any more.
 
         Nothing of a failure is passed on but its status: some servers repeat a part of the key.
         """
         headers = {"Content-Type": "application/json"}
-        if upstream.key:
-            headers["Authorization"] = f"Bearer {upstream.key}"
-        url = f"{upstream.url.rstrip('/')}/chat/completions"
+        if address.key:
+            headers["Authorization"] = f"Bearer {address.key}"
+        url = f"{address.url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(question).encode(), headers)
         began = time.monotonic()
         try:
@@ -192,16 +246,18 @@ class Relay:
             usage = _usage_in(data)
         except urllib.error.HTTPError as error:
             status = 502 if 300 <= error.code < 400 else error.code
-            return _Answer.refused(status, f"the endpoint answered {error.code}")
+            refused = _Answer.refused(status, f"the endpoint answered {error.code}")
+            return refused, error.code in _MOVED
         except _NO_ANSWER as error:
-            return _Answer.refused(504, f"the endpoint gave no answer: {type(error).__name__}")
+            text = f"the endpoint gave no answer: {type(error).__name__}"
+            return _Answer.refused(504, text), not isinstance(error, TimeoutError)
         prompt, completion, tokens = usage
         cost = (prompt * upstream.price_in + completion * upstream.price_out) / 1e6
         seconds = time.monotonic() - began
         self.meter.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
-        if upstream.key:
-            data = data.replace(upstream.key.encode(), b"[secret]")
-        return _Answer(200, data)
+        if address.key:
+            data = data.replace(address.key.encode(), b"[secret]")
+        return _Answer(200, data), False
 
 
 def _usage_in(data: bytes) -> tuple[int, int, int]:

@@ -1,7 +1,8 @@
 """Stands in for `engine.worker.serving.openai_server` in tests: the same folder and routes, no
 torch.
 
-Answers with the model's name and the question. `behave` is a file in the home: "fail" (does not
+Answers with the model's name and the question, and without a stream with the grade that the file
+`grade` in the home has. `behave` is a file in the home: "fail" (does not
 become ready), "crash" (ends without a word), "same" (refuses adapters as changing nothing),
 "stubborn" (ignores requests to stop), "busy" (has a request in progress), "leaving" (ends when it
 is given an adapter).
@@ -76,6 +77,11 @@ def main() -> int:
                 self.refuse(400, "max_tokens is too large")
             elif body["messages"][-1]["content"] == "die":
                 os._exit(1)
+            elif not body.get("stream"):
+                grade = (Home.locate().root / "grade").read_text()
+                message = {"role": "assistant", "content": grade}
+                usage = {"prompt_tokens": 10, "completion_tokens": 5}
+                self.reply(200, {"choices": [{"message": message}], "usage": usage})
             else:
                 self.stream(body)
 

@@ -194,7 +194,7 @@ def calibrate(home: Home, judge: Judge, rubric: Rubric, gold: Sequence[GoldAnswe
         judge=judge.judge_hash,
         rubric=rubric.judged_hash,
         model=judge.model,
-        url=judge.url,
+        url=judge.place,
         answers=len(judged),
         unjudged=len(gold) - len(judged),
         agreement=agreed,

@@ -24,6 +24,7 @@ Kind = Literal[
     "merger",
     "gguf_importer",
     "server",
+    "locator",
 ]
 
 PROGRAMS: Mapping[Kind, str] = {
@@ -41,6 +42,7 @@ PROGRAMS: Mapping[Kind, str] = {
     "merger": "engine.worker.serving.merge",
     "gguf_importer": "engine.models.gguf.importer",
     "server": "engine.worker.serving.openai_server",
+    "locator": "engine.serving.locate",
 }
 # For tests only: the environment variable with a JSON object, kind of program -> script.
 STAND_INS = "HONESMITH_TEST_PROGRAMS"

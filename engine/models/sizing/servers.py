@@ -20,7 +20,27 @@ LEAST_ROWS = 8  # if fewer whole sequences fit, our own sampler is used
 MOST_ROWS = 1024  # sequences under way at once; with more, only its graphs would grow
 USUAL_ROWS = 256  # answers at once of a deployment
 ALONE_SHARE = 0.9  # share of a GPU that a server without a trainer may take
+# Bytes that a serving process holds beside the weights: libraries, activations, caches.
+OVERHEAD = {
+    ("torch", "cpu"): 700_000_000,
+    ("torch", "cuda"): 2_500_000_000,
+    ("vllm", "cpu"): 4_500_000_000,
+}
+_WEIGHT_BYTES = {"cpu": 4, "cuda": 2}  # per parameter: float32 and bfloat16
+_WEIGHT_MARGIN = 1.1  # 10 % are added to what the weights themselves take
 _DEPLOYED_SEQUENCES = 4  # whole sequences that a deployment has room for, if memory allows it
+
+
+def plain_bytes(params: float, engine: str, device_kind: str) -> int:
+    """Return the bytes that a deployment takes which reserves nothing for keys and values.
+
+    Args:
+        params: parameters of the model.
+        engine: "torch" (our own sampler), or on a CPU also "vllm".
+        device_kind: "cpu" or "cuda".
+    """
+    weights = int(params * _WEIGHT_BYTES[device_kind] * _WEIGHT_MARGIN)
+    return weights + OVERHEAD[engine, device_kind]
 
 
 @dataclass(frozen=True)

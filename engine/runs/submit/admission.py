@@ -21,6 +21,7 @@ from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
+from engine.models.served.judge import is_local, local_judge, local_judges
 from engine.records.estimate import Estimate, Range
 from engine.records.settings import GRPOSettings, TrainSettings
 
@@ -131,12 +132,17 @@ def check_texts(**texts: str) -> None:
 
 def check_secrets(record: EnvRecord) -> None:
     """Raise UserError ENV_SECRETS if a secret of the environment, or the key of an endpoint that it
-    asks, is not set in this process; MODEL_NOT_FOUND if config.toml lacks that endpoint."""
+    asks, is not set in this process; MODEL_NOT_FOUND if config.toml lacks that endpoint, or the
+    home a model that is its judge."""
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise missing_secrets_error(missing, record.env_id)
     for ref in registry.endpoints_of(record):
-        find_endpoint(Home(record.dir.parents[2]), ref, "env_id")
+        home = Home(record.dir.parents[2])
+        if is_local(ref):
+            local_judge(home, ref)
+        else:
+            find_endpoint(home, ref, "env_id")
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:
@@ -274,6 +280,36 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
             hint="Free some space or lower keep_checkpoints.",
             retryable=True,
         )
+
+
+def check_judges_beside(
+    home: Home, record: EnvRecord, figures: Estimate, devices: Sequence[hardware.Device]
+) -> list[str]:
+    """Check that models of the home that are judges of an environment fit beside a run, and return
+    a warning that says what each takes.
+
+    `devices` are those of the machine. A judge may have another device than the run. Raises
+    UserError DOES_NOT_FIT if there is no such room, whatever else runs, and those of `local_judge`.
+    """
+    warnings = []
+    for judge in local_judges(home, registry.endpoints_of(record)):
+        needed = judge.least_bytes(devices[0].kind)
+        sizes = sorted((device.memory_total for device in devices), reverse=True)
+        beside = sizes[0] >= figures.least_memory + needed
+        apart = len(sizes) > 1 and sizes[0] >= figures.least_memory and sizes[1] >= needed
+        if not beside and not apart:
+            raise UserError(
+                "DOES_NOT_FIT",
+                f"the judge {judge.ref} needs {size(needed)} beside the run's "
+                f"{size(figures.least_memory)}; {devices[0].id} has {size(sizes[0])}",
+                hint="Take a smaller model as judge, one behind a URL (openai:NAME), or train a "
+                "smaller one.",
+                field="env_id",
+            )
+        warnings.append(
+            f"the judge {judge.ref} is served beside the run and takes {size(needed)} of memory"
+        )
+    return warnings
 
 
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:

@@ -38,6 +38,7 @@ from engine.runs.submit.admission import (
     check_audit,
     check_gpu_hours_cap,
     check_hours_left,
+    check_judges_beside,
     check_not_deleted,
     check_secrets,
     check_size,
@@ -297,7 +298,8 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     warnings += check_audit(record, resolved.settings)
     warnings += _short_limit_warning(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)
-    return warnings
+    figures, devices = plan.forecast.estimate, plan.machine.devices
+    return warnings + check_judges_beside(home, record, figures, devices)
 
 
 def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:

@@ -20,7 +20,8 @@ from engine.home.store import Store
 from engine.machine.processes import deployments
 from engine.machine.processes.vllm_process import Plan, VllmProcess
 from engine.models import catalog
-from engine.serving import placement, service
+from engine.models.sizing import servers
+from engine.serving import service
 from engine.serving.chat_request import Patience
 from engine.worker.network.sampler import SamplingParams
 from engine.worker.rollouts.vllm_sampler import VllmSampler
@@ -51,7 +52,7 @@ def gpu(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     stand_in(monkeypatch, trainer=Path(__file__).parents[1] / "fake_trainer.py")
     monkeypatch.setattr(deployments, "STOP_S", 0.5)
     # pebble is so small that a deployment would take next to nothing.
-    monkeypatch.setitem(placement._OVERHEAD, ("torch", "cuda"), 4 * GB)
+    monkeypatch.setitem(servers.OVERHEAD, ("torch", "cuda"), 4 * GB)
     yield made
     (home.root / "load").touch()
     for row in deployments.living(home):
