@@ -25,6 +25,7 @@ from engine.cost.hours import LEVELS, PredictedTime, predicted_time
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.executors.admission import compute_of, has_vllm, machine_for
+from engine.executors.hosts import price_of
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
@@ -246,7 +247,7 @@ def estimate(
         download_bytes=_download_bytes(
             base_path, teacher_model.base_path if teacher_model else None
         ),
-        gpu_hour_price=home.user_config().price_of(settings.compute),
+        gpu_hour_price=price_of(home, settings.compute),
         disk_free=hardware.disk_free,
         load=hardware.load,
     )

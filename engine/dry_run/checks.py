@@ -20,7 +20,13 @@ from engine.dry_run.judgements import CheckList, Outcome, judge_data, judge_word
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
 from engine.evidence.robustness.probe_calls import reworded_better
-from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
+from engine.executors.admission import (
+    check_placement,
+    check_rented,
+    compute_of,
+    has_vllm,
+    machine_for,
+)
 from engine.executors.attending.starts import when_it_starts
 from engine.home.owner_marks import seal_in
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL
@@ -456,6 +462,8 @@ class DryRun:
         Raises UserError BUDGET if it likely does not.
         """
         figures = required(self.facts.forecast).estimate
+        if self.facts.resolved is not None:
+            check_rented(self.home, self.facts.resolved.settings, figures.hours.likely)
         call = self.arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, figures, DEFAULT_GPU_HOURS, call)

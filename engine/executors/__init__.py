@@ -16,9 +16,11 @@ by a supervisor over there, and this package carries the files.
     bundle.py        what a run needs over there, each file once
     mirror.py        the run's files brought back; names, links and sizes that are refused
     orders.py        what the other side is told of a run, and how its answers are read
+    rented.py        what this home has rented, on the disk before it is
     linked.py        what the executors over one connection have in common
     ssh_executor.py  the seam over one connection
 
 Slurm (`slurm/`) and Ray (`ray/`) have executors of their own, over the same connection and with the
-same files; what both have in common, and what their jobs do, is in `cluster/`.
+same files; what both have in common, and what their jobs do, is in `cluster/`. Machines that are
+rented for a run, through SkyPilot, are in `sky/`: each is one over SSH once it is up.
 """

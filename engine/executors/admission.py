@@ -6,6 +6,7 @@ from engine.core.hardware import Hardware
 from engine.environments.registry import EnvRecord
 from engine.executors import hosts
 from engine.executors.bundle import why_not_sent
+from engine.home.config_tables.hosts import SKY
 from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.records.settings import GivenSettings, TrainSettings
@@ -55,6 +56,42 @@ def check_placement(home: Home, settings: TrainSettings, record: EnvRecord) -> s
             field="settings.quantization",
         )
     return f"it runs on {host.name} with {facts.python}"
+
+
+def check_rented(home: Home, settings: TrainSettings, hours: float) -> None:
+    """Check that a run may rent the machine that its settings name, by what its last check was
+    offered; nothing is asked of anybody, and other places have no such limits.
+
+    Args:
+        hours: that it likely takes.
+
+    Raises UserError BUDGET where the machine is dearer than its host allows, or would end before
+    the run; HOST_* as `machine_for`.
+    """
+    if settings.compute == LOCAL:
+        return
+    host = hosts.host_of(home, settings.compute)
+    if host.kind != SKY:
+        return
+    price, sky = hosts.facts_of(home, host).price, host.sky
+    where = f"[hosts.{host.name}] of {home.config_file}"
+    if sky.max_price and price > sky.max_price:
+        raise UserError(
+            "BUDGET",
+            f"an hour of {host.name} was {price:.2f} at its last check, and max_price is "
+            f"{sky.max_price:g}",
+            hint=f"Raise max_price in {where} or name cheaper accelerators there; then "
+            f"`honesmith hosts check {host.name}`.",
+            field="settings.compute",
+        )
+    if hours > sky.max_hours:
+        raise UserError(
+            "BUDGET",
+            f"the run likely takes {hours:.1f} h, and a machine of {host.name} ends after "
+            f"{sky.max_hours:g}",
+            hint=f"Lower steps, or raise max_hours in {where}.",
+            field="settings.compute",
+        )
 
 
 def refuse_trial(settings: GivenSettings, asked: str) -> None:

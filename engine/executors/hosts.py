@@ -17,6 +17,7 @@ from engine.core.errors import UserError
 from engine.core.files import take_lock, write_text
 from engine.core.hardware import Device, Hardware
 from engine.core.hints import Hint
+from engine.executors import rented
 from engine.home.rows import OPEN
 from engine.home.run_dir import Home
 from engine.home.store import Store
@@ -24,7 +25,7 @@ from engine.home.user_config import Host, read_config
 from engine.machine.processes.seam import Caps
 from engine.records.record import DamagedRecord, Record
 
-KINDS = ("ssh:", "slurm:", "ray:")  # before the name of a host, in the setting `compute`
+KINDS = ("ssh:", "slurm:", "ray:", "sky:")  # before the name of a host, in the setting `compute`
 _LOCK_S = 5.0  # seconds to wait for another process that makes the id of the home
 
 
@@ -63,12 +64,14 @@ class HostFacts(Record):
         python: the interpreter that runs what is ours.
         packages: versions of what training needs.
         checked: when, in seconds since the epoch.
+        price: of an hour of one rented machine, as it was offered; 0 for what is not rented.
     """
 
     python: str
     hardware: HardwareFacts
     packages: dict[str, str]
     checked: float
+    price: float = Field(default=0.0, ge=0)
 
     def capabilities(self) -> Caps:
         """As an executor answers it."""
@@ -151,6 +154,7 @@ def note_facts(home: Home, host: Host, python: str, described: Mapping[str, obje
                 "hardware": described.get("hardware"),
                 "packages": described.get("packages"),
                 "checked": time.time(),
+                "price": described.get("price", 0.0),
             }
         )
     except ValidationError as error:
@@ -167,6 +171,16 @@ def note_facts(home: Home, host: Host, python: str, described: Mapping[str, obje
 def machine_of(home: Home, compute: str) -> Hardware:
     """The hardware that a run with this `compute` is planned for. Raises UserError HOST_*."""
     return facts_of(home, host_of(home, compute)).hardware.measured()
+
+
+def price_of(home: Home, compute: str) -> float:
+    """The price of an hour of one device where a run with this `compute` runs: what config.toml
+    says, else what its last check was offered, in dollars; 0 where nobody says."""
+    config = home.user_config()
+    price = config.price_of(compute)
+    host = config.hosts.get(compute.partition(":")[2])
+    facts = find_facts(home, host) if host is not None and not price else None
+    return price if facts is None else facts.price / max(1, len(facts.hardware.devices))
 
 
 def add_host(home: Home, name: str, values: Mapping[str, str | int | float]) -> Host:
@@ -245,11 +259,13 @@ def _toml(value: str | int | float) -> str:
 def shown(home: Home, host: Host) -> dict[str, object]:
     """A host for a listing: what it is, and what the last check found."""
     entry: dict[str, object] = {"host": host.name, "compute": host.compute}
-    others = {"slurm", "ray"} - {host.kind}
+    others = {"slurm", "ray", "sky"} - {host.kind}
     not_shown = {"name", "python"} | others
     entry |= {key: value for key, value in asdict(host).items() if key not in not_shown}
+    entry |= rented.shown(home, host.name)
     facts = find_facts(home, host)
     if facts is None:
         return entry | {"ready": False, "hint": str(Hint(f"honesmith hosts setup {host.name}"))}
     devices = [each.name for each in facts.hardware.devices]
+    entry |= {"price_per_hour": facts.price} if facts.price else {}
     return entry | {"ready": True, "devices": devices, "checked": round(facts.checked)}

@@ -18,7 +18,7 @@ from pathlib import Path
 from engine.core.files import JsonObject, read_object, sync_folder, write_json
 from engine.core.format import size
 from engine.executors import far_side
-from engine.executors.ssh import FarError, Link
+from engine.executors.ssh import Connection, FarError
 from engine.home.run_dir import CHECKPOINT_MANIFEST, RunDir
 
 # Files that a trainer appends to: they come by offset.
@@ -69,7 +69,7 @@ class Mirror:
     """
 
     run: RunDir
-    link: Link
+    link: Connection
     folder: str  # of the run over there, below the root
     console: Callable[[bytes], None]
     refused: set[str] = field(default_factory=set)

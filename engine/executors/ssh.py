@@ -11,10 +11,10 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject
@@ -77,10 +77,29 @@ def check_destination(text: str) -> None:
         )
 
 
+class Connection(Protocol):
+    """What the other side is asked through: a `Link`, or one that comes about later."""
+
+    @property
+    def facts(self) -> JsonObject:
+        """What the other side said of itself when it was connected to."""
+        ...
+
+    def call(self, operation: str, body: bytes = b"", **arguments: Any) -> tuple[JsonObject, bytes]:
+        """As `Link.call`."""
+        ...
+
+    def job(self, name: str, **arguments: Any) -> JsonObject:
+        """As `Link.job`."""
+        ...
+
+
 class Link:
     """One connection. A context manager: it is closed at the end."""
 
-    def __init__(self, destination: str, folder: str, python: str = "python3") -> None:
+    def __init__(
+        self, destination: str, folder: str, python: str = "python3", options: Sequence[str] = ()
+    ) -> None:
         """Connect.
 
         Args:
@@ -88,6 +107,7 @@ class Link:
                 the folder is shared with other machines.
             folder: the root over there, below the user's home; or an absolute path.
             python: the interpreter over there that runs the far side.
+            options: of ssh beside ours (`OPTIONS`), which come first.
 
         Raises HostLost or HostRefused.
         """
@@ -96,7 +116,7 @@ class Link:
         self._buffer = b""
         self._deadline = 0.0
         self._process = subprocess.Popen(
-            _command(destination, python),
+            _command(destination, python, options),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -106,7 +126,7 @@ class Link:
         self._requests, self._answers = self._process.stdin, self._process.stdout
         try:
             self._greet(python)
-            self.facts, _ = self.call("hello", folder=folder)
+            self.facts = self.call("hello", folder=folder)[0]
         except BaseException:
             self.close()
             raise
@@ -249,12 +269,12 @@ _REFUSALS = (
 )
 
 
-def _command(destination: str, python: str) -> list[str]:
+def _command(destination: str, python: str, more: Sequence[str] = ()) -> list[str]:
     """The command that runs the far side. Raises UserError BAD_ARGUMENT."""
     if destination == HERE:
         return [python, "-I", "-c", _loader()]
     check_destination(destination)
-    options = [part for option in OPTIONS for part in ("-o", option)]
+    options = [part for option in (*OPTIONS, *more) for part in ("-o", option)]
     remote = f"{_quoted(python)} -I -c '{_loader()}'"
     return ["ssh", *options, "-T", destination, "--", remote]
 

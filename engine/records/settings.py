@@ -124,7 +124,7 @@ EnvName = Annotated[str, Field(max_length=200)]
 # "" or a variable whose name begins with TEACHER_, so that a caller cannot make the server send any
 # other secret to a URL.
 TEACHER_KEY_PATTERN = r"^(TEACHER_[A-Z0-9_]{1,60})?$"
-COMPUTE_PATTERN = r"^(local|(ssh|slurm|ray):[A-Za-z0-9][A-Za-z0-9._-]{0,59})$"
+COMPUTE_PATTERN = r"^(local|(ssh|slurm|ray|sky):[A-Za-z0-9][A-Za-z0-9._-]{0,59})$"
 TeacherKeyName = Annotated[str, Field(pattern=TEACHER_KEY_PATTERN)]
 
 

@@ -147,7 +147,7 @@ def _number_hint(name: str, text: str, expected: str) -> str:
 # What texts of a pattern are, in words.
 _TEXTS = {
     TEACHER_KEY_PATTERN: "the name of a variable that begins with TEACHER_",
-    COMPUTE_PATTERN: "local, or ssh:, slurm: or ray: and the name of a host",
+    COMPUTE_PATTERN: "local, or ssh:, slurm:, ray: or sky: and the name of a host",
 }
 
 

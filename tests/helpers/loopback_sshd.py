@@ -24,7 +24,7 @@ class LoopbackSshd:
         self.folder = folder
         self.home = folder / "over-there"
         self.bin = folder / "bin"
-        self.port = _free_port()
+        self.port = free_port()
         for each in (folder, self.home, self.bin):
             each.mkdir(parents=True, exist_ok=True, mode=0o700)
         for name in ("host_key", "user_key"):
@@ -94,7 +94,8 @@ def public(path: Path) -> str:
     return path.with_name(path.name + ".pub").read_text()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens at now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

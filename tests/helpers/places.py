@@ -20,6 +20,7 @@ from engine.executors import hosts, jobs
 from engine.executors.attending.places import connected
 from engine.executors.linked import LinkedExecutor
 from engine.executors.ray.executor import RayExecutor
+from engine.executors.sky.executor import SkyExecutor
 from engine.executors.slurm import login_side
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import Link
@@ -35,6 +36,7 @@ from engine.records.run_config import TrainConfig
 _LOCAL, _SSH = "engine.machine.processes.local_executor", "engine.executors.ssh_executor"
 _SLURM = "engine.executors.slurm.executor"
 _RAY = "engine.executors.ray.executor"
+_SKY = "engine.executors.sky.executor"
 _LAUNCH = "launch.json"
 
 
@@ -267,7 +269,7 @@ class LinkedPlace(Place):
     far_start: ClassVar[Callable[..., Any] | None] = None
 
     def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
-        assert isinstance(executor, LinkedExecutor)
+        assert isinstance(executor, LinkedExecutor | SkyExecutor)
         config = run.read_config()
         assert isinstance(config, TrainConfig)
         executor.send(run, config, handle)
@@ -419,3 +421,51 @@ class RayPlace(LinkedPlace):
         assert isinstance(executor, RayExecutor)
         executor.link._process.kill()
         yield
+
+
+class SkyPlace(LinkedPlace):
+    """Machines rented from a SkyPilot server on loopback."""
+
+    executor_name = "sky:rented"
+    points: ClassVar[Mapping[str, Point | None]] = {
+        "before the intent": Point("engine.executors.rented", "note", "before"),
+        "the intent is on the disk": Point("engine.executors.rented", "note", "after"),
+        "before the call": Point("engine.executors.sky.api", "SkyApi.launch", "before"),
+        "after the call": Point("engine.executors.sky.api", "SkyApi.launch", "after"),
+        "after the start": Point(_SKY, "SkyExecutor.start", "after"),
+    }
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        super().__init__(request)
+        self.rented = request.getfixturevalue("rented_machines")
+
+    def queue(self) -> RunDir:
+        return self.rented.queue(hold_at=2)
+
+    @contextlib.contextmanager
+    def executor(self) -> Iterator[SkyExecutor]:
+        with connected(self.home, hosts.host_of(self.home, self.executor_name)) as executor:
+            assert isinstance(executor, SkyExecutor)
+            yield executor
+
+    def put(self, executor: Executor, run: RunDir, handle: Handle) -> None:
+        super().put(executor, run, handle)
+        # What goes there goes once its machine is up, which a probe sees.
+        if executor.probe(run, handle).life != "exited":
+            self.until(executor, run, handle, "running", "exited")
+
+    def goes_on(self, executor: Executor, run: RunDir) -> Handle:
+        handle = super().goes_on(executor, run)
+        self.until(executor, run, handle, "running")
+        return handle
+
+    def there(self, run: RunDir) -> RunDir:
+        return self.rented.far_run(run)
+
+    @contextlib.contextmanager
+    def unreachable(self, executor: Executor) -> Iterator[None]:
+        assert isinstance(executor, SkyExecutor)
+        self.rented.sky.is_away = True
+        executor.link.close()
+        yield
+        self.rented.sky.is_away = False

@@ -6,5 +6,6 @@ Start with `attendant.py`. It stands above the executors, which it chooses by th
     starts.py      when a run would start, asked of a place with a queue of its own
     attendant.py   looks after one run, until it has ended
     hours.py       how long a run has held its devices over there, for the supervisor here
+    pinned.py      what training needs, in the versions of this side
     host_setup.py  our environment built over there, and a host checked
 """

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from engine.core.errors import UserError
 from engine.core.files import write_json
@@ -26,6 +27,7 @@ from engine.executors import hosts
 from engine.executors.attending import hours
 from engine.executors.attending.places import FarExecutor, connected
 from engine.executors.mirror import HostileFiles, Mirror, console_marks
+from engine.executors.sky.executor import SkyExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import RunDir
@@ -148,6 +150,7 @@ class Attendant:
         if probe.life == "gone":
             if handle.phase == "starting":
                 return self._launch(executor, handle, again=True)
+            handle = self._counted(handle, f"{self.host.name} has nothing of the run any more")
             self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
             return self._launch(executor, handle)
         if probe.end is not None and probe.end.state == "cancelled" and not self.stop.is_set():
@@ -235,7 +238,7 @@ class Attendant:
             self._launch(executor, handle)
             raise _Again
         if end.is_lost and not self.stop.is_set():
-            return self._go_on(executor, handle, end)
+            self._go_on(executor, handle, end)
         self._note_end(handle)
         if end.state == "done":
             # Imported late: it loads all that verdicts need, half of this process's start.
@@ -247,22 +250,28 @@ class Attendant:
             return outcome.EXIT_STOPPED
         return self._fail(end.reason_kind, end.reason, end.hint)
 
-    def _go_on(self, executor: FarExecutor, handle: Handle, end: End) -> int:
-        """Start a run again that its place took away, from its last checkpoint, unless that has
-        happened too often without a new one; returns the exit status.
+    def _go_on(self, executor: FarExecutor, handle: Handle, end: End) -> NoReturn:
+        """Start a run again that its place took away, from its last checkpoint.
 
-        Raises _Again once it is started.
+        Raises _Again once it is started, UserError HOST_UNUSABLE where that has happened too often.
         """
-        step = max(self.run.checkpoint_steps(), default=0)
-        is_further = step > handle.lost_at_step
-        losses = 1 if is_further else handle.losses + 1
-        handle = self._note_end(handle)
-        if losses > outcome.MAX_CONTINUATIONS:
-            reason = f"{end.reason}, as {losses - 1} times before without a new checkpoint"
-            return self._fail("infra", reason, outcome.resume_hint(self.run))
+        handle = self._counted(self._note_end(handle), end.reason)
         self._event("launched_again", f"{end.reason}: it goes on from its last checkpoint")
-        self._launch(executor, replace(handle, losses=losses, lost_at_step=step))
+        self._launch(executor, handle)
         raise _Again
+
+    def _counted(self, handle: Handle, reason: str) -> Handle:
+        """The handle of a launch that its place took away, counted. Raises UserError HOST_UNUSABLE
+        where that has happened too often without a new checkpoint."""
+        step = max(self.run.checkpoint_steps(), default=0)
+        losses = 1 if step > handle.lost_at_step else handle.losses + 1
+        if losses > outcome.MAX_CONTINUATIONS:
+            raise UserError(
+                "HOST_UNUSABLE",
+                f"{reason}, as {losses - 1} times before without a new checkpoint",
+                hint=outcome.resume_hint(self.run),
+            )
+        return replace(handle, losses=losses, lost_at_step=step)
 
     def _note_wait(self, probe: Probe) -> None:
         """Note why the run waits over there, whenever the reason changes."""
@@ -388,6 +397,8 @@ def sweep(executor: FarExecutor) -> list[str]:
         elif is_here or run.deleted.exists():
             executor.reap(run, there)
             removed.append(owned.run_id)
+    if isinstance(executor, SkyExecutor):
+        removed += executor.give_back_unwanted()
     return removed
 
 

@@ -6,25 +6,24 @@ The packages have the versions that this side has, so that a run computes what i
 
 import contextlib
 import hashlib
-import importlib.metadata
 from collections.abc import Iterator, Sequence
-
-from packaging.requirements import Requirement
 
 from engine.core.errors import UserError
 from engine.core.format import counted, size
 from engine.core.reply import Reply
 from engine.executors import hosts
 from engine.executors.attending.attendant import sweep
+from engine.executors.attending.pinned import pinned
 from engine.executors.attending.places import connected
 from engine.executors.far_side import LEAST_PYTHON
 from engine.executors.ray.executor import RayExecutor
+from engine.executors.sky.executor import SkyExecutor
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused, Link
-from engine.home.config_tables.hosts import NO_GRES, RAY, SLURM, SSH
+from engine.home.config_tables.hosts import NO_GRES, RAY, SKY, SLURM, SSH
 from engine.home.run_dir import Home
 from engine.home.user_config import Host
-from engine.machine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF, requirements
+from engine.machine.install.setup_env import EXTRAS, GPU_EXTRAS, NEEDED, PROOF
 from engine.machine.install.venvs import Say, ignore_line
 
 _INSTALL_S = 3600.0
@@ -47,6 +46,8 @@ def set_up(
     Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE.
     """
     host = hosts.host_of(home, name)
+    if host.kind == SKY:  # there is no machine yet: each brings its own environment
+        return _checked(home, host, python)
     with _errors_of(host), _files_of(host, python) as link:
         _require_machine(host, link)
         interpreter = host.python or _environment(host, link, again=again, say=say)
@@ -70,6 +71,8 @@ def check(home: Home, name: str) -> Reply:
     """Look at a host that was set up: what it has, and what of this home runs there. What has ended
     here is removed there. Raises UserError HOST_NOT_FOUND or HOST_UNUSABLE."""
     host = hosts.host_of(home, name)
+    if host.kind == SKY:
+        return _checked(home, host, "")
     return _checked(home, host, hosts.facts_of(home, host).python)
 
 
@@ -78,6 +81,11 @@ def wipe(home: Home, name: str) -> None:
     home lives there."""
     host = hosts.host_of(home, name)
     with _errors_of(host):
+        if host.kind == SKY:
+            with connected(home, host) as executor:
+                assert isinstance(executor, SkyExecutor)  # the kind of the host says so
+                executor.give_back_all()
+            return
         facts = hosts.find_facts(home, host)
         if facts is None:
             with _files_of(host) as link:
@@ -98,7 +106,8 @@ def _checked(home: Home, host: Host, python: str) -> Reply:
         removed = sweep(executor)
         owned = executor.list_owned()
         start = executor.expected_start(1, 0.0) if isinstance(executor, SlurmExecutor) else ""
-        warnings = executor.warnings() if isinstance(executor, RayExecutor) else []
+        can_warn = isinstance(executor, RayExecutor | SkyExecutor)
+        warnings = executor.warnings() if can_warn else []
     machine = capabilities.hardware
     devices = ", ".join(f"{d.name} ({size(d.memory_total)})" for d in machine.devices)
     running = [{"run_id": job.run_id, "life": job.life} for job in owned]
@@ -143,6 +152,8 @@ def _trial(host: Host) -> str:
     """What a person types to see whether a host can be used from here."""
     if host.kind == RAY:
         return f"curl {host.ray.address}/api/version"
+    if host.kind == SKY:
+        return f"curl {host.sky.address}/api/health"
     return f"ssh {host.ssh} true" if host.ssh else "sinfo"
 
 
@@ -220,39 +231,3 @@ def _prove(host: Host, link: Link, interpreter: str) -> None:
     done, _ = link.call("run", timeout_s=_PROOF_S + 60, argv=argv, limit_s=_PROOF_S)
     if done.get("status") != 0:
         raise _unusable(host, f"{interpreter} cannot train: {str(done.get('output'))[-500:]}")
-
-
-def pinned(*extras: str) -> list[str]:
-    """What training needs, each package in the version that is installed here, with what those
-    need. Which build of torch fits is for the other side to say, so its version alone is named."""
-    wanted: dict[str, str] = {}
-    for requirement in (Requirement(line) for line in requirements(*extras)):
-        _pin(requirement, wanted)
-    return [f"{name}{version}" for name, version in sorted(wanted.items())]
-
-
-def _pin(requirement: Requirement, wanted: dict[str, str]) -> None:
-    """Add a package and what it needs to `wanted`; one that is not installed here keeps its
-    range."""
-    name = requirement.name.lower().replace("_", "-")
-    if name in wanted:
-        return
-    try:
-        package = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        wanted[name] = str(requirement.specifier)
-        return
-    wanted[name] = f"=={package.version.partition('+')[0]}"
-    if name == "torch":  # its build over there brings what it needs
-        return
-    for needed in _needs(package, requirement.extras):
-        _pin(needed, wanted)
-
-
-def _needs(package: importlib.metadata.Distribution, extras: set[str]) -> Iterator[Requirement]:
-    """What a package needs here, with these of its extras."""
-    for line in package.requires or []:
-        needed = Requirement(line)
-        places = [{"extra": extra} for extra in ("", *extras)]
-        if needed.marker is None or any(needed.marker.evaluate(place) for place in places):
-            yield needed

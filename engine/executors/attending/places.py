@@ -7,13 +7,16 @@ from typing import Protocol
 
 from engine.core.files import JsonObject
 from engine.executors import hosts
+from engine.executors.attending.pinned import pinned
 from engine.executors.ray.executor import RayExecutor
+from engine.executors.sky.executor import SkyExecutor
 from engine.executors.slurm.executor import SlurmExecutor
-from engine.executors.ssh import HERE, Link
+from engine.executors.ssh import HERE, Connection, Link
 from engine.executors.ssh_executor import SshExecutor
-from engine.home.config_tables.hosts import RAY, SLURM
+from engine.home.config_tables.hosts import RAY, SKY, SLURM
 from engine.home.run_dir import Home, RunDir
 from engine.home.user_config import Host
+from engine.machine.install.setup_env import EXTRAS, GPU_EXTRAS
 from engine.machine.processes.seam import Executor, Handle
 from engine.records.run_config import TrainConfig
 
@@ -22,14 +25,17 @@ class FarExecutor(Executor, Protocol):
     """A place to run that is no part of this machine: the seam, and files that go there and back.
 
     Attributes:
-        link: where its files are read and written.
         look: what the last probe brought: which files of the run changed, for the mirror.
     """
 
     home: Home
     host: Host
-    link: Link
     look: JsonObject
+
+    @property
+    def link(self) -> Connection:
+        """Where its files are read and written."""
+        ...
 
     def send(self, run: RunDir, config: TrainConfig, handle: Handle) -> int:
         """Put everything over there that the run needs; returns the bytes that were sent."""
@@ -49,6 +55,11 @@ def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]
 
     Raises HostLost, HostRefused, FarError, or UserError HOST_UNUSABLE where it was never set up.
     """
+    if host.kind == SKY:  # its machines come later, each with an environment of its own
+        packages = pinned(*EXTRAS, *(GPU_EXTRAS if host.sky.accelerators else ()))
+        with contextlib.closing(SkyExecutor(home, host, packages)) as executor:
+            yield executor
+        return
     python = python or hosts.facts_of(home, host).python
     if host.kind == RAY:
         # Where the folder is seen from here, files are put by this interpreter: the other one may

@@ -4,6 +4,7 @@ from engine.core.errors import UserError
 from engine.executors import hosts
 from engine.executors.attending.places import connected
 from engine.executors.ray.executor import RayExecutor
+from engine.executors.sky.executor import SkyExecutor
 from engine.executors.slurm.executor import SlurmExecutor
 from engine.executors.ssh import FarError, HostLost, HostRefused
 from engine.home.config_tables.hosts import SSH
@@ -22,7 +23,7 @@ def when_it_starts(home: Home, compute: str, gpus: int) -> str:
         return ""
     try:
         with connected(home, host) as executor:
-            if isinstance(executor, RayExecutor):
+            if isinstance(executor, RayExecutor | SkyExecutor):
                 return executor.room_for(gpus)
             assert isinstance(executor, SlurmExecutor)  # the kind of the host says so
             start = executor.expected_start(gpus, 0.0)

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from engine.core.errors import UserError
 from engine.home.config_tables.checks import NAME, VARIABLE, invalid, is_count, is_number
 
-SSH, SLURM, RAY = "ssh", "slurm", "ray"  # kinds of hosts, before the colon of the setting `compute`
+# Kinds of hosts, before the colon of the setting `compute`.
+SSH, SLURM, RAY, SKY = "ssh", "slurm", "ray", "sky"
 _DESTINATION = re.compile(r"[A-Za-z0-9_.@%:\[\]][A-Za-z0-9_.@%:\[\]-]{0,254}")
 _FOLDER_NAME = r"(?!\.\.?(/|$))[A-Za-z0-9_.][A-Za-z0-9_.-]{0,99}"  # never . or ..
 # Below the user's home; or a whole path whose last name says that it is ours, for it may be wiped.
@@ -27,6 +28,9 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _ADDRESS = re.compile(r"https?://[A-Za-z0-9.\[\]:_-]{1,255}(/[A-Za-z0-9._/-]{0,200})?")
 _RESOURCE = r"[A-Za-z0-9_.:/-]{1,100}=[0-9]{1,6}(\.[0-9]{1,4})?"
 _RESOURCES = re.compile(rf"{_RESOURCE}(,{_RESOURCE}){{0,9}}")
+_ACCELERATORS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}(:[1-9][0-9]?)?")
+_INFRA = re.compile(r"[a-z0-9]{2,30}(/[A-Za-z0-9_.*:@/-]{1,200})?")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/@-]{0,299}")
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,60 @@ class RayOptions:
 
 
 @dataclass(frozen=True)
+class SkyOptions:
+    """How a SkyPilot API server is reached, and what its clusters are: one for each launch.
+
+    Attributes:
+        address: of the API server as this machine reaches it: https, or loopback.
+        token_env: the variable that holds the token of a service account; "" for none.
+        token_file: a file with that token, whole path; "" for none.
+        accelerators: devices of a cluster, such as "H100" or "H100:2"; "" for a CPU.
+        infra: where to rent, as SkyPilot takes it, such as "runpod" or "k8s/context"; "" for the
+            cheapest place that the server knows.
+        image: what the machine starts with, as SkyPilot's image_id; "" for the usual.
+        spot: whether a machine may be taken away, for less money.
+        max_price: of an hour of one cluster, in dollars; nothing dearer is launched. 0 for no
+            limit.
+        max_hours: after which a cluster ends, whatever runs there.
+        cpus, memory_gb, disk_gb: at least so much; 0 leaves it to SkyPilot.
+    """
+
+    address: str = ""
+    token_env: str = ""
+    token_file: str = ""
+    accelerators: str = ""
+    infra: str = ""
+    image: str = ""
+    spot: bool = False
+    max_price: float = 0.0
+    max_hours: float = 24.0
+    cpus: int = 0
+    memory_gb: float = 0.0
+    disk_gb: int = 0
+
+    @property
+    def device_kind(self) -> str:
+        """The devices' name at SkyPilot; "" for a CPU."""
+        return self.accelerators.partition(":")[0]
+
+    @property
+    def devices(self) -> int:
+        """How many a cluster has; 0 for a CPU."""
+        kind, _, count = self.accelerators.partition(":")
+        return int(count or 1) if kind else 0
+
+
+@dataclass(frozen=True)
 class Host:
-    """A machine that runs are put on with `compute` "KIND:NAME": one over SSH ("ssh:box"), or a
-    cluster of Slurm ("slurm:hpc") or Ray ("ray:pool").
+    """A machine that runs are put on with `compute` "KIND:NAME": one over SSH ("ssh:box"), a
+    cluster of Slurm ("slurm:hpc") or Ray ("ray:pool"), or machines that are rented for each run
+    through SkyPilot ("sky:rented").
 
     Attributes:
         name: in config.toml.
         ssh: what the `ssh` program is given: a Host of the user's ssh config, or user@address; of a
             cluster a node of it. "" for a cluster whose shared folder this machine sees itself.
-        kind: "ssh", "slurm" or "ray".
+        kind: "ssh", "slurm", "ray" or "sky".
         folder: where everything of ours lies over there, below the user's home, or a whole path.
             Of a cluster it is on a file system that all its nodes share.
         python: an interpreter over there that has what training needs; "" for the environment that
@@ -94,7 +143,7 @@ class Host:
         runs: how many runs it takes at once.
         lease_hours: how long a run goes on over there without a word from here.
         gpu_hour_price: of one of its devices; 0 if it has none.
-        slurm, ray: of a cluster, what its jobs ask for.
+        slurm, ray, sky: of a cluster, what its jobs ask for.
     """
 
     name: str
@@ -107,6 +156,7 @@ class Host:
     gpu_hour_price: float = 0.0
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
     ray: RayOptions = field(default_factory=RayOptions)
+    sky: SkyOptions = field(default_factory=SkyOptions)
 
     @property
     def compute(self) -> str:
@@ -119,12 +169,21 @@ class Host:
         if self.kind == RAY:
             files = f"over `ssh {self.ssh}`" if self.ssh else f"through {self.folder} here"
             return f"Ray at {self.ray.address}, files {files}"
+        if self.kind == SKY:
+            what = self.sky.accelerators or "a CPU"
+            where = f" at {self.sky.infra}" if self.sky.infra else ""
+            return f"{what}{where}, rented for each run through SkyPilot at {self.sky.address}"
         ways = [f"ssh {self.ssh}" if self.ssh else "", "sbatch" if self.kind == SLURM else ""]
         return f"`{' '.join(way for way in ways if way)}`"
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What to say of the address at which a cluster is reached; nothing for most."""
+        """What to say of how a cluster is reached and paid; nothing for most."""
+        if self.kind == SKY and not self.sky.max_price:
+            return [
+                "there is no limit of its price: --max-price names the most that an hour of one "
+                "machine may cost."
+            ]
         parts = urlsplit(self.ray.address)
         if self.kind != RAY or parts.scheme == "https" or parts.hostname in _LOOPBACK:
             return []
@@ -135,7 +194,12 @@ class Host:
         ]
 
 
-_CLUSTER_RUNS = 8  # at once on a cluster, where config.toml does not say: it has a queue of its own
+# Where config.toml does not say: a cluster has a queue of its own, and each rented machine is paid.
+_DEFAULTS: Mapping[str, Mapping[str, int | float]] = {
+    SLURM: {"runs": 8},
+    RAY: {"runs": 8},
+    SKY: {"runs": 1, "lease_hours": 6.0},
+}
 
 
 def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
@@ -146,7 +210,7 @@ def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
 _IS_WORD = (_matches(_WORD), "as sbatch takes it, without spaces")
 # Of each key of [hosts.NAME]: whether it may have a value, and which it may have in words.
 _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "kind": (lambda value: value in (SSH, SLURM, RAY), '"ssh", "slurm" or "ray"'),
+    "kind": (lambda value: value in (SSH, *_OPTIONS), '"ssh", "slurm", "ray" or "sky"'),
     "ssh": (_matches(_DESTINATION), "a Host of your ssh config, or user@address"),
     "folder": (
         _matches(_BELOW_HOME, _WHOLE_PATH),
@@ -168,14 +232,26 @@ _RULES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "time_hours": (lambda value: is_number(value) and value >= 0.05, "hours, at least 0.05"),
     "cpus": (is_count, "a number of cores"),
     "memory_gb": (lambda value: is_number(value) and value >= 1, "gigabytes, at least 1"),
-    "address": (_matches(_ADDRESS), "the http:// or https:// address of Ray's Jobs API"),
+    "address": (_matches(_ADDRESS), "the http:// or https:// address of its API"),
     "token_env": (_matches(VARIABLE), "the name of the variable that holds the token"),
     "on_gpu": (lambda value: isinstance(value, bool), "true or false"),
     "resources": (_matches(_RESOURCES), 'names and amounts, such as "h100=1,rack_a=0.1"'),
+    "token_file": (
+        lambda value: isinstance(value, str) and value.startswith("/"),
+        "the whole path of a file that holds the token",
+    ),
+    "accelerators": (_matches(_ACCELERATORS), 'as SkyPilot names them, such as "H100:1"'),
+    "infra": (_matches(_INFRA), 'as SkyPilot takes it, such as "runpod" or "k8s/context"'),
+    "image": (_matches(_IMAGE), "an image, as SkyPilot's image_id"),
+    "spot": (lambda value: isinstance(value, bool), "true or false"),
+    "max_price": (lambda value: is_number(value) and value > 0, "dollars an hour, above 0"),
+    "max_hours": (lambda value: is_number(value) and value >= 0.25, "hours, at least 0.25"),
+    "disk_gb": (is_count, "a number of gigabytes"),
 }
-_OPTIONS: Mapping[str, type[SlurmOptions] | type[RayOptions]] = {
+_OPTIONS: Mapping[str, type[SlurmOptions] | type[RayOptions] | type[SkyOptions]] = {
     SLURM: SlurmOptions,
     RAY: RayOptions,
+    SKY: SkyOptions,
 }
 _KEYS = {kind: [each.name for each in fields(options)] for kind, options in _OPTIONS.items()}
 
@@ -216,7 +292,21 @@ def _read_host(path: Path, name: str, table: Any) -> Host:
     plain = {key: value for key, value in table.items() if key not in of_kind}
     if kind == SSH:
         return Host(**{"name": name, "ssh": name, **plain})
-    if kind == RAY and "address" not in table:
-        raise invalid(path, f"hosts.{name}.address", "is missing", "Say where its Jobs API is.")
+    if kind in (RAY, SKY) and "address" not in table:
+        raise invalid(path, f"hosts.{name}.address", "is missing", "Say where its API is.")
+    if kind == SKY:
+        _require_safe(path, f"hosts.{name}.address", table["address"])
     options = _OPTIONS[kind](**{key: value for key, value in table.items() if key in of_kind})
-    return Host(**{"name": name, "ssh": "", "runs": _CLUSTER_RUNS, **plain, kind: options})
+    return Host(**{"name": name, "ssh": "", **_DEFAULTS[kind], **plain, kind: options})
+
+
+def _require_safe(path: Path, where: str, address: str) -> None:
+    """Raise UserError SETTING_INVALID for an address at which a token, and what is to be launched,
+    would go over the network in the clear."""
+    parts = urlsplit(address)
+    if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
+        hint = (
+            "Give its https:// address; or `ssh -N -L 46580:127.0.0.1:46580 SERVER`, and "
+            "http://127.0.0.1:46580 here."
+        )
+        raise invalid(path, where, "is another machine over plain http", hint)

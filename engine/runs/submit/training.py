@@ -18,7 +18,13 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.target import is_expectation, target_in
-from engine.executors.admission import check_placement, compute_of, has_vllm, machine_for
+from engine.executors.admission import (
+    check_placement,
+    check_rented,
+    compute_of,
+    has_vllm,
+    machine_for,
+)
 from engine.home.database import reports_unwritable_disk
 from engine.home.rows import DEFAULT_GPU_HOURS, LOCAL, NewRun, RunRow, abbreviation_warning
 from engine.home.run_dir import Home, RunDir
@@ -295,6 +301,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     registry.env_python(record)  # raises ENV_DEPS if packages of the environment are missing
     if not check_placement(home, resolved.settings, record):
         launcher.require_quantizer(home, resolved.settings.quantization)
+    check_rented(home, resolved.settings, plan.forecast.estimate.hours.likely)
     warnings += check_audit(record, resolved.settings)
     warnings += _short_limit_warning(plan.facts, resolved.settings)
     check_size(plan.forecast, plan.machine.disk_free)

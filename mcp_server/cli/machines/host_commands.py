@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from engine.core.errors import UserError
-from engine.home.config_tables.hosts import RAY, SLURM
+from engine.home.config_tables.hosts import RAY, SKY, SLURM
 from mcp_server.access.audit_log import call_and_record
 from mcp_server.api import host_verbs
 from mcp_server.screen.terminal import (
@@ -68,7 +68,9 @@ class HostOptions:
     ray: Annotated[
         str, typer.Option(metavar="URL", help="Of the Jobs API of a Ray cluster, seen from here.")
     ] = ""
-    token_env: Annotated[str, typer.Option(help="Variable with the token of a Ray cluster.")] = ""
+    token_env: Annotated[
+        str, typer.Option(help="Variable with the token of a Ray cluster or a SkyPilot server.")
+    ] = ""
     resources: Annotated[
         str, typer.Option(help='Of each job of a Ray cluster, such as "h100=1".')
     ] = ""
@@ -76,15 +78,38 @@ class HostOptions:
         bool, typer.Option("--without-gpu", help="Jobs of a Ray cluster ask for no GPU.")
     ] = False
 
+    sky: Annotated[
+        str, typer.Option(metavar="URL", help="Of a SkyPilot API server: rents a machine a run.")
+    ] = ""
+    token_file: Annotated[str, typer.Option(help="File with the token of a SkyPilot server.")] = ""
+    accelerators: Annotated[str, typer.Option(help="To rent, such as H100:1. Default: a CPU.")] = ""
+    infra: Annotated[
+        str, typer.Option(help="Where to rent, such as runpod or k8s/context. Default: cheapest.")
+    ] = ""
+    image: Annotated[str, typer.Option(help="Of a rented machine, as SkyPilot's image_id.")] = ""
+    spot: Annotated[bool, typer.Option("--spot", help="Rent what may be taken away, for less.")] = (
+        False
+    )
+    max_price: Annotated[
+        float, typer.Option(min=0, help="Dollars an hour of one rented machine, at most.")
+    ] = 0
+    max_hours: Annotated[
+        float, typer.Option(min=0, help="A rented machine ends after so long. Default: 24.")
+    ] = 0
+    disk_gb: Annotated[int, typer.Option(min=0, help="Disk of a rented machine.")] = 0
+
     def given(self) -> dict[str, str | int | float]:
         """The options that were given, as keys of the table. Raises UserError BAD_ARGUMENT for a
         machine that would be two kinds of cluster."""
-        if self.slurm and self.ray:
+        urls = {"ray": self.ray, "sky": self.sky}
+        kinds = ["--slurm"] if self.slurm else []
+        kinds += [f"--{kind}={url}" for kind, url in urls.items() if url]
+        if len(kinds) > 1:
             raise UserError(
                 "BAD_ARGUMENT",
-                f"--slurm and --ray={self.ray} are two kinds of cluster, and a host is one",
+                f"{' and '.join(kinds)} are two kinds of cluster, and a host is one",
                 hint="Leave one of them out; a machine that is both is added twice, by two names.",
-                field="ray",
+                field="sky" if self.sky else "ray",
             )
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         given = {name: value for name, value in values.items() if value}
@@ -92,6 +117,8 @@ class HostOptions:
             given["kind"] = SLURM
         if "ray" in given:
             given |= {"kind": RAY, "address": given.pop("ray")}
+        if "sky" in given:
+            given |= {"kind": SKY, "address": given.pop("sky")}
         if given.pop("without_gpu", False):
             given["on_gpu"] = False
         return given

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from loopback_sshd import WHY_NOT, LoopbackSshd
 from ray_pool import pool_of_ray, ray_of_two_nodes
+from rented_machines import rented_machines, sky
 from run_configs import train_config
 from slurm_cluster import cluster_of_slurm, slurm_of_one_node
 
@@ -26,7 +27,14 @@ from engine.machine.processes import launcher
 from engine.machine.processes.seam import Handle
 from engine.models import catalog
 
-__all__ = ["cluster_of_slurm", "pool_of_ray", "ray_of_two_nodes", "slurm_of_one_node"]  # fixtures
+__all__ = [  # fixtures
+    "cluster_of_slurm",
+    "pool_of_ray",
+    "ray_of_two_nodes",
+    "rented_machines",
+    "sky",
+    "slurm_of_one_node",
+]
 FAKE_TRAINER = Path(__file__).parent.parent / "fake_trainer.py"
 
 

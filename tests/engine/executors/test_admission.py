@@ -1,6 +1,7 @@
 """Whether a run may go to another machine, asked without a connection."""
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from engine.core.files import read_json, write_json
 from engine.cost.estimate import estimate_cost
 from engine.dry_run.dry_run import dry_run
 from engine.executors import admission, hosts
+from engine.executors import rented as rented_now
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.runs.overview import overview
@@ -101,3 +103,52 @@ def test_an_environment_with_packages_of_its_own_stays_here(box: Home, env: str)
 def test_nothing_is_tried_here_of_what_goes_there(box: Home, env: str):
     got, text = code_of(lambda: dry_run(box, env, "pebble", "sft", SETTINGS, samples=4))
     assert got == "BAD_ARGUMENT" and "samples" in text
+
+
+@pytest.fixture(name="rented")
+def rented_host(home: Home, bench) -> Home:
+    """A home that rents H100s, at the price of its last check."""
+    values: dict[str, Any] = {"kind": "sky", "address": "https://sky.example"}
+    values |= {"accelerators": "H100:1", "max_price": 3.0, "max_hours": 2.0}
+    host = hosts.add_host(home, "rented", values)
+    hosts.note_facts(home, host, "python", {**offered(2.5), "packages": {"torch": "2.13.0"}})
+    return home
+
+
+def offered(price: float) -> dict[str, Any]:
+    gpu = {"id": "cuda:0", "name": "H100", "kind": "cuda", "bf16": True}
+    facts: dict[str, Any] = {
+        "devices": [gpu | {"memory_total": 80 << 30, "memory_free": 80 << 30}],
+        "cores": 16,
+        "ram_total": 1 << 37,
+        "ram_free": 1 << 37,
+        "disk_free": 1 << 38,
+    }
+    return {"hardware": facts, "price": price}
+
+
+def test_what_is_rented_has_the_price_that_it_was_offered_for(rented, env):
+    reply = estimate_cost(rented, env, "pebble", "sft", {"compute": "sky:rented", "steps": 4})
+    assert reply["gpu_hour_price"] == 2.5
+    (host,) = overview(rented)["hardware"]["hosts"]
+    assert (host["compute"], host["price_per_hour"]) == ("sky:rented", 2.5)
+    rented_now.note(rented, "rented", "hs-x-run-1", "run", 1, 2.5)
+    (host,) = overview(rented)["hardware"]["hosts"]
+    assert (host["rented"], host["costs_per_hour"]) == (1, 2.5)
+
+
+def test_a_run_that_is_too_dear_or_too_long_is_refused_before_anything_is_rented(rented, env):
+    settings: Any = SimpleNamespace(compute="sky:rented")
+    admission.check_rented(rented, settings, 1.9)
+    with pytest.raises(UserError) as error:
+        admission.check_rented(rented, settings, 2.5)
+    assert (error.value.code, "takes 2.5 h" in error.value.message) == ("BUDGET", True)
+    assert "raise max_hours in [hosts.rented]" in str(error.value.hint)
+    host = hosts.host_of(rented, "rented")
+    hosts.note_facts(rented, host, "python", {**offered(3.5), "packages": {"torch": "2.13.0"}})
+    with pytest.raises(UserError) as error:
+        wanted = {"compute": "sky:rented", "steps": 4}
+        submit(rented, TrainRequest(env_id=env, algorithm="sft", settings=wanted))
+    assert error.value.message == (
+        "an hour of rented was 3.50 at its last check, and max_price is 3"
+    )

@@ -7,7 +7,7 @@ import contextlib
 import threading
 
 import pytest
-from places import FakePlace, LocalPlace, Place, RayPlace, SlurmPlace, SshPlace
+from places import FakePlace, LocalPlace, Place, RayPlace, SkyPlace, SlurmPlace, SshPlace
 
 from engine.machine.processes.seam import Owned
 
@@ -19,6 +19,7 @@ PLACES = {
     "ssh": (SshPlace, (pytest.mark.machines,)),
     "slurm": (SlurmPlace, (pytest.mark.machines,)),
     "ray": (RayPlace, (pytest.mark.machines,)),
+    "sky": (SkyPlace, (pytest.mark.machines,)),
 }
 CRASHES = [
     pytest.param(name, point, marks=marks, id=f"{name}-{point}")
