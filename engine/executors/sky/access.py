@@ -6,6 +6,7 @@ server: whoever answers in the machine's place is refused. No key of SkyPilot's 
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -102,7 +103,7 @@ def access_of(
         "CheckHostIP=no",
         "UpdateHostKeys=no",
         f"Port={address.port}",
-        *([f"ProxyCommand={' '.join(tunnel)}"] if tunnel else []),
+        *([f"ProxyCommand={shlex.join(tunnel).replace('%', '%%')}"] if tunnel else []),
     ]
     return Access(f"{address.user or users[-1]}@{address.ip}", options)
 

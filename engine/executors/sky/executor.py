@@ -32,6 +32,7 @@ from engine.records.run_config import TrainConfig
 # That a machine may not be reached before its place is asked whether it is there.
 _SILENT_S = float(os.environ.get("HONESMITH_SKY_SILENT_S", "120"))
 _ASKED_S = _SILENT_S / 2  # between two of those questions
+_YOUNG_S = 600.0  # from the note of a cluster until it must have been asked for
 _LAPSED_HOURS = 0.5  # beyond its hours, after which a cluster is given back from here
 
 
@@ -183,6 +184,11 @@ class SkyExecutor:
         if cluster is None:
             return self._without_cluster(run, handle, name)
         if not cluster.is_up:
+            launches = self.api.launches(name)
+            if launches and launches[0].status == "FAILED":  # a part of it is there, and paid
+                why = self.api.why_failed(launches[0]) or cluster.why
+                self._give_back(name)
+                return self._failed(run, why)
             return _waits(cluster.why or f"SkyPilot says {cluster.status}")
         try:
             if self._enter(cluster):
@@ -302,15 +308,13 @@ class SkyExecutor:
             assert self._inner is not None
             self._inner.stop(run, handle)
             return
-        if cluster is not None or self._is_coming(name):
-            self._give_back(name)
+        self._give_back(name)
 
     def reap(self, run: RunDir, handle: Handle) -> None:
         """Give back the cluster of an ended launch, and those of older ones; what lives stays."""
         for owned in self._owned():
-            if owned.run_id == run.id and owned.launch <= handle.launch:
-                if self._lives(run, owned.launch):
-                    continue
+            is_meant = owned.run_id == run.id and owned.launch <= handle.launch
+            if is_meant and self._life_of(owned) == "exited":
                 self._give_back(self._cluster_name(run.id, owned.launch))
 
     def give_back_unwanted(self) -> list[str]:
@@ -361,14 +365,16 @@ class SkyExecutor:
     def _owned(self) -> list[Owned]:
         """Every launch of this home that the server knows, or that was asked for."""
         present = {each.name: each for each in self.api.owned(name_prefix(self.home_id))}
-        names = {each.cluster for each in rented.all_rented(self.home, self.host.name)}
+        asked = {each.cluster: each.asked for each in rented.all_rented(self.home, self.host.name)}
         owned = []
-        for name in sorted({*present, *names}):
+        for name in sorted({*present, *asked}):
             place = of_job(Path("/"), self.home_id, name)
             if place is None:
                 continue
             cluster = present.get(name)
-            if cluster is None and not self._is_coming(name):
+            # Another process may be about to ask for one whose note is young.
+            is_old = time.time() - asked.get(name, 0.0) > _YOUNG_S
+            if cluster is None and is_old and not self._is_coming(name):
                 self._forget(name)
                 continue
             life: Life = "running" if cluster is not None and cluster.is_up else "pending"

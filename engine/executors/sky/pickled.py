@@ -46,7 +46,8 @@ def address_of(handle: object) -> Address | None:
         return None
     pairs, ports = state.get("stable_internal_external_ips"), state.get("stable_ssh_ports")
     first = pairs[0] if isinstance(pairs, list) and pairs else None
-    ip = first[1] if isinstance(first, tuple) and len(first) == 2 else None
+    # Inside, outside: a pod, or a machine of a private network, has the first alone.
+    ip = (first[1] or first[0]) if isinstance(first, tuple) and len(first) == 2 else None
     port = ports[0] if isinstance(ports, list) and ports else _DEFAULT_PORT
     if not isinstance(ip, str) or not isinstance(port, int) or not 0 < port < 65536:
         return None

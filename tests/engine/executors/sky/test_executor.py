@@ -114,7 +114,7 @@ def test_what_nobody_looks_after_is_given_back_by_the_machine_itself(rented_mach
     kill_job(sky.clusters[rented_machines.name(run)])  # as its lease ends it
     rented_machines.bench.until(lambda: not sky.clusters, "autostop gives it back", 60)
     with Store(rented_machines.home) as store:
-        store.set_state(run.id, "cancelled", ended=time.time())
+        store.set_state(run.id, "failed", only_from={"running"}, ended=time.time())
     with connected(rented_machines.home, hosts.host_of(rented_machines.home, "rented")) as executor:
         sweep(executor)
     given_back(rented_machines)
@@ -171,5 +171,6 @@ def test_a_dry_run_says_what_would_be_rented_and_a_check_what_is_wrong(rented_ma
     assert "SKY_TOKEN" in str(error.value.hint)
     sky.token = ""
     assert "without a token" in host_setup.check(home, "rented")["warnings"][0]
+    rented.note(home, "rented", "hs-x-1", "x", 1, 2.49)
     write_json(home.hosts / "rented" / "broken.json", {"cluster": 1})
-    assert rented.all_rented(home) == []
+    assert [each.cluster for each in rented.all_rented(home)] == ["hs-x-1"]

@@ -23,6 +23,12 @@ def test_the_address_is_read_from_every_protocol_of_pickles(protocol):
     assert address_of(encoded(handle, protocol)) == Address("127.0.0.1", 41234, "sky")
 
 
+def test_a_machine_of_a_private_network_has_its_inner_address():
+    handle = CloudVmRayResourceHandle("hs-x-1", 22)
+    handle.stable_internal_external_ips = [("10.0.0.4", None)]  # pyright: ignore
+    assert address_of(encoded(handle)) == Address("10.0.0.4", 22)
+
+
 class Evil:
     def __init__(self, file: str) -> None:
         self.file = file
