@@ -86,7 +86,7 @@ def hostile_server() -> Iterator[Any]:
 
         do_GET = do_POST = _answer
 
-        def log_message(self, *arguments: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
     server = Server(("127.0.0.1", 0), Handler)

@@ -114,7 +114,7 @@ def test_what_nobody_looks_after_is_given_back_by_the_machine_itself(rented_mach
     kill_job(sky.clusters[rented_machines.name(run)])  # as its lease ends it
     rented_machines.bench.until(lambda: not sky.clusters, "autostop gives it back", 60)
     with Store(rented_machines.home) as store:
-        store.set_state(run.id, "failed", only_from={"running"}, ended=time.time())
+        store.set_state(run.id, "failed", only_from={"preparing", "running"}, ended=time.time())
     with connected(rented_machines.home, hosts.host_of(rented_machines.home, "rented")) as executor:
         sweep(executor)
     given_back(rented_machines)

@@ -25,7 +25,7 @@ def row(cloud: str, count: float, price: Any, region: str = "US", spot: Any = 1.
 
 
 def host(**options: Any) -> Host:
-    values = {"accelerators": "H100:1", "address": "https://sky.example"} | options
+    values: Any = {"accelerators": "H100:1", "address": "https://sky.example"} | options
     return Host("rented", "", SKY, sky=SkyOptions(**values))
 
 
