@@ -70,6 +70,7 @@ OF_NO_SINGLE_MODULE = {
     "engine/worker/test_families.py": "whole runs: official chat templates, turns, tools, thought",
     "engine/worker/test_every_setting.py": "whole runs: each setting changes what a run does",
     "engine/worker/test_judge_budget_runs.py": "whole runs: what a judge may cost",
+    "engine/worker/test_local_judge_runs.py": "whole runs: a model of this home as judge",
     "engine/worker/test_loop_settings.py": "whole runs: settings of both loops",
     "engine/worker/test_loops.py": "whole runs: curves, checkpoints and ends of both loops",
     "engine/worker/test_on_policy.py": "whole runs: what is sampled is what is trained",

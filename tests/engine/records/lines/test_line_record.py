@@ -124,6 +124,7 @@ MANIFEST_WITH_REPLAY = {
     "replayed": REPLAYED,
     "shared_texts": ["tools"],
     "switched_off": {"decode_graph": "slower: 3 ms, the plain way 2 ms"},
+    "judges": [],
 }
 
 
