@@ -20,9 +20,11 @@ from source_tree import (
     imports,
     late_imports,
     module_name,
+    nodes,
     parameters,
     parsed,
     sources,
+    statements,
     strings,
     tree,
 )
@@ -222,7 +224,7 @@ def measured() -> dict[str, tuple[float, Any]]:
     wide = [
         f"{path}:{node.lineno} {node.name}"
         for path in sources()
-        for node in ast.walk(parsed(path))
+        for node, _ in statements(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and parameters(node) > MOST_PARAMETERS
     ]
@@ -325,7 +327,7 @@ def test_no_other_distribution_ships_a_package_under_our_names():
 def test_the_environment_side_imports_the_standard_library_alone():
     for name in ("base.py", "rewards.py", "host/child.py"):
         path = Path("envs") / name
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             roots = []
             if isinstance(node, ast.Import):
                 roots = [alias.name.split(".")[0] for alias in node.names]
@@ -352,7 +354,7 @@ def test_sql_stands_in_the_store_alone():
         found += [f"{path}:{line}" for line, text in strings(path) if SQL.match(text)]
         found += [
             f"{path}:{node.lineno} sqlite3.{node.attr}"
-            for node in ast.walk(parsed(path))
+            for node in nodes(path)
             if isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id == "sqlite3"
@@ -393,7 +395,7 @@ def test_paths_of_the_home_are_spelt_in_run_dir_alone():
             for line, text in strings(path)
             if text in files and line not in named
         ]
-        for node in ast.walk(parsed(path)):
+        for node in nodes(path):
             if (
                 isinstance(node, ast.BinOp)
                 and isinstance(node.op, ast.Div)

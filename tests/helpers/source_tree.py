@@ -38,6 +38,28 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text("utf-8"), str(path))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Every node of a file. The tree is large, so it is walked once."""
+    return list(ast.walk(parsed(path)))
+
+
+@cache
+def statements(path: Path) -> list[tuple[ast.stmt, bool]]:
+    """Every statement of a file, and whether it stands inside a function."""
+    found: list[tuple[ast.stmt, bool]] = []
+    waiting: list[tuple[ast.AST, bool]] = [(parsed(path), False)]
+    while waiting:
+        node, is_inside = waiting.pop()
+        is_inside = is_inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt):
+                found.append((child, is_inside))
+            if not isinstance(child, ast.expr):  # an expression holds no statement
+                waiting.append((child, is_inside))
+    return found
+
+
 def docstrings(module: ast.Module) -> set[int]:
     """The ids of the constants that are docstrings or bare strings: prose, not values."""
     return {
@@ -54,7 +76,7 @@ def strings(path: Path) -> list[tuple[int, str]]:
     prose = docstrings(module)
     return [
         (node.lineno, node.value)
-        for node in ast.walk(module)
+        for node in nodes(path)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
     ]
 
@@ -62,7 +84,7 @@ def strings(path: Path) -> list[tuple[int, str]]:
 def calls(path: Path, *names: str) -> list[ast.Call]:
     return [
         node
-        for node in ast.walk(parsed(path))
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and (getattr(node.func, "id", None) or getattr(node.func, "attr", None)) in names
     ]
@@ -73,23 +95,15 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    return [
-        node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
+    return [node for node, _ in statements(path) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 def late_imports(path: Path) -> set[int]:
     """The lines of imports inside functions."""
-    functions = [
-        node
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
     return {
         node.lineno
-        for function in functions
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
+        for node, is_inside in statements(path)
+        if is_inside and isinstance(node, ast.Import | ast.ImportFrom)
     }
 
 

@@ -1,6 +1,7 @@
 """The way to a pod: a WebSocket that carries one ssh connection."""
 
 import base64
+import contextlib
 import hashlib
 import os
 import socket
@@ -28,10 +29,14 @@ class Server:
         self.thread.start()
 
     def serve(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the other end is gone
+            self.answer()
+
+    def answer(self) -> None:
         wire, _ = self.listener.accept()
         data = b""
         while b"\r\n\r\n" not in data:
-            data += wire.recv(4096)
+            data += read_some(wire, 4096)
         self.head = data.decode()
         (line,) = [each for each in self.head.split("\r\n") if each.startswith("Sec-WebSocket-Key")]
         key = line.partition(": ")[2].encode()
@@ -65,7 +70,14 @@ class Server:
 def exactly(wire: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
-        data += wire.recv(count - len(data))
+        data += read_some(wire, count - len(data))
+    return data
+
+
+def read_some(wire: socket.socket, most: int) -> bytes:
+    data = wire.recv(most)
+    if not data:  # asked again, it would say so at once, for ever
+        raise ConnectionError
     return data
 
 
