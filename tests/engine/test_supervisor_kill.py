@@ -117,7 +117,8 @@ def reference(tmp_path_factory, env_maker):
     return make
 
 
-@pytest.mark.parametrize("algorithm", [pytest.param("sft", marks=pytest.mark.long), "grpo"])
+@pytest.mark.long  # the other test kills the trainer too
+@pytest.mark.parametrize("algorithm", ["sft", "grpo"])
 def test_a_killed_trainer_is_resumed_to_the_same_curve(home, env, reference, algorithm):
     steps = SETTINGS[algorithm]["steps"]
     run = submit(home, env, algorithm)

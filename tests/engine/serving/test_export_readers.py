@@ -70,7 +70,9 @@ def real_merger(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HONESMITH_TEST_PROGRAMS", raising=False)
 
 
-@pytest.mark.parametrize(("kind", "enough"), [("f16", 50), ("q8_0", 45)])
+@pytest.mark.parametrize(
+    ("kind", "enough"), [pytest.param("f16", 50, marks=pytest.mark.long), ("q8_0", 45)]
+)
 def test_a_gguf_export_answers_in_llama_cpp_as_the_run_does(
     home: Home,
     tuned: str,

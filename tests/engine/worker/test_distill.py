@@ -76,6 +76,7 @@ def test_a_trainer_that_died_between_checkpoints_repeats_its_steps_exactly(
     assert weights(broken) == weights(whole)
 
 
+@pytest.mark.long  # test_teacher_endpoint shows what such a teacher says of tokens
 def test_a_teacher_on_loopback_teaches_what_it_teaches_in_this_process(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,10 +40,15 @@ pytestmark = [
 
 TAUGHT = ("guess_number", "tool_call")
 FAMILIES = ["qwen3", "qwen3_5_think", "llama3_1", "gemma3", "gptoss"]
-# The first family plays all, the others the one with most turns and calls; the rest is long.
+SHORT = ("llama3_1", "gptoss")  # with the first family
+# The first family plays all, two others the one with most turns and calls; the rest is long.
 CASES = [
     pytest.param(
-        name, env, marks=[] if env == "three_turns" or name == "qwen3" else pytest.mark.long
+        name,
+        env,
+        marks=[]
+        if name == "qwen3" or (name in SHORT and env == "three_turns")
+        else pytest.mark.long,
     )
     for name in FAMILIES
     for env in ("guess_number", "tool_call", "three_turns")

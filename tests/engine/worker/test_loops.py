@@ -84,7 +84,10 @@ def test_grpo_raises_the_reward_within_thirty_steps(home: Home, env_id: str) -> 
     assert sum(rewards[-6:]) / 6 > sum(rewards[:3]) / 3 + 0.2
 
 
-@pytest.mark.parametrize("algorithm", ["sft", "dpo", "grpo", "distill"])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["sft", "grpo", *(pytest.param(name, marks=pytest.mark.long) for name in ("dpo", "distill"))],
+)
 def test_a_resumed_run_has_the_curve_and_the_weights_of_an_uninterrupted_one(
     home: Home, env_id: str, algorithm: str
 ) -> None:

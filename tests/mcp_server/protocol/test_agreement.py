@@ -52,7 +52,7 @@ def approvals(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return tried
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "answer",
     [
@@ -119,7 +119,7 @@ async def test_a_person_who_does_not_answer_does_not_agree(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 async def test_a_key_that_may_not_do_everything_cannot_agree(home: Home, mode: str):
     home.config_file.write_text("auto_approve_gpu_hours = 0\n")
     load_token(home)

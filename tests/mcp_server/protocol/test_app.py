@@ -100,7 +100,7 @@ def test_a_module_level_server_is_made_on_first_use_only(home: Home):
     assert done.stdout.strip() == "ok", done.stderr
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 async def test_prompts_say_what_to_do_with_tools_there_are(home: Home, mode: str):
     given = {
         "train": "goal",

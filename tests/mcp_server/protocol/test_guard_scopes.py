@@ -42,7 +42,7 @@ def test_every_tool_needs_a_scope_and_what_only_looks_needs_read(home: Home):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 async def test_a_key_calls_exactly_what_its_scopes_allow(home: Home, mode: str):
     tokens = {pick: add_key(home, "-".join(pick), pick)[1] for pick in SETS}
     load_token(home)

@@ -217,7 +217,7 @@ def test_a_fence_inside_a_file_does_not_end_it(
     assert "`" * 7 + "\na\n````\nb\n" + "`" * 7 in read_source(home, "a@1")
 
 
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("mode", ["auto", pytest.param("legacy", marks=pytest.mark.long)])
 async def test_ids_and_sections_are_completed(home: Home, mode: str):
     first, second = a_run(home), a_run(home, "poem-sft")
     metrics = ResourceTemplateReference(uri="run://{run_id}/metrics")

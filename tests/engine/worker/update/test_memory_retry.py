@@ -69,7 +69,10 @@ def events(run: RunDir, name: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
-@pytest.mark.parametrize(("algorithm", "budget", "holds"), [("sft", 512, 260), ("grpo", 160, 96)])
+@pytest.mark.parametrize(
+    ("algorithm", "budget", "holds"),
+    [("sft", 512, 260), pytest.param("grpo", 160, 96, marks=pytest.mark.long)],
+)
 def test_memory_that_runs_out_halves_the_microbatch_and_leaves_the_update(
     home, env_id, monkeypatch, algorithm, budget, holds
 ):
