@@ -47,6 +47,7 @@ def stepped(run: RunDir, step: int) -> Callable[[], bool]:
     return lambda: run.metrics.exists() and (metrics(run) or [{"step": -1}])[-1]["step"] >= step
 
 
+@pytest.mark.long  # the campaign of tests/faults kills a hundred
 async def test_a_killed_server_leaves_its_run_alone(home: Home, tmp_path: Path) -> None:
     project = tmp_path / "project"
     push(home, project / "sums", ENVIRONMENT)

@@ -142,7 +142,7 @@ def tasks_played(run: RunDir, step: int) -> list[str]:
     return list(dict.fromkeys(row["task"] for row in rollouts(run, step)))
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("ahead", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_resumed_curriculum_plays_the_tasks_of_an_uninterrupted_one(
     home: Home, env_id: str, ahead: bool
 ) -> None:

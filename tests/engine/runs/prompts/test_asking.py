@@ -106,6 +106,7 @@ def test_the_planted_prompt_is_found_judged_pushed_and_compared(home: Home, tmp_
     assert [call["tool"] for call in status["next"]] == ["evaluate", "read_rollouts"]
 
 
+@pytest.mark.long
 def test_without_a_better_prompt_there_is_no_version_and_no_difference(home: Home, tmp_path: Path):
     env = push_sums(home, tmp_path / "a", other=DEV)
     with fake_endpoint(sums_under(GOOD)) as model, fake_endpoint(writes("Be brief.")) as writer:

@@ -458,7 +458,7 @@ lifecycle.submit(Home(Path(sys.argv[1])), request)
 """
 
 
-@pytest.mark.parametrize("at", ["sft", "grpo", "evaluate"])
+@pytest.mark.parametrize("at", [pytest.param("sft", marks=pytest.mark.long), "grpo", "evaluate"])
 def test_a_submit_that_is_killed_half_way_leaves_no_half_plan(bench, env, at: str):
     command = [sys.executable, "-c", _SUBMITTER, str(bench.home.root), env, at]
     killed = subprocess.run(command, capture_output=True, timeout=50, check=False)

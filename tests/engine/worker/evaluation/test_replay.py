@@ -157,6 +157,7 @@ def test_a_run_with_nothing_to_replay_fails_before_the_first_step(
 FEW: dict[str, Any] = {"eval_every": 11, "eval_rows": 4, "batch_size": 4, "skill_rows": 8}
 
 
+@pytest.mark.long
 @pytest.mark.worker
 @pytest.mark.timeout(60)
 def test_the_models_own_right_answers_to_an_environment_are_replayed(

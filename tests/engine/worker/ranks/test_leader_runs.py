@@ -144,6 +144,7 @@ def started(run: RunDir) -> tuple["subprocess.Popen[bytes]", psutil.Process]:
     return trainer, helper
 
 
+@pytest.mark.long
 def test_a_run_that_is_asked_to_stop_saves_and_ends_with_all_ranks(home: Home, env_id: str) -> None:
     run = run_of(home, env_id, "sft", 2, steps=100_000, eval_every=100_000, save_every=100_000)
     trainer, helper = started(run)
