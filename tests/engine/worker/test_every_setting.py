@@ -142,9 +142,20 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "setting"), [(a, s) for a, changes in CHANGES.items() for s in changes]
-)
+def cases() -> list[Any]:
+    """Every setting of every algorithm; one that an algorithm before has too goes to the long
+    suite, because the loops share the code that applies it."""
+    seen: set[str] = set()
+    listed = []
+    for algorithm, changes in CHANGES.items():
+        for setting in changes:
+            marks = pytest.mark.long if setting in seen else ()
+            listed.append(pytest.param(algorithm, setting, marks=marks))
+        seen |= set(changes)
+    return listed
+
+
+@pytest.mark.parametrize(("algorithm", "setting"), cases())
 def test_changing_a_setting_changes_the_run(
     reference: dict[str, Any], algorithm: str, setting: str
 ) -> None:
