@@ -278,7 +278,7 @@ class CommonSettings(ScoringSettings):
         "Train although the environment's reward audit fails; the verdict says so.", "false"
     )
     gradient_checkpointing: bool = _setting(
-        "Recompute activations in the backward pass: less memory, about a third slower.",
+        "Recompute activations in the backward pass: less memory, a third slower.",
         "true where the weights take over a third of a GPU",
     )
     precision: Literal["auto", "float32", "bfloat16"] = _setting(
@@ -286,7 +286,7 @@ class CommonSettings(ScoringSettings):
         "auto: bfloat16 on a GPU that has it, else float32",
     )
     quantization: Literal["none", "nf4"] = _setting(
-        "nf4: keep the frozen projections in 4 bits: a quarter of their memory, slower, not exact.",
+        "nf4: keep the frozen projections in 4 bits: a quarter of their memory; slower, inexact.",
         "none",
     )
     gpus: int = _setting(
