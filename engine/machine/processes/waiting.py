@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Literal
 
 from engine.core.errors import UserError
 from engine.core.files import JsonObject, read_json, read_object, sync_folder, write_json
@@ -241,20 +242,8 @@ def _reached_before(home: Home, store: Store, row: RunRow, awaited: Sequence[Run
 
 def _skip(home: Home, store: Store, row: RunRow, reason: str) -> None:
     """Record that a queued step of a plan was skipped for `reason`, if it is still queued."""
-    was_set = store.set_state(
-        row.run_id,
-        "cancelled",
-        only_from={"queued"},
-        ended=time.time(),
-        reason_kind=SKIPPED,
-        reason=reason,
-        hint=Hint("To train it all the same:", Call("submit_train", {"resume": row.plan})),
-        verdict="unknown",
-    )
-    if was_set:
-        run = home.run(row.run_id)
-        outcome.note_event(run, "skipped", reason, attempt=row.attempt)
-        write_status(run, store.get_run(row.run_id))
+    hint = Hint("To train it all the same:", Call("submit_train", {"resume": row.plan}))
+    _end_queued(home, store, row, "cancelled", SKIPPED, reason, hint)
 
 
 def _end_in_words(row: RunRow) -> str:
@@ -326,9 +315,22 @@ def _fail(
     home: Home, store: Store, row: RunRow, reason: str, hint: Hint, *, kind: str = "awaited"
 ) -> None:
     """Record that a run failed before it could start, if it is still queued."""
+    _end_queued(home, store, row, "failed", kind, reason, hint)
+
+
+def _end_queued(
+    home: Home,
+    store: Store,
+    row: RunRow,
+    state: Literal["cancelled", "failed"],
+    kind: str,
+    reason: str,
+    hint: Hint,
+) -> None:
+    """End a run in `state`, with the event that says why, if it is still queued."""
     was_set = store.set_state(
         row.run_id,
-        "failed",
+        state,
         only_from={"queued"},
         ended=time.time(),
         reason_kind=kind,
@@ -338,5 +340,6 @@ def _fail(
     )
     if was_set:
         run = home.run(row.run_id)
-        outcome.note_event(run, "not_started", reason, attempt=row.attempt)
+        event = "skipped" if kind == SKIPPED else "not_started"
+        outcome.note_event(run, event, reason, attempt=row.attempt)
         write_status(run, store.get_run(row.run_id))
