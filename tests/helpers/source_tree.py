@@ -47,17 +47,17 @@ def nodes(path: Path) -> list[ast.AST]:
 @cache
 def statements(path: Path) -> list[tuple[ast.stmt, bool]]:
     """Every statement of a file, and whether it stands inside a function."""
-    found: list[tuple[ast.stmt, bool]] = []
+    listed: list[tuple[ast.stmt, bool]] = []
     waiting: list[tuple[ast.AST, bool]] = [(parsed(path), False)]
     while waiting:
         node, is_inside = waiting.pop()
         is_inside = is_inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
-                found.append((child, is_inside))
+                listed.append((child, is_inside))
             if not isinstance(child, ast.expr):  # an expression holds no statement
                 waiting.append((child, is_inside))
-    return found
+    return listed
 
 
 def docstrings(module: ast.Module) -> set[int]:
