@@ -172,6 +172,7 @@ class FakeSky:
     clusters: dict[str, FakeCluster] = field(default_factory=dict)
     ever: list[str] = field(default_factory=list)
     minute_s: float = 0.2
+    _unnoticed: set[str] = field(default_factory=set)
     _requests: dict[str, dict[str, Any]] = field(default_factory=dict)
     _alone: Any = field(default_factory=threading.RLock)
 
@@ -222,9 +223,13 @@ class FakeSky:
         for cluster in list(self.clusters.values()):
             cluster.end()
 
-    def take_away(self, name: str) -> None:
-        """Lose a machine, as a provider does."""
-        self.clusters.pop(name).end()
+    def take_away(self, name: str, *, is_noticed: bool = True) -> None:
+        """Lose a machine, as a provider does; unless `is_noticed` the server knows once it asks."""
+        if is_noticed:
+            self.clusters.pop(name).end()
+        else:
+            self._unnoticed.add(name)
+            self.clusters[name].end()
 
     def answer(self, method: str, path: str, body: Any, authorization: str | None) -> Any:
         """Status, content and request id of an answer."""
@@ -324,6 +329,9 @@ class FakeSky:
 
     def _do_status(self, body: dict[str, Any]) -> Any:
         names = body["cluster_names"]
+        if body["refresh"] == "FORCE":
+            for name in self._unnoticed & set(self.clusters):
+                self.clusters.pop(name)
         return [c.facts() for c in self.clusters.values() if names is None or c.name in names]
 
     def _do_down(self, body: dict[str, Any]) -> Any:
@@ -358,6 +366,8 @@ class FakeSky:
         while self._is_open:
             time.sleep(0.05)
             for name, cluster in list(self.clusters.items()):
+                if name in self._unnoticed:
+                    continue
                 is_idle = cluster.job is not None and cluster.job.poll() is not None
                 minutes = cluster.task["resources"]["autostop"]["idle_minutes"]
                 since = idle_since.setdefault(name, time.monotonic())

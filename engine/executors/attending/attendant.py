@@ -150,8 +150,12 @@ class Attendant:
         if probe.life == "gone":
             if handle.phase == "starting":
                 return self._launch(executor, handle, again=True)
-            handle = self._counted(handle, f"{self.host.name} has nothing of the run any more")
-            self._event("host_forgot", f"{self.host.name} has nothing of the run any more")
+            reason = f"{self.host.name} has nothing of the run any more"
+            # Ended, so that a resume on request forgets what was lost before.
+            handle = self._note_end(handle)
+            if probe.spent_s != 0:  # else it never held a device: its place let it wait too long
+                handle = self._counted(handle, reason)
+            self._event("host_forgot", reason)
             return self._launch(executor, handle)
         if probe.end is not None and probe.end.state == "cancelled" and not self.stop.is_set():
             # It was told to end when nobody looked after it (`sweep`), and is wanted again.

@@ -1,20 +1,22 @@
 """What training needs, in the versions of this side, so that a run elsewhere computes the same."""
 
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 from packaging.requirements import Requirement
 
 from engine.machine.install.setup_env import requirements
 
 
-def pinned(*extras: str) -> list[str]:
+@cache  # it reads the metadata of all of them, and a lost connection is made anew often
+def pinned(*extras: str) -> Sequence[str]:
     """What training needs, each package in the version that is installed here, with what those
     need. Which build of torch fits is for the other side to say, so its version alone is named."""
     wanted: dict[str, str] = {}
     for requirement in (Requirement(line) for line in requirements(*extras)):
         _pin(requirement, wanted)
-    return [f"{name}{version}" for name, version in sorted(wanted.items())]
+    return tuple(f"{name}{version}" for name, version in sorted(wanted.items()))
 
 
 def _pin(requirement: Requirement, wanted: dict[str, str]) -> None:

@@ -56,7 +56,8 @@ def connected(home: Home, host: Host, python: str = "") -> Iterator[FarExecutor]
     Raises HostLost, HostRefused, FarError, or UserError HOST_UNUSABLE where it was never set up.
     """
     if host.kind == SKY:  # its machines come later, each with an environment of its own
-        packages = pinned(*EXTRAS, *(GPU_EXTRAS if host.sky.accelerators else ()))
+        extras = (*EXTRAS, *(GPU_EXTRAS if host.sky.accelerators else ()))
+        packages = () if host.python else pinned(*extras)
         with contextlib.closing(SkyExecutor(home, host, packages)) as executor:
             yield executor
         return

@@ -5,12 +5,14 @@ machine is up, which a probe sees. From then on the run is one on a machine over
 (ssh_executor.py), and the cluster is given back when all of it is here.
 """
 
-import contextlib
 import math
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from engine.core.files import JsonObject
 from engine.core.hints import Hint
@@ -32,8 +34,37 @@ from engine.records.run_config import TrainConfig
 # That a machine may not be reached before its place is asked whether it is there.
 _SILENT_S = float(os.environ.get("HONESMITH_SKY_SILENT_S", "120"))
 _ASKED_S = _SILENT_S / 2  # between two of those questions
+_ASK_S = (1.0, 15.0)  # between two questions for a machine that is not up: more, the longer it is
 _YOUNG_S = 600.0  # from the note of a cluster until it must have been asked for
 _LAPSED_HOURS = 0.5  # beyond its hours, after which a cluster is given back from here
+
+
+@dataclass
+class _Silence:
+    """A machine that should be up and is not reached; times are monotonic."""
+
+    since: float
+    asked_at: float = -math.inf
+
+
+# By cluster, beyond a connection: whoever does not reach a machine connects anew.
+_silences: dict[str, _Silence] = {}
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """What was answered last of a launch whose machine is not up; times are monotonic."""
+
+    cluster: str
+    probe: Probe
+    began: float
+    asked_at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it is too early to ask again."""
+        now = time.monotonic()
+        return now - self.asked_at < min(max(_ASK_S[0], (now - self.began) / 10), _ASK_S[1])
 
 
 class SkyExecutor:
@@ -50,15 +81,14 @@ class SkyExecutor:
         """Nothing is connected to yet. Raises HostRefused where the token cannot be read."""
         self.home, self.host = home, host
         self.home_id = hosts.home_id(home)
-        self.packages = () if host.python else packages
+        self.packages = packages
         token, token_name = access.token_of(home, host)
         self.api = SkyApi(host.sky.address, token, token_name, self.home_id[:8])
         self.link = LateLink()
         self.look: JsonObject = {}
         self._inner: SshExecutor | None = None
         self._entered = ""  # the cluster that `link` leads to
-        self._silent_since: float | None = None
-        self._asked_at = -math.inf
+        self._wait: _Wait | None = None
 
     @property
     def name(self) -> str:
@@ -76,15 +106,16 @@ class SkyExecutor:
         Raises FarError where nothing is offered within the limits of the host.
         """
         offer = self.best_offer()
-        pairs = [each.partition("==") for each in self.packages]
-        packages = {name: version for name, _, version in pairs}
+        # One that is not installed here has a range of versions.
+        needed = [Requirement(each) for each in self.packages]
+        packages = {each.name: str(each.specifier).removeprefix("==") for each in needed}
         facts = hosts.find_facts(self.home, self.host)
         if not packages and facts is not None:
             packages = dict(facts.packages)
         price = self._price(offer)
         values = described(machine_of(offer, self.host.sky), packages, price)
-        python = interpreter(self.host, self.host.folder)
-        return hosts.note_facts(self.home, self.host, python, values).capabilities()
+        noted = hosts.note_facts(self.home, self.host, interpreter(self.host), values)
+        return noted.capabilities()
 
     def warnings(self) -> list[str]:
         """What whoever rents here should know; one sentence each."""
@@ -159,9 +190,9 @@ class SkyExecutor:
 
     def start(self, run: RunDir, handle: Handle) -> None:
         """Start the launch where its machine is up; else the probe that finds it up does."""
-        cluster = self.api.find(self._cluster_name(run.id, handle.launch))
-        if cluster is not None and cluster.is_up and self._enter(cluster):
-            self._place(run, handle)
+        inner = self._inside(self._cluster_name(run.id, handle.launch))
+        if inner is not None:
+            self._place(inner, run, handle)
 
     def probe(self, run: RunDir, handle: Handle) -> Probe:
         """What became of it; where its machine has come up, the run is put there and started."""
@@ -169,13 +200,24 @@ class SkyExecutor:
         name = self._cluster_name(run.id, handle.launch)
         try:
             if self._entered == name and self._inner is not None:
-                probe = self._probe_inside(run, handle)
+                probe = self._probe_inside(self._inner, run, handle)
                 if probe.life != "unknown":
                     return probe
-            return self._probe_outside(run, handle, name)
+            if self._wait is not None and self._wait.cluster == name and self._wait.is_fresh:
+                return self._wait.probe
+            probe = self._probe_outside(run, handle, name)
         except (HostLost, HostRefused, FarError) as error:
             self._leave()
             return Probe("unknown", why=one_line(str(error), 300))
+        self._note_wait(name, probe)
+        return probe
+
+    def _note_wait(self, name: str, probe: Probe) -> None:
+        """Keep what a launch waits for, so that the server is asked for it ever more seldom."""
+        now = time.monotonic()
+        last = self._wait if self._wait is not None and self._wait.cluster == name else None
+        began = last.began if last is not None else now
+        self._wait = _Wait(name, probe, began, now) if probe.life == "pending" else None
 
     def _probe_outside(self, run: RunDir, handle: Handle, name: str) -> Probe:
         """What became of a launch whose machine is not entered, or does not answer."""
@@ -191,9 +233,10 @@ class SkyExecutor:
                 return self._failed(run, why)
             return _waits(cluster.why or f"SkyPilot says {cluster.status}")
         try:
-            if self._enter(cluster):
-                self._place(run, handle)
-                return self._probe_inside(run, handle)
+            inner = self._enter(cluster)
+            if inner is not None:
+                self._place(inner, run, handle)
+                return self._probe_inside(inner, run, handle)
         except HostLost as error:
             return self._unreached(name, str(error))
         why = self.api.why_not_ready(name)
@@ -202,23 +245,21 @@ class SkyExecutor:
             return self._failed(run, why)
         return _waits("its machine is being set up")
 
-    def _probe_inside(self, run: RunDir, handle: Handle) -> Probe:
+    def _probe_inside(self, inner: SshExecutor, run: RunDir, handle: Handle) -> Probe:
         """What became of a run whose machine is entered."""
-        assert self._inner is not None
-        probe = self._inner.probe(run, handle)
-        self.look = self._inner.look
+        probe = inner.probe(run, handle)
+        self.look = inner.look
         if probe.life != "unknown":
-            self._silent_since = None
+            _silences.pop(self._entered, None)
         return probe
 
     def _unreached(self, name: str, why: str) -> Probe:
         """A machine that should be up and is not reached: after a while its place is asked."""
         now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = now
-        if now - self._silent_since < _SILENT_S or now - self._asked_at < _ASKED_S:
+        silence = _silences.setdefault(name, _Silence(now))
+        if now - silence.since < _SILENT_S or now - silence.asked_at < _ASKED_S:
             return Probe("unknown", why=one_line(why, 300))
-        self._asked_at = now
+        silence.asked_at = now
         cluster = self.api.find(name, is_asked_anew=True)
         if cluster is None or cluster.status == "STOPPED":
             self._forget(name)
@@ -252,13 +293,19 @@ class SkyExecutor:
         }
         return Probe("exited", end=orders.end_of(end, run))
 
-    def _enter(self, cluster: Cluster) -> bool:
-        """Connect to a cluster that is up; False as long as its job has not said who it is."""
-        if self._entered == cluster.name and self._inner is not None:
-            return True
+    def _inside(self, name: str) -> SshExecutor | None:
+        """The machine of a cluster, connected to where it is up and has said who it is; the server
+        is not asked where it was entered before."""
+        if self._entered == name and self._inner is not None:
+            return self._inner
+        cluster = self.api.find(name)
+        return self._enter(cluster) if cluster is not None and cluster.is_up else None
+
+    def _enter(self, cluster: Cluster) -> SshExecutor | None:
+        """Connect to a cluster that is up; None as long as its job has not said who it is."""
         self._leave()
         if cluster.address is None:
-            return False
+            return None
         tunnel: Sequence[str] = ()
         if cluster.cloud.lower() in ("kubernetes", "ssh"):
             tunnel = access.pod_tunnel(self.home, self.host.name, cluster.name)
@@ -266,8 +313,8 @@ class SkyExecutor:
             self.home, cluster.name, cluster.address, self.api.log(cluster.name), tunnel
         )
         if way is None:
-            return False
-        python = self._python_there()
+            return None
+        python = interpreter(self.host)
         try:
             self.link.present = Link(way.destination, self.host.folder, python, way.options)
             self._inner = SshExecutor(self.home, self.host, self.link.present)
@@ -277,22 +324,15 @@ class SkyExecutor:
                 raise
             raise HostLost(error.message) from error
         self._entered = cluster.name
-        return True
-
-    def _python_there(self) -> str:
-        """The interpreter on a cluster, as a command of its login shell."""
-        return self.host.python or f"{self.host.folder}/venv/bin/python"
+        return self._inner
 
     def _leave(self) -> None:
         """End the connection to a cluster."""
-        with contextlib.suppress(OSError):
-            self.link.close()
+        self.link.close()
         self._inner, self._entered = None, ""
 
-    def _place(self, run: RunDir, handle: Handle) -> None:
+    def _place(self, inner: SshExecutor, run: RunDir, handle: Handle) -> None:
         """Put the run on its machine and start it, unless it is there; again changes nothing."""
-        assert self._inner is not None
-        inner = self._inner
         asked = inner.link.job("launch", home_id=self.home_id, run_id=run.id)
         if int(asked.get("launch", 0)) != handle.launch:
             config = run.read_config()
@@ -303,10 +343,10 @@ class SkyExecutor:
     def stop(self, run: RunDir, handle: Handle) -> None:
         """Ask it to save and end; where its machine is not up yet, that is given back at once."""
         name = self._cluster_name(run.id, handle.launch)
-        cluster = self.api.find(name)
-        if cluster is not None and cluster.is_up and self._enter(cluster):
-            assert self._inner is not None
-            self._inner.stop(run, handle)
+        self._wait = None
+        inner = self._inside(name)
+        if inner is not None:
+            inner.stop(run, handle)
             return
         self._give_back(name)
 
@@ -335,13 +375,10 @@ class SkyExecutor:
 
     def _lives(self, run: RunDir, launch: int) -> bool:
         """Whether a run runs on its cluster: asked of that machine, as far as it is reached."""
-        cluster = self.api.find(self._cluster_name(run.id, launch))
-        if cluster is None or not cluster.is_up:
+        inner = self._inside(self._cluster_name(run.id, launch))
+        if inner is None:
             return False
-        if not self._enter(cluster):
-            return False
-        assert self._inner is not None
-        living = [each for each in self._inner.list_owned() if each.life != "exited"]
+        living = [each for each in inner.list_owned() if each.life != "exited"]
         return any(each.run_id == run.id and each.launch == launch for each in living)
 
     def list_owned(self) -> Sequence[Owned]:
@@ -363,9 +400,13 @@ class SkyExecutor:
             return "running"
 
     def _owned(self) -> list[Owned]:
-        """Every launch of this home that the server knows, or that was asked for."""
-        present = {each.name: each for each in self.api.owned(name_prefix(self.home_id))}
-        asked = {each.cluster: each.asked for each in rented.all_rented(self.home, self.host.name)}
+        """Every launch of this home that the server knows, or that was asked for; those of another
+        host at the same server are that one's."""
+        notes, known = rented.all_rented(self.home), self.home.user_config().hosts
+        asked = {each.cluster: each.asked for each in notes if each.host == self.host.name}
+        of_others = {each.cluster for each in notes if each.host in known} - set(asked)
+        listed = self.api.owned(name_prefix(self.home_id))
+        present = {each.name: each for each in listed if each.name not in of_others}
         owned = []
         for name in sorted({*present, *asked}):
             place = of_job(Path("/"), self.home_id, name)
@@ -400,6 +441,7 @@ class SkyExecutor:
         """Forget a cluster that is not there."""
         rented.forget(self.home, name)
         access.forget(self.home, name)
+        _silences.pop(name, None)
 
     def _cluster_name(self, run_id: str, launch: int) -> str:
         """The name of a launch's cluster: whoever goes on after a crash finds it by this."""

@@ -44,13 +44,9 @@ def task_of(
     return task
 
 
-def interpreter(host: Host, root: str) -> str:
-    """The interpreter on a cluster that runs what is ours.
-
-    Args:
-        root: of the connection: the host's folder over there.
-    """
-    return host.python or f"{root}/venv/bin/python"
+def interpreter(host: Host) -> str:
+    """The interpreter on a cluster that runs what is ours, as a command of its login shell."""
+    return host.python or f"{host.folder}/venv/bin/python"
 
 
 def _resources(host: Host) -> JsonObject:
@@ -80,11 +76,12 @@ def _resources(host: Host) -> JsonObject:
 def _setup(folder: str, packages: Sequence[str]) -> str:
     """The commands that build our environment on the machine; again changes nothing."""
     needed = " ".join(f"'{package}'" for package in packages)
+    place = folder if folder.startswith("/") else f"$HOME/{folder}"
     return f"""set -e
 umask 077
-venv="$HOME/{folder}/venv"
+venv="{place}/venv"
 [ -e "$venv/ready" ] && exit 0
-mkdir -p "$HOME/{folder}"
+mkdir -p "{place}"
 if command -v uv >/dev/null; then uv=uv; else uv="$HOME/.local/bin/uv"; fi
 if [ -x "$uv" ] || command -v "$uv" >/dev/null; then
   "$uv" venv --quiet --python {_PYTHON} "$venv"

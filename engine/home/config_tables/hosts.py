@@ -274,6 +274,8 @@ def _read_host(path: Path, name: str, table: Any) -> Host:
     kind = table.get("kind", SSH)
     of_kind = _KEYS.get(kind, []) if isinstance(kind, str) else []
     of_others = {key for keys in _KEYS.values() for key in keys} - set(of_kind)
+    if kind == SKY:  # a rented machine has no name before it is there
+        of_others.add("ssh")
     known = [key for key in _RULES if key not in of_others]
     for key, value in table.items():
         where = f"hosts.{name}.{key[:60]}"

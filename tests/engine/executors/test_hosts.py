@@ -58,6 +58,7 @@ def test_a_host_is_added_beside_what_is_there_and_taken_out_again(home: Home):
         ("b", {"kind": "ray", "address": "http://me:secret@x"}, "SETTING_INVALID"),
         ("b", {"kind": "ray", "address": "http://x", "resources": "a b"}, "SETTING_INVALID"),
         ("b", {"kind": "ray", "address": "http://x", "partition": "p"}, "SETTING_UNKNOWN"),
+        ("b", {"kind": "sky", "address": "https://x", "ssh": "box"}, "SETTING_UNKNOWN"),
     ],
 )
 def test_a_host_that_cannot_be_used_leaves_the_file_as_it_was(home: Home, name, values, code):

@@ -97,6 +97,40 @@ def test_one_that_was_told_to_end_while_nobody_looked_after_it_is_started_again(
     assert read_json(far.far("spent"))["seconds"] == 14.0  # of both launches
 
 
+class Forgetful(Elsewhere):
+    """A place that has nothing of the first launches any more; `spent_s` is what it counted."""
+
+    def __init__(self, home, forgotten: int, spent_s: float | None) -> None:
+        super().__init__(home, {forgotten + 1: OUT_OF_MEMORY})
+        self.forgotten, self.spent_s = forgotten, spent_s
+
+    def probe(self, run, handle) -> Probe:
+        if handle.launch <= self.forgotten:
+            return Probe("gone", spent_s=self.spent_s)
+        return super().probe(run, handle)
+
+
+@pytest.mark.parametrize(("spent_s", "launches"), [(None, 4), (0.0, 7)])
+def test_what_is_lost_again_and_again_is_given_up_unless_it_never_had_a_device(
+    bench, far, monkeypatch, spent_s: float | None, launches: int
+):
+    there = Forgetful(bench.home, 6, spent_s)
+
+    @contextlib.contextmanager
+    def connected(*_: object) -> Iterator[Elsewhere]:
+        yield there
+
+    monkeypatch.setattr(attendant, "connected", connected)
+    Handle("ssh:box", 1, "started").write(far)
+    assert Attendant(far, far.read_config(), Host("box", "box")).attend() == outcome.EXIT_FAILED
+    handle = Handle.read(far)
+    assert handle is not None and (handle.launch, handle.phase) == (launches, "ended")
+    kind = read_json(far.failure)["kind"]
+    assert kind == ("infra" if spent_s is None else "oom")
+    if spent_s is None:
+        assert "as 3 times before without a new checkpoint" in read_json(far.failure)["message"]
+
+
 @pytest.mark.parametrize(
     "error",
     [

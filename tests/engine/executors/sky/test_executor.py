@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 from fake_sky import kill_job
@@ -15,6 +16,7 @@ from engine.executors.attending.places import connected
 from engine.executors.attending.starts import when_it_starts
 from engine.home.store import Store
 from engine.machine.processes import launcher
+from engine.machine.processes.seam import Handle
 from engine.runs.lifecycle import cancel
 
 pytestmark = [pytest.mark.machines, pytest.mark.timeout(300)]
@@ -85,14 +87,15 @@ def test_a_cancel_takes_back_what_is_still_looked_for(rented_machines):
     assert rented_machines.sky.ever == []
 
 
+@pytest.mark.parametrize("is_noticed", [True, False])
 def test_a_machine_that_is_taken_away_is_followed_by_another_from_the_last_checkpoint(
-    rented_machines, monkeypatch
+    rented_machines, monkeypatch, is_noticed: bool
 ):
     monkeypatch.setenv("HONESMITH_SKY_SILENT_S", "1")
     run = rented_machines.start(hold_at=3)
     rented_machines.until_held(run)
     rented_machines.bench.until(lambda: run.checkpoint_steps() == [1, 2], "they are here", 60)
-    rented_machines.sky.take_away(rented_machines.name(run, 1))
+    rented_machines.sky.take_away(rented_machines.name(run, 1), is_noticed=is_noticed)
     rented_machines.bench.until(
         lambda: rented_machines.handle(run).launch == 2, "it is launched again", 100
     )
@@ -118,6 +121,33 @@ def test_what_nobody_looks_after_is_given_back_by_the_machine_itself(rented_mach
     with connected(rented_machines.home, hosts.host_of(rented_machines.home, "rented")) as executor:
         sweep(executor)
     given_back(rented_machines)
+
+
+def test_a_server_is_asked_for_what_is_looked_for_ever_more_seldom(rented_machines):
+    run, sky = rented_machines.queue(), rented_machines.sky
+    sky.gate.clear()
+    handle = Handle("sky:rented", 1, "starting").write(run)
+    with connected(rented_machines.home, hosts.host_of(rented_machines.home, "rented")) as executor:
+        executor.send(run, run.read_config(), handle)
+        sky.bodies.clear()
+        assert {executor.probe(run, handle).life for _ in range(20)} == {"pending"}
+        assert [path for path, _ in sky.bodies] == ["/status"]
+        executor.stop(run, handle)
+        assert executor.probe(run, replace(handle, stop_asked=True)).life == "exited"
+
+
+def test_machines_of_another_host_at_the_same_server_are_left_alone(rented_machines):
+    home, sky = rented_machines.home, rented_machines.sky
+    values = {"kind": "sky", "address": sky.address, "token_env": "SKY_TOKEN"}
+    hosts.add_host(home, "other", values)
+    run = rented_machines.start(hold_at=2)
+    far = rented_machines.until_held(run)
+    with connected(home, hosts.host_of(home, "other")) as executor:
+        assert list(executor.list_owned()) == []
+    host_setup.wipe(home, "other")
+    assert list(sky.clusters) == [rented_machines.name(run)]
+    (far.path / "go").touch()
+    assert rented_machines.until_ended(run).state == "done"
 
 
 def test_what_no_run_owns_is_given_back_and_what_is_unknown_is_told(rented_machines):
