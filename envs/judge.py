@@ -133,10 +133,9 @@ class Judge:
         """Return the judge that the table [judge] of a rubric file describes.
 
         `judge = "openai:NAME"` in place of the table names an endpoint, `judge = "model:REF"` a
-        model of the home. The API key of a table is
-        read from the environment variable that its `key` names, if it has one. Raises ValueError,
-        naming the file, if there is neither, or if the table has an unknown name or a value of the
-        wrong type.
+        model of the home. The API key of a table is read from the environment variable that its
+        `key` names, if it has one. Raises ValueError, naming the file, if there is neither, or if
+        the table has an unknown name or a value of the wrong type.
         """
         table = read_rubric_file(path).get("judge")
         if is_reference(table):

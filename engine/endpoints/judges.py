@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.core.errors import UserError
 from engine.endpoints.references import find_endpoint
 from engine.home.run_dir import Home
-from engine.home.user_config import Endpoint, key_of
+from engine.home.user_config import key_of
 from engine.models.served.judge import START_S, LocalJudge, is_local, local_judge, serve
 from engine.records.manifest import JudgeUsed
 from envs.config.endpoints import is_reference, path_name
@@ -32,7 +32,7 @@ def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
     does."""
     if is_local(ref):
         return _local_upstream(home, local_judge(home, ref), patience_s)
-    endpoint: Endpoint = find_endpoint(home, ref, "env_id")
+    endpoint = find_endpoint(home, ref, "env_id")
     return Upstream(
         url=endpoint.url,
         model=endpoint.model,
@@ -48,38 +48,36 @@ def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
 def _local_upstream(home: Home, judge: LocalJudge, patience_s: float) -> Upstream:
     """Return what the relay needs to ask a model of the home, which costs no money."""
 
-    def served() -> Address:
+    def served_at() -> Address:
         """Return where it is served; a deployment is started if none serves it."""
         try:
-            found = serve(home, judge, patience_s)
+            return serve(home, judge, patience_s)
         except UserError as error:
             raise NotServed(f"{error.code}: {error.message} {error.hint}") from error
-        return Address(found.url, found.key)
 
-    return Upstream(url="", model=judge.name, identity=judge.identity, serve=served)
+    return Upstream(url="", model=judge.name, identity=judge.identity, serve=served_at)
 
 
 def judges_used(home: Home, refs: Iterable[str]) -> list[JudgeUsed]:
-    """Return what stands for each of the models that an environment may ask, for the manifest of a
-    run. Raises UserError as `upstreams` does."""
-    used = []
-    for ref in refs:
-        if is_local(ref):
-            judge = local_judge(home, ref)
-            used.append(
-                JudgeUsed(
-                    ref=ref,
-                    identity=judge.identity,
-                    served_as=judge.name,
-                    weights=judge.weights,
-                    adapter=judge.adapter,
-                )
-            )
-        else:
-            endpoint = find_endpoint(home, ref, "env_id")
-            identity = judge_hash(endpoint.url, endpoint.model)
-            used.append(JudgeUsed(ref=ref, identity=identity, served_as=endpoint.model))
-    return used
+    """Describe the models that an environment may ask, for the manifest of a run. Nothing is asked
+    of them, so a key may be missing; otherwise raises UserError as `upstreams` does."""
+    return [_judge_used(home, ref) for ref in refs]
+
+
+def _judge_used(home: Home, ref: str) -> JudgeUsed:
+    """Describe the model that `ref` names, in the manifest's form."""
+    if not is_local(ref):
+        endpoint = find_endpoint(home, ref, "env_id", with_key=False)
+        identity = judge_hash(endpoint.url, endpoint.model)
+        return JudgeUsed(ref=ref, identity=identity, served_as=endpoint.model)
+    judge = local_judge(home, ref)
+    return JudgeUsed(
+        ref=ref,
+        identity=judge.identity,
+        served_as=judge.name,
+        weights=judge.weights,
+        adapter=judge.adapter,
+    )
 
 
 def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
@@ -109,7 +107,5 @@ def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
 
 def _local_judge(home: Home, judge: LocalJudge, will_be_asked: bool) -> Judge:
     """Return a model of the home as a judge; it is served first if it will be asked."""
-    if not will_be_asked:
-        return Judge.named(judge.ref, "http://127.0.0.1/v1", judge.name, judge.identity)
-    found = serve(home, judge)
-    return Judge.named(judge.ref, found.url, judge.name, judge.identity, found.key)
+    address = serve(home, judge) if will_be_asked else Address("http://127.0.0.1/v1")
+    return Judge.named(judge.ref, address.url, judge.name, judge.identity, address.key or None)

@@ -4,7 +4,6 @@ and checks whether it can be asked."""
 from engine.core.errors import UserError
 from engine.home.run_dir import Home
 from engine.home.user_config import PREFIX, Endpoint, key_of
-from engine.models.served.judge import is_local, local_judge
 from engine.records.run_config import EndpointEntry
 
 _PER_MILLION = 1e6
@@ -47,10 +46,7 @@ def find_endpoint(
 def check_shared(home: Home, ref: str, field: str = "models") -> None:
     """Raise UserError FORBIDDEN if `ref` names an endpoint that only the owner may ask, since it
     may cost the owner's money, and MODEL_NOT_FOUND if there is no such endpoint. A `ref` that names
-    no endpoint is not checked, but for a judge of the home, which must be a model that the viewer
-    of the home sees. `field` is the argument that names it."""
-    if is_local(ref):
-        local_judge(home, ref, field)
+    no endpoint is not checked. `field` is the argument that names it."""
     if is_endpoint(ref) and not find_endpoint(home, ref, field).shared:
         name = ref.strip().removeprefix(PREFIX)
         raise UserError(

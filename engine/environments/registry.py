@@ -23,6 +23,7 @@ from engine.home.owner_marks import refuse_if_sealed
 from engine.home.rows import EnvRow, abbreviation_warning, shown_owner
 from engine.home.run_dir import Home
 from engine.home.store import Store
+from engine.models.served.judge import is_local, local_judge
 from engine.records.audit import Audit
 from engine.records.env_version import EnvVersion
 from engine.records.record import DamagedRecord
@@ -209,7 +210,8 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
     The process is isolated as the home's config.toml says, and writes its output to the file `log`,
     if one is given. Raises UserError ENV_SECRETS if a secret that the version names, or the key of
     an endpoint that it may ask, is not set for this server, MODEL_NOT_FOUND if config.toml lacks
-    that endpoint, ENV_DEPS if the version's interpreter is gone.
+    that endpoint or the home a model that it may ask, ENV_DEPS if the version's interpreter is
+    gone.
     """
     home = Home(record.dir.parents[2])  # `dir` is HOME/envs/name/hash
     return EnvProcess(
@@ -224,7 +226,7 @@ def open_process(record: EnvRecord, log: Path | None = None) -> EnvProcess:
 
 
 def endpoints_of(record: EnvRecord) -> tuple[str, ...]:
-    """Return the models behind a URL that a version may ask, such as "openai:big"."""
+    """Return the models that a version may ask by name, such as "openai:big" and "model:pebble"."""
     try:
         return read_settings(record.source).endpoints
     except EnvProblem:  # whoever starts the version reports it
@@ -241,7 +243,7 @@ def uses_network(record: EnvRecord) -> bool:
 
 def check_judges(home: Home, env_id: str) -> None:
     """Raise UserError FORBIDDEN if an environment may ask a model behind a URL that only the owner
-    may ask, MODEL_NOT_FOUND if there is no such model.
+    may ask, MODEL_NOT_FOUND if there is no such model, or none of the home that its viewer sees.
 
     A version that cannot be found is not checked: whoever uses it reports that.
     """
@@ -250,7 +252,10 @@ def check_judges(home: Home, env_id: str) -> None:
     except UserError:
         return
     for ref in endpoints_of(record):
-        references.check_shared(home, ref, "env_id")
+        if is_local(ref):
+            local_judge(home, ref)
+        else:
+            references.check_shared(home, ref, "env_id")
 
 
 def sandbox_of(home: Home) -> Sandbox:

@@ -196,7 +196,7 @@ def why_not_sent(record: registry.EnvRecord) -> str:
     if record.version.data:
         return "has large data that stayed where it was pushed from"
     if registry.endpoints_of(record):
-        return "asks models behind a URL by name, which another machine does not know"
+        return "asks models by name, which another machine does not know"
     return ""
 
 

@@ -211,6 +211,8 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
 def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
     """Have the judges of the environment served that are models of this home, before this process
     takes the memory that they need. Raises WorkerFailure (kind infra) if one cannot be served."""
+    if not env.scored:  # then no process of it runs that could ask them
+        return
     for judge in local_judges(job.run.home, endpoints_of(env)):
         try:
             serve(job.run.home, judge)

@@ -113,8 +113,8 @@ class EnvSettings:
     Attributes:
         params: the parameters of the environment.
         secrets: the names of the secrets it receives as environment variables.
-        endpoints: the models behind a URL that it may ask, such as "openai:big": those that the
-            file lists, and the judge of its rubric.toml.
+        endpoints: the models that it may ask by name, such as "openai:big" and "model:pebble":
+            those that the file lists, and the judge of its rubric.toml.
         limits: the resources it may use.
         dev_share: the share of the training rows that a push moves to the split dev, if no row
             names that split.
@@ -226,8 +226,8 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
 
 
 def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, ...]:
-    """Return the models that the file lists and that the folder's rubric.toml names as
-    judge, each once.
+    """Return the models that the file lists and that the folder's rubric.toml names as judge, each
+    once.
 
     `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
     ENV_INVALID for a list of another form, and if a command plays the tasks.

@@ -42,7 +42,8 @@ _NO_ANSWER = (
 )
 
 
-# What a deployment answers that has ended, or that another has taken the port of.
+# Statuses of a server that has taken the port of a deployment which has ended: it knows neither
+# that key nor that model.
 _MOVED = (401, 404)
 
 
@@ -95,14 +96,14 @@ class Upstream:
         if self.serve is None:
             self._address = Address(self.url, self.key)
 
-    def address(self, besides: Address | None = None) -> Address:
+    def address(self, gone: Address | None = None) -> Address:
         """Return where the model is asked; a model of the home is served first if nobody serves it.
 
-        `besides` is where it answers no more: another address is then found, if it can have one.
+        `gone` is where a model of the home answers no more: it is then served somewhere else.
         Raises NotServed if it cannot be served.
         """
         with self._lock:
-            if self.serve is not None and self._address in (None, besides):
+            if self.serve is not None and self._address in (None, gone):
                 self._address = self.serve()
             assert self._address is not None  # the url is known, or it was just found
             return self._address

@@ -1,11 +1,10 @@
 """Stands in for `engine.worker.serving.openai_server` in tests: the same folder and routes, no
 torch.
 
-Answers with the model's name and the question, and without a stream with the grade that the file
-`grade` in the home has. `behave` is a file in the home: "fail" (does not
-become ready), "crash" (ends without a word), "same" (refuses adapters as changing nothing),
-"stubborn" (ignores requests to stop), "busy" (has a request in progress), "leaving" (ends when it
-is given an adapter).
+Answers with the model's name and the question; one that asks for no stream gets the text of the
+file `grade` in the home. `behave` is a file in the home: "fail" (does not become ready), "crash"
+(ends without a word), "same" (refuses adapters as changing nothing), "stubborn" (ignores requests
+to stop), "busy" (has a request in progress), "leaving" (ends when it is given an adapter).
 """
 
 import json

@@ -18,14 +18,13 @@ from engine.core.files import JsonObject
 from engine.home.hashes import file_hashes, fingerprint, weight_hashes
 from engine.home.run_dir import Home
 from engine.machine.processes import programs
-from engine.models import catalog
+from engine.models import adapters, catalog
 from engine.models.catalog import ModelRef
-from engine.models.hub import ADAPTER_FILES
 from engine.models.sizing import servers
+from envs.config.endpoints import LOCAL
+from envs.metering.relay import Address
 
-PREFIX = "model:"
 START_S = 600.0  # seconds that a deployment may take until it answers; large weights load slowly
-_ADAPTER_WEIGHTS = ADAPTER_FILES[1]
 _GRACE_S = 30.0  # seconds beyond that for the program itself
 
 
@@ -52,7 +51,7 @@ class LocalJudge:
     def identity(self) -> str:
         """A hash of its weights, by which judges are told apart: the same model by another name is
         the same judge, another checkpoint is another one."""
-        parts = [PREFIX, self.weights, self.adapter]
+        parts = [LOCAL, self.weights, self.adapter]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
     def least_bytes(self, device_kind: str) -> int:
@@ -61,17 +60,9 @@ class LocalJudge:
         return servers.plain_bytes(self.model.facts.params, "torch", device_kind)
 
 
-@dataclass(frozen=True)
-class ServedAt:
-    """Where a deployment answers: the base URL up to /v1, and its key."""
-
-    url: str
-    key: str
-
-
 def is_local(ref: str) -> bool:
     """Whether a reference names a model of this home as a judge, such as "model:pebble"."""
-    return ref.startswith(PREFIX)
+    return ref.startswith(LOCAL)
 
 
 def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
@@ -80,7 +71,7 @@ def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
     `field` is the argument that names it, for messages. Raises UserError MODEL_NOT_FOUND if there
     is no such model or its weights are not here, and the other errors of `resolve_model`.
     """
-    name = ref.strip().removeprefix(PREFIX)
+    name = ref.removeprefix(LOCAL)
     try:
         if home.viewer is not None:  # the message must not tell which files exist
             catalog.check_in_sight(home, name)
@@ -102,9 +93,9 @@ def local_judge(home: Home, ref: str, field: str = "env_id") -> LocalJudge:
         )
     if model.adapter is None:
         return LocalJudge(ref, model.base_ref, model, weights, "")
-    adapter = file_hashes(home, [model.adapter / _ADAPTER_WEIGHTS])[_ADAPTER_WEIGHTS]
+    adapter = file_hashes(home, [model.adapter / adapters.WEIGHTS])[adapters.WEIGHTS]
     served_name = model.ref
-    if model.run_id:
+    if model.run_id:  # its folder is named as in step_000020
         served_name = f"{model.run_id}@step{int(model.adapter.name.partition('_')[2])}"
     return LocalJudge(ref, served_name, model, weights, adapter)
 
@@ -115,7 +106,7 @@ def local_judges(home: Home, refs: Iterable[str]) -> list[LocalJudge]:
     return [local_judge(home, ref) for ref in refs if is_local(ref)]
 
 
-def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> ServedAt:
+def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> Address:
     """Return where a deployment answers for the judge; one is started if none does.
 
     Raises UserError DOES_NOT_FIT or DEVICE_BUSY if there is no memory for it, DEPLOY_FAILED if it
@@ -136,7 +127,7 @@ def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> ServedAt:
         raise _not_served(judge, "DEPLOY_FAILED", f"not ready after {seconds:g} s", "") from error
     reply = _last_object(done.stdout)
     if "url" in reply:
-        return ServedAt(str(reply["url"]), str(reply["key"]))
+        return Address(str(reply["url"]), str(reply["key"]))
     if "code" in reply:
         raise _not_served(judge, str(reply["code"]), str(reply["message"]), str(reply["hint"]))
     raise _not_served(judge, "DEPLOY_FAILED", done.stderr.strip()[-400:] or "it said nothing", "")
@@ -144,8 +135,8 @@ def serve(home: Home, judge: LocalJudge, seconds: float = START_S) -> ServedAt:
 
 def _variables() -> Mapping[str, str]:
     """The environment variables of the program: those of this process, but for the lifeline of a
-    trainer, with which a deployment does not end."""
-    return {name: value for name, value in os.environ.items() if "LIFELINE" not in name}
+    trainer, because a deployment goes on when the trainer ends."""
+    return {name: value for name, value in os.environ.items() if name != "HONESMITH_LIFELINE_FD"}
 
 
 def _last_object(text: str) -> JsonObject:

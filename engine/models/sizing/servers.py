@@ -1,6 +1,7 @@
-"""Memory of a vLLM server: beside the training of a run, asleep, and as a deployment.
+"""Memory of what serves a model: of a vLLM server beside the training of a run, asleep, and as a
+deployment; and of a deployment by our own sampler.
 
-A server is told the share of a GPU that it may take. Into that must fit the weights, its own
+A vLLM server is told the share of a GPU that it may take. Into that must fit the weights, its own
 buffers, and keys and values of at least one whole sequence; more keys and values fill the rest.
 Asleep (at vLLM's level 1) it gives all back except its context, and keeps its weights in the
 machine's memory. The bytes of its context and buffers are read from its documentation, not measured
@@ -67,8 +68,8 @@ def server_beside_training(
 
     Args:
         memory: bytes of the GPU that the run may use.
-        held: bytes of these that the trainer takes while the server is awake (weights, adapter and
-            its context).
+        trainer_held: bytes of these that the trainer takes while the server is awake (weights,
+            adapter and its context).
         length: tokens of the longest sequence, prompt and completion together.
         ram: bytes of the machine's memory, which holds the weights while the server sleeps; 0 if
             that is not known.

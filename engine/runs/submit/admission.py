@@ -15,13 +15,13 @@ from engine.core.hints import Call, Change, Hint
 from engine.cost import estimate
 from engine.cost.estimate import Forecast
 from engine.cost.evaluation_cost import Asking, evaluation_hours
-from engine.endpoints.references import find_endpoint
+from engine.endpoints import judges
 from engine.environments import registry
 from engine.environments.registry import EnvRecord
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.models.catalog import ModelRef
-from engine.models.served.judge import is_local, local_judge, local_judges
+from engine.models.served.judge import local_judges
 from engine.records.estimate import Estimate, Range
 from engine.records.settings import GRPOSettings, TrainSettings
 
@@ -137,12 +137,8 @@ def check_secrets(record: EnvRecord) -> None:
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise missing_secrets_error(missing, record.env_id)
-    for ref in registry.endpoints_of(record):
-        home = Home(record.dir.parents[2])
-        if is_local(ref):
-            local_judge(home, ref)
-        else:
-            find_endpoint(home, ref, "env_id")
+    home = Home(record.dir.parents[2])
+    judges.upstreams(home, registry.endpoints_of(record))  # raises where one cannot be asked
 
 
 def check_not_deleted(run: RunDir, field: str = "resume") -> None:

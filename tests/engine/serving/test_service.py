@@ -63,10 +63,10 @@ def test_a_deployment_of_another_gets_no_further_model(home, server, tuned):
 def test_a_stop_by_the_name_of_a_base_leaves_that_of_another_which_its_id_stops(home, server):
     hers = Home(home.root, Viewer("ana", may="change"))
     her_id = service.deploy(hers, "pebble")["deployment_id"]
-    said = service.deploy(home, "pebble", "stop")
-    assert said["state"] == "not_served" and f"{her_id} of ana" in said["summary"]
+    reply = service.deploy(home, "pebble", "stop")
+    assert reply["state"] == "not_served" and f"{her_id} of ana" in reply["summary"]
     assert [row["deployment_id"] for row in service.list_deployments(hers)] == [her_id]
-    (call,) = said["next"]
+    (call,) = reply["next"]
     assert service.deploy(home, call["arguments"]["run_id"], "stop")["state"] == "stopped"
     assert service.list_deployments(hers) == []
 
