@@ -27,13 +27,13 @@ from engine.machine.pace.progress import write_status
 from engine.machine.pace.staleness import LEAST_GRACE_S
 from engine.machine.processes import launcher, limits, outcome
 from engine.machine.processes.deployments import make_room
-from engine.machine.processes.limits import HomeCap, LeaseWatch, Limit, nearest_cap
+from engine.machine.processes.limits import HomeCap, LeaseWatch, Limit
 from engine.machine.processes.trainer_variables import trainer_variables
 from engine.machine.processes.vigil import Vigil
 from envs.isolation import kernel
 
 POLL_S = 0.5  # seconds between two looks at the run's row, and so how soon a cancel is noticed
-_STATUS_S = 15.0  # seconds between two updates of STATUS.md
+_STATUS_S = 15.0  # seconds between two updates of STATUS.md, and of the forecast's cap
 _RESTARTS = 3  # how often the process that looks after a run on another machine is restarted
 _TIDY_S = 60.0  # seconds that removing an ended run from another machine may take
 _KILL_PATIENCE_S = 10.0  # seconds to wait until killed descendants are gone
@@ -307,7 +307,11 @@ def _check_heartbeat(watch: Watch) -> None:
     vigil = watch.vigil
     if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
         with contextlib.suppress(OSError):  # there is no room for an event
-            vigil.note_forecast(nearest_cap(watch.store, watch.run, watch.row), watch.elapsed)
+            cap = limits.nearest(
+                limits.limit_of_run(watch.store, watch.run.home, watch.row),
+                watch.home_cap.limit(watch.store, watch.run, watch.elapsed, _STATUS_S),
+            )
+            vigil.note_forecast(cap, watch.elapsed)
 
 
 def _stop_trainer(watch: Watch) -> None:
