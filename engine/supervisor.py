@@ -33,7 +33,7 @@ from engine.machine.processes.vigil import Vigil
 from envs.isolation import kernel
 
 POLL_S = 0.5  # seconds between two looks at the run's row, and so how soon a cancel is noticed
-_STATUS_S = 15.0  # seconds between two updates of STATUS.md, and of the forecast's cap
+_STATUS_S = 15.0  # seconds between two updates of STATUS.md
 _RESTARTS = 3  # how often the process that looks after a run on another machine is restarted
 _TIDY_S = 60.0  # seconds that removing an ended run from another machine may take
 _KILL_PATIENCE_S = 10.0  # seconds to wait until killed descendants are gone
@@ -302,15 +302,11 @@ def _restarted_attendant(watch: Watch) -> bool:
 
 
 def _check_heartbeat(watch: Watch) -> None:
-    """Read the trainer's heartbeat; if it is new, update the alerts about the forecast of the run's
-    end."""
+    """Read the trainer's heartbeat; if it is new, update the alerts about when the run ends."""
     vigil = watch.vigil
     if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
         with contextlib.suppress(OSError):  # there is no room for an event
-            cap = limits.nearest(
-                limits.limit_of_run(watch.store, watch.run.home, watch.row),
-                watch.home_cap.limit(watch.store, watch.run, watch.elapsed, _STATUS_S),
-            )
+            cap = watch.home_cap.nearest(watch.store, watch.run, watch.row, watch.elapsed)
             vigil.note_forecast(cap, watch.elapsed)
 
 

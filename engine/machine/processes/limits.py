@@ -18,6 +18,8 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.machine.processes import launcher
 
+_FORECAST_S = 15.0  # how old the cap of the home may be that a forecast is compared with
+
 
 class Limit(NamedTuple):
     """A limit of an attempt.
@@ -104,6 +106,11 @@ class HomeCap:
                 self.until = now + max(0.0, left_s * share / 2)
         return self.known
 
+    def nearest(self, store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> Limit | None:
+        """As `nearest_cap`; of the home as it was at most `_FORECAST_S` ago."""
+        of_home = self.limit(store, run, elapsed_s, _FORECAST_S)
+        return _nearest(limit_of_run(store, run.home, row), of_home)
+
 
 def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
     """Return how many seconds a run on another machine has held its devices in an attempt.
@@ -119,10 +126,10 @@ def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
 
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
     """Return the cap on hours that the current attempt reaches first; None if it has no cap."""
-    return nearest(limit_of_run(store, run.home, row), limit_of_home(store, run))
+    return _nearest(limit_of_run(store, run.home, row), limit_of_home(store, run))
 
 
-def nearest(*caps: Limit | None) -> Limit | None:
+def _nearest(*caps: Limit | None) -> Limit | None:
     """Return the cap that is reached first; None if there is none."""
     return min((cap for cap in caps if cap is not None), default=None)
 
