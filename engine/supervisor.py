@@ -27,7 +27,7 @@ from engine.machine.pace.progress import write_status
 from engine.machine.pace.staleness import LEAST_GRACE_S
 from engine.machine.processes import launcher, limits, outcome
 from engine.machine.processes.deployments import make_room
-from engine.machine.processes.limits import HomeCap, LeaseWatch, Limit, nearest_cap
+from engine.machine.processes.limits import HomeCap, LeaseWatch, Limit
 from engine.machine.processes.trainer_variables import trainer_variables
 from engine.machine.processes.vigil import Vigil
 from envs.isolation import kernel
@@ -302,12 +302,12 @@ def _restarted_attendant(watch: Watch) -> bool:
 
 
 def _check_heartbeat(watch: Watch) -> None:
-    """Read the trainer's heartbeat; if it is new, update the alerts about the forecast of the run's
-    end."""
+    """Read the trainer's heartbeat; if it is new, update the alerts about when the run ends."""
     vigil = watch.vigil
     if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
         with contextlib.suppress(OSError):  # there is no room for an event
-            vigil.note_forecast(nearest_cap(watch.store, watch.run, watch.row), watch.elapsed)
+            cap = watch.home_cap.nearest(watch.store, watch.run, watch.row, watch.elapsed)
+            vigil.note_forecast(cap, watch.elapsed)
 
 
 def _stop_trainer(watch: Watch) -> None:

@@ -5,8 +5,9 @@ A check is skipped if a check that it needs has failed. A dry run itself queues 
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from engine.core import hardware
 from engine.core.errors import UserError
@@ -39,7 +40,7 @@ from engine.machine.processes import launcher
 from engine.models import hub
 from engine.models.catalog import ModelRef
 from engine.records.settings import GivenSettings, SFTSettings
-from engine.runs.evaluation.exam import frequent_answer, reported_size
+from engine.runs.evaluation.exam import frequent_answer, reported_tasks, size_of
 from engine.runs.reading import preview
 from engine.runs.submit import admission, contamination
 from engine.settings import env_checks, gpu_count, resolution, start_models, teachers
@@ -47,6 +48,7 @@ from engine.settings.teachers import ResolvedTeacher
 from envs.config.problem import EnvProblem
 from envs.host.process import isolation_here
 from envs.isolation.sandbox import LIMITS
+from envs.json_types import TaskRow
 
 CALL_S = 46.0  # seconds that the whole call may take, with the wait for a probe
 _SHOWN_CHARS = 40  # of an answer in a sentence
@@ -308,30 +310,31 @@ class DryRun:
         """Check how small a gain the held-out tasks (the exam) can show, as far as that is known
         before the run; store it."""
         record, settings = required(self.facts.record), required(self.facts.resolved).settings
+        read_reported = cache(lambda: reported_tasks(record, settings.eval_rows))
         exam = exam_of(
             self.home,
             env_id=record.env_id,
             model=required(self.facts.model).ref,
             settings=settings,
             facts=required(self.facts.rows),
-            count_reported=lambda: reported_size(record, settings.eval_rows),
+            count_reported=lambda: size_of(record, read_reported()),
         )
         self.facts.exam = exam
         if exam is None:
             return Outcome("pass", "no held-out task is scored: the loss on them is all there is")
-        detail = exam.in_words() + self._frequent_answer(record, settings.eval_rows)
+        detail = exam.in_words() + self._frequent_answer(record, read_reported())
         doubts = exam.doubts()
         if not doubts:
             return Outcome("pass", detail)
         fix = "Hold more tasks out, harder ones, or train for more than a small gain."
         return Outcome("warn", f"{detail}; {'; '.join(doubts)}", fix)
 
-    def _frequent_answer(self, record: EnvRecord, limit: int) -> str:
-        """Return what a model reaches that gives the same answer to all held-out tasks, as the end
+    def _frequent_answer(self, record: EnvRecord, tasks: Sequence[TaskRow]) -> str:
+        """Return what a model reaches that gives the same answer to all reported tasks, as the end
         of a sentence; "" if they have many different answers, are sealed, or are large data."""
         if record.version.data or seal_in(record.dir) is not None:
             return ""
-        frequent = frequent_answer(record, limit)
+        frequent = frequent_answer(tasks)
         if frequent is None:
             return ""
         text, share = frequent

@@ -8,7 +8,8 @@ is the one on the most tasks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from engine.core.files import read_object
 from engine.core.reply import Reply
@@ -36,7 +37,8 @@ class ReportedNumber:
         measured_in: id of the run whose answers were scored: the training run, or an evaluation.
         curve: the score on the tasks that chose the checkpoint; None if it is not known.
         audit: "risk" if the reward audit of the environment failed, else "".
-        constant: the one answer to all tasks that would do as well; None if the model beats it.
+        answers: the answers that were scored.
+        config: the training run's.
     """
 
     model: str
@@ -44,7 +46,15 @@ class ReportedNumber:
     measured_in: str
     curve: float | None
     audit: str
-    constant: ConstantAnswer | None = None
+    answers: Sequence[EvaluationRow] = field(repr=False)
+    config: TrainConfig = field(repr=False)
+
+    @cached_property
+    def constant(self) -> ConstantAnswer | None:
+        """The one answer to all tasks that would do as well; None if the model beats it. Read from
+        the file of tasks, which may be large, so only for what shows it."""
+        success = self.level if self.measure == "success" else None
+        return constant_answer(self.answers, success, self.config)
 
     @property
     def measure(self) -> Measure:
@@ -118,7 +128,8 @@ def number_to_report(home: Home, store: Store, row: RunRow) -> ReportedNumber | 
         measured_in=measured_in,
         curve=_score_that_chose(run, measure),
         audit=audit_risk(config),
-        constant=constant_answer(answers, largest if measure == "success" else None, config),
+        answers=answers,
+        config=config,
     )
 
 

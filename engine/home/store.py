@@ -76,7 +76,7 @@ class LeaseTable(RunTable):
             row = self._lease_without_device(claim) or self._lease_elsewhere(claim, elsewhere or {})
             if row is not None:
                 return row
-            runs_on_device = self._runs_per_device()
+            runs_on_device = self.runs_on_devices()
             free_devices = [
                 device for device in devices if runs_on_device[device] < runs_per_device
             ]
@@ -128,7 +128,7 @@ class LeaseTable(RunTable):
         """
         if not run_limits:
             return None
-        runs_on_machine = self._runs_per_device()
+        runs_on_machine = self.runs_on_devices()
         with_room = [each for each, most in run_limits.items() if runs_on_machine[each] < most]
         queues = [self._in_turn("elsewhere", machine) for machine in with_room]
         for row in heapq.merge(*queues, key=lambda row: (row.queued, row.rowid)):
@@ -204,12 +204,11 @@ class LeaseTable(RunTable):
         self._change_state(run_id, old="queued", new="preparing", values={"device": device})
         return self._run(run_id)
 
-    def _runs_per_device(self) -> Counter[str]:
-        """Return device id -> how many runs hold the device now."""
-        question_marks = placeholders(HOLDS_DEVICE)
-        leased = self._db.execute(
-            f"SELECT device FROM runs WHERE state IN ({question_marks})", HOLDS_DEVICE
-        )
+    def runs_on_devices(self) -> Counter[str]:
+        """Return device id -> how many runs hold the device now. Another machine is a device too,
+        by its `compute`."""
+        query = f"SELECT device FROM runs WHERE state IN ({placeholders(HOLDS_DEVICE)})"
+        leased = self._read(query, HOLDS_DEVICE)
         return Counter(device for (devices,) in leased for device in devices.split(","))
 
     def held_devices(self) -> int:

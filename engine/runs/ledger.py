@@ -255,10 +255,13 @@ def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
     if number is None:
         risk = audit_risk(home.run(row.run_id).find_config())
         return {"audit": risk} if risk else {}
-    number_fields = number.to_json()
-    body: Reply = {"score": number_fields["value"]}
-    names = ("interval", "tasks", "measured_in", "audit")
-    return body | {name: number_fields[name] for name in names if name in number_fields}
+    return {
+        "score": number.level.rounded_value,
+        "interval": number.level.interval,
+        "tasks": number.level.tasks,
+        "measured_in": number.measured_in,
+        **({"audit": number.audit} if number.audit else {}),
+    }
 
 
 def _best_of_run(home: Home, row: RunRow) -> _BestScore | None:

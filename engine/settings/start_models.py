@@ -11,8 +11,6 @@ from engine.home.store import Store
 from engine.models import catalog
 from engine.models.catalog import ModelRef
 
-_ALL_RUNS = 1_000_000  # a limit for lists of runs: more than any home has
-
 
 def model_to_train(home: Home, ref: str) -> ModelRef:
     """Return the model that a new run starts from.
@@ -100,5 +98,5 @@ def _open_row(home: Home, run_id: str) -> RunRow | None:
     if not home.db.is_file():
         return None
     with Store(home) as store:
-        rows = store.list_runs(_ALL_RUNS, states=OPEN)
-    return next((row for row in rows if row.run_id == run_id), None)
+        row = store.find_run(run_id)
+    return row if row is not None and row.state in OPEN else None

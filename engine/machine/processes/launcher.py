@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.core.errors import UserError
-from engine.home.rows import HOLDS_DEVICE, TERMINAL, RunRow
+from engine.home.rows import TERMINAL, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.home.user_config import PREFIX, key_of
@@ -311,11 +311,10 @@ def awaited_memory(run: RunDir) -> str:
     machine = hardware.detect(run.home.root)
     config = run.find_config()
     with Store(run.home) as store:
-        rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
+        holders = store.runs_on_devices()
         own_gpus = [row.gpus for row in store.queue() if row.run_id == run.id]
         gpus = own_gpus[0] if own_gpus else 1  # a run that is not queued any more counts as 1
         promised = device_shares.promised_bytes(run.home, store, machine)
-    holders = Counter(device for row in rows for device in row.devices)
     most_runs = device_shares.runs_per_device(run.home, machine)
     free_devices = [device for device in machine.devices if holders[device.id] < most_runs]
     device_count = min(gpus, len(machine.devices))
@@ -349,8 +348,7 @@ def awaited_host(home: Home, row: RunRow) -> str:
             "another place"
         )
     with Store(home.whole) as store:
-        holders = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    there = sum(row.compute in holder.devices for holder in holders)
+        there = store.runs_on_devices()[row.compute]
     if there < host.runs:
         return ""
     return (

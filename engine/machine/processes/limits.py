@@ -18,6 +18,8 @@ from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.machine.processes import launcher
 
+_FORECAST_S = 15.0  # how old the cap of the home may be that a forecast is compared with
+
 
 class Limit(NamedTuple):
     """A limit of an attempt.
@@ -79,24 +81,35 @@ class HomeCap:
     """
 
     until: float = 0.0  # monotonic, when it has to be looked again
+    looked_at: float = -math.inf  # monotonic, when it was looked last
     known: Limit | None = None
     total_hours: float = 0.0  # the cap that the answer is of
     held: int = 0  # devices that all runs held when it was given
 
-    def limit(self, store: Store, run: RunDir, elapsed_s: float) -> Limit | None:
-        """As `limit_of_home`; the attempt has taken `elapsed_s` seconds so far."""
+    def limit(
+        self, store: Store, run: RunDir, elapsed_s: float, max_age_s: float = math.inf
+    ) -> Limit | None:
+        """As `limit_of_home`; the attempt has taken `elapsed_s` seconds so far. What was known
+        `max_age_s` seconds ago is looked up again."""
         total_hours = run.home.user_config().max_gpu_hours_total
         if total_hours is None:
             return None
         now, held = time.monotonic(), store.held_devices()
-        if now >= self.until or total_hours != self.total_hours or held > 2 * self.held:
+        is_due = now >= min(self.until, self.looked_at + max_age_s)
+        if is_due or total_hours != self.total_hours or held > 2 * self.held:
             self.known, self.total_hours, self.held = limit_of_home(store, run), total_hours, held
+            self.looked_at = now
             self.until = math.inf  # a run without a device reaches no cap
             if self.known is not None and math.isfinite(self.known.seconds):
                 left_s = self.known.seconds - elapsed_s  # of this run's devices alone
                 share = store.get_run(run.id).device_hours(3600.0) / max(1, held)
                 self.until = now + max(0.0, left_s * share / 2)
         return self.known
+
+    def nearest(self, store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> Limit | None:
+        """As `nearest_cap`; of the home as it was at most `_FORECAST_S` ago."""
+        of_home = self.limit(store, run, elapsed_s, _FORECAST_S)
+        return _nearest(limit_of_run(store, run.home, row), of_home)
 
 
 def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
@@ -113,7 +126,11 @@ def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
 
 def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
     """Return the cap on hours that the current attempt reaches first; None if it has no cap."""
-    caps = (limit_of_run(store, run.home, row), limit_of_home(store, run))
+    return _nearest(limit_of_run(store, run.home, row), limit_of_home(store, run))
+
+
+def _nearest(*caps: Limit | None) -> Limit | None:
+    """Return the cap that is reached first; None if there is none."""
     return min((cap for cap in caps if cap is not None), default=None)
 
 

@@ -105,28 +105,25 @@ def _dividing_keys(tasks: Sequence[TaskRow]) -> list[str]:
     return keys
 
 
-def reported_size(env: EnvRecord, limit: int) -> ExamSize:
-    """Return the size of what the verdict of a training run rests on: the tasks of its exam (at
-    most `limit`) that choose no checkpoint."""
+def reported_tasks(env: EnvRecord, limit: int) -> list[TaskRow]:
+    """Return what the verdict of a training run rests on: the tasks of its exam (at most `limit`)
+    that choose no checkpoint."""
     tasks = exam_tasks(env, limit)
     half_of_task = halves(tasks)
-    return size_of(env, [task for task in tasks if half_of_task[task["id"]] == TEST])
+    return [task for task in tasks if half_of_task[task["id"]] == TEST]
 
 
-def frequent_answer(env: EnvRecord, limit: int) -> tuple[str, float] | None:
-    """Return the most frequent reference answer to the reported tasks of the exam (of at most
-    `limit` tasks), and the share of them on which it is right: what a model reaches that always
-    gives it.
+def frequent_answer(tasks: Sequence[TaskRow]) -> tuple[str, float] | None:
+    """Return the most frequent reference answer to these tasks, and the share of them on which it
+    is right: what a model reaches that always gives it.
 
     Returns None if that share is below `_FREQUENT`, or if the tasks have no reference answers of
     one message.
     """
-    tasks = exam_tasks(env, limit)
-    half_of_task = halves(tasks)
     counts: Counter[str] = Counter()
     for task in tasks:
         turns = task.get("answer") or []
-        if half_of_task[task["id"]] == TEST and len(turns) == 1:
+        if len(turns) == 1:
             counts[str(turns[0].get("content") or "").strip()] += 1
     del counts[""]  # an answer that is a tool call, or none
     if not counts:

@@ -36,7 +36,7 @@ from engine.models.catalog import ModelRef
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig, as_run_config
 from engine.records.settings import PROMPT, RolloutSettings, TrainSettings
-from engine.runs.evaluation.exam import reported_size
+from engine.runs.evaluation.exam import reported_tasks, size_of
 from engine.runs.submit import contamination
 from engine.runs.submit.admission import (
     bad_argument,
@@ -140,7 +140,9 @@ def _queue(
         plan.model.ref,
         settings,
         plan.facts,
-        count_reported=lambda: reported_size(plan.record, settings.eval_rows),
+        count_reported=lambda: size_of(
+            plan.record, reported_tasks(plan.record, settings.eval_rows)
+        ),
     )
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)

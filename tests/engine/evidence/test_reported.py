@@ -134,10 +134,10 @@ def test_what_one_answer_to_all_tasks_would_reach_stands_beside_the_number(home,
     run.checkpoint(20, best=True)
     write_json(run.run.result, {"best_step": 20, "best_score": 0.5, "verdict": "better"})
     run.finish(verdict="better")
-    said = "Always answering 'red' would be right on 50 of 100 of these tasks (50%)"
+    rival = "Always answering 'red' would be right on 50 of 100 of these tasks (50%)"
     with Store(home) as store:
         number = number_to_report(home, store, store.get_run(run.id))
-    assert number is not None and said in number.sentence
+    assert number is not None and rival in number.sentence
     assert number.to_json()["constant_answer"] == {"answer": "red", "right": 0.5}
     reply = compare_runs(home, [f"{run.id}@step0", run.id])
-    assert said in reply["summary"]
+    assert rival in reply["summary"]

@@ -62,11 +62,11 @@ def test_the_cap_of_the_home_is_looked_at_seldom_while_it_is_far_and_in_time_whe
 ):
     bench.home.config_file.write_text("max_gpu_hours_total = 0.1\n")  # 180 s on each of two
     run, other = bench.queue(), bench.queue("other-grpo")
-    now, looks = [1000.0], []
+    now, looked_up = [1000.0], []
     monkeypatch.setattr(limits.time, "monotonic", lambda: now[0])
     count = launcher.seconds_in_lock_file
     monkeypatch.setattr(
-        launcher, "seconds_in_lock_file", lambda run: looks.append(run.id) or count(run)
+        launcher, "seconds_in_lock_file", lambda run: looked_up.append(run.id) or count(run)
     )
     cap, elapsed_s = HomeCap(), 0.0
     with Store(bench.home) as store:
@@ -79,5 +79,10 @@ def test_the_cap_of_the_home_is_looked_at_seldom_while_it_is_far_and_in_time_whe
             if elapsed_s >= limit.seconds:
                 break
             now[0], elapsed_s = now[0] + 0.5, elapsed_s + 0.5
-    assert 179.5 <= elapsed_s <= 180.5
-    assert len(looks) < 20, "of 360 polls"
+        assert 179.5 <= elapsed_s <= 180.5
+        assert len(looked_up) < 20, "of 360 polls"
+        cap, looked_up[:] = HomeCap(), []
+        for age_s in (0.0, 5.0, 14.0, 15.0, 16.0, 30.0):
+            now[0] = 2000.0 + age_s
+            cap.limit(store, run, 0.0, max_age_s=15.0)
+    assert len(looked_up) == 3
