@@ -1,12 +1,13 @@
 """The schema of settings: names, types, ranges and what each does.
 
-Every setting here is applied by a worker. The classes are the complete settings of a run; `GIVEN`
-holds the schemas of what a user may give, in which every setting is optional.
+Every setting here is applied by a worker. The classes are the complete settings of a run;
+`given_schema` returns the schema of what a user may give, in which every setting is optional.
 engine/settings/defaults.py chooses the values of settings that are left out, by the rule that each
 field names. engine/settings/resolution.py checks and refuses given values.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Optional, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, JsonValue, create_model
@@ -131,7 +132,13 @@ TeacherKeyName = Annotated[str, Field(pattern=TEACHER_KEY_PATTERN)]
 class Settings(BaseModel):
     """The base class of all settings: unknown names and values of another type are refused."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        frozen=True,
+        defer_build=True,  # until one is first used: a server starts sooner
+    )
 
 
 def _top_k() -> Any:
@@ -588,4 +595,10 @@ def lowest_given(field: FieldInfo) -> int | None:
     return value if isinstance(value, int) else None
 
 
-GIVEN = {algorithm: _with_optional_fields(schema) for algorithm, schema in SCHEMAS.items()}
+@cache  # a server starts without them
+def given_schema(algorithm: str) -> type[Settings]:
+    """Return the schema of the settings that a user may give for an algorithm of `SCHEMAS`.
+
+    Raises KeyError for another one.
+    """
+    return _with_optional_fields(SCHEMAS[algorithm])

@@ -18,7 +18,6 @@ from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import (
     ALGORITHMS,
-    GIVEN,
     PROMPT,
     SCHEMAS,
     TRAINERS,
@@ -37,6 +36,7 @@ from engine.records.settings import (
     Settings,
     SFTSettings,
     TrainSettings,
+    given_schema,
 )
 from engine.settings import aliases, defaults, env_checks, setting_checks, teachers
 from engine.settings.lora_targets import with_own_targets
@@ -148,8 +148,7 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
     if given_settings.get("gpus") == "auto":  # "auto" means the same as leaving it out
         del given_settings["gpus"]
     try:
-        # `GIVEN` has the same schemas as `SCHEMAS`, but any setting may be missing.
-        checked = GIVEN[algorithm].model_validate(given_settings)
+        checked = given_schema(algorithm).model_validate(given_settings)
     except ValidationError as error:
         raise invalid_values_error(schema, error, given_settings) from error
     values = {name: getattr(checked, name) for name in given_settings}
