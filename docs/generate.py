@@ -125,7 +125,8 @@ def _row(name: str, part: dict[str, Any], schema: dict[str, Any]) -> str:
     if name in schema.get("required", []):
         default = "needed"
     elif part.get("default") is None:
-        default = {"object": "`{}`", "array": "`[]`"}.get(part.get("type", ""), "")
+        empty = {"object": "`{}`", "array": "`[]`", "string": '`""`', "boolean": "`false`"}
+        default = empty.get(part.get("type", ""), "")
     else:
         default = f"`{_literal(part['default'])}`"
     return f"| `{name}` | {_type(part)} | {default} | {_bounds(part)} |"
