@@ -90,8 +90,11 @@ class Making:
 def making_of_run(home: Home, run_id: str) -> Making:
     """How the model of a run was made.
 
-    Its config is None if the run is no training run, or if the config is missing or damaged.
+    Its config is None if the run is no training run, if the config is missing or damaged, and if
+    the viewer of the home does not see the run.
     """
+    if not sees(home, run_id):
+        return Making(run_id)
     run = home.run(run_id)
     config = run.find_config()
     if not isinstance(config, TrainConfig):
@@ -121,8 +124,6 @@ def ancestors(home: Home, making: Making) -> list[str]:
         parent = trained_by(home, making.start)
         if not parent:  # the start is a base model
             ancestor_names.append(making.start)
-            break
-        if not sees(home, parent):
             break
         making = making_of_run(home, parent)
     return ancestor_names

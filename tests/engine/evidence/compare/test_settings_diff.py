@@ -20,3 +20,9 @@ def test_the_chain_of_a_model_ends_before_a_run_that_is_not_shared(home: Home, m
     with Store(home) as store:
         store.add_share(Share("run", first.id, "", "bob", "read"))
     assert ancestors(bobs, making_of_run(bobs, third.id)) == whole
+
+
+def test_how_a_run_was_made_is_not_told_to_whoever_does_not_see_it(home: Home, make_run):
+    run = make_run(settings={"learning_rate": 3e-4})
+    assert making_of_run(home, run.id).setting_values["learning_rate"] == 3e-4
+    assert making_of_run(Home(home.root, Viewer("bob")), run.id).config is None
