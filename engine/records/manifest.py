@@ -209,13 +209,15 @@ class Manifest(Record):
 
 
 class BasesAsked(Record):
-    """`bases.json` of an evaluation: the weights that its models had.
+    """`bases.json` of an evaluation: the weights that its models had, and who could grade them.
 
     Attributes:
         weights: folder of a base model -> name of each weight file -> its SHA-256.
+        judges: the models that the environment may ask; missing in older files.
     """
 
     weights: dict[str, dict[str, str]]
+    judges: list[JudgeUsed] = Field(default_factory=list)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -132,12 +132,9 @@ TeacherKeyName = Annotated[str, Field(pattern=TEACHER_KEY_PATTERN)]
 class Settings(BaseModel):
     """The base class of all settings: unknown names and values of another type are refused."""
 
+    # Built when one is first used (`defer_build`): a server starts sooner.
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        frozen=True,
-        defer_build=True,  # until one is first used: a server starts sooner
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, defer_build=True
     )
 
 
@@ -597,8 +594,5 @@ def lowest_given(field: FieldInfo) -> int | None:
 
 @cache  # a server starts without them
 def given_schema(algorithm: str) -> type[Settings]:
-    """Return the schema of the settings that a user may give for an algorithm of `SCHEMAS`.
-
-    Raises KeyError for another one.
-    """
+    """Return the schema of the settings that a user may give for a name in `SCHEMAS`."""
     return _with_optional_fields(SCHEMAS[algorithm])

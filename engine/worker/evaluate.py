@@ -14,6 +14,8 @@ from pathlib import Path
 
 from engine.core.files import Appender, write_text
 from engine.endpoints.chat_client import EndpointDown, Refused
+from engine.endpoints.judges import judges_used
+from engine.environments.registry import EnvRecord, endpoints_of
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.stats.learnability import Sample, learnability
 from engine.home.hashes import weight_hashes
@@ -268,7 +270,7 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
     components = prepare(job, base_path)
     with _scoring_process(job, components, "evaluate") as process:
         base_weights = weight_hashes(job.run.home, components.base.path)
-        _record_base(job, base_path, base_weights)
+        _record_base(job, base_path, base_weights, components.env)
         context = components.context(process, config.settings)
         params = _sampling_params(config.settings, config.attempts)
         pool = tasks_of(components, config.split)
@@ -287,11 +289,16 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
         )
 
 
-def _record_base(job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str]) -> None:
-    """Write down the weights under the models on this base, so that a later comparison can tell
-    them from others that lie there by then. `base_weights` is file name -> SHA-256."""
+def _record_base(
+    job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str], env: EnvRecord
+) -> None:
+    """Write down the weights under the models on this base, and the judges of their answers, so
+    that a later comparison can tell them from others that have these names by then. `base_weights`
+    is file name -> SHA-256."""
     recorded = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
-    BasesAsked(weights=recorded | {str(base_path): base_weights}).write(job.run.bases)
+    judges = judges_used(job.run.home, endpoints_of(env))
+    asked = BasesAsked(weights=recorded | {str(base_path): base_weights}, judges=judges)
+    asked.write(job.run.bases)
 
 
 def _reworded_exams(

@@ -20,6 +20,7 @@ from engine.evidence.compare.named_metric import OWN_MEASURES, by_metric
 from engine.evidence.compare.seeds import compare_candidates, with_seeds_joined
 from engine.evidence.compare.settings_diff import attribution, differing_settings
 from engine.evidence.compare.unevaluated import settings_alone
+from engine.evidence.judges.used import other_judges_warnings
 from engine.evidence.stats.results import (
     Measure,
     damaged_answers_warning,
@@ -338,9 +339,10 @@ def _without_contaminated(
 
 
 def _warnings_about_sources(sources: Sequence[RunDir]) -> list[str]:
-    """Warnings about stored answers that cannot be read, and about held-out tasks in training
-    rows."""
+    """Warnings about stored answers that cannot be read, about answers that other judges graded,
+    and about held-out tasks in training rows."""
     warnings = [note for run in sources for note in damaged_answers_warning(run)]
+    warnings += other_judges_warnings(sources)
     # Each once, because several runs may have the same training rows.
     warnings += dict.fromkeys(note for run in sources for note in contamination_warnings(run))
     return warnings

@@ -5,4 +5,5 @@ whether a verdict may rest on it. Start with `calibration.py`.
     calibration.py  asks a judge about gold answers, and stores what came of it
     gold.py         gold answers, read from a file
     trust.py        whether a verdict may rest on the judge of an environment
+    used.py         which models graded the answers of runs, and whether they were the same
 """

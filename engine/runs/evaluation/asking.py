@@ -16,14 +16,16 @@ from engine.core.errors import UserError
 from engine.core.files import Appender, JsonObject
 from engine.core.format import counted
 from engine.endpoints.chat_client import Cancelled, EndpointDown, Refused
+from engine.endpoints.judges import judges_used
 from engine.endpoints.play import PlaySetup
-from engine.environments.registry import find_env, open_process, read_tasks
+from engine.environments.registry import endpoints_of, find_env, open_process, read_tasks
 from engine.evidence.stats.basics.summary import summarise
 from engine.evidence.verdict.provenance import seal
 from engine.home.run_dir import RunDir
 from engine.machine.processes.outcome import EXIT_DONE
 from engine.machine.processes.trainer_variables import end_with_supervisor
 from engine.records.lines.evaluation_row import EvaluationRow
+from engine.records.manifest import BasesAsked
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig
 from engine.runs.evaluation import exam, stored_answers
@@ -69,6 +71,7 @@ class Asking:
         tasks, half_of_task = exam.chosen_tasks(config, self.record, pool)
         models = counted(len(config.models), "model")
         self.event("started", models, total_steps=len(config.models))
+        self._record_judges()
         with open_process(self.record, log=self.run.logs / "environment.log") as process:
             process.describe()  # waits until the environment is loaded
             process.judge_budget = _judge_budget(config)
@@ -94,6 +97,12 @@ class Asking:
             )
         self._rescore({task["id"]: task for task in tasks})
         return self._result(endpoint_answers, task_count=len(tasks))
+
+    def _record_judges(self) -> None:
+        """Write down who could grade the answers, for a later comparison."""
+        judges = judges_used(self.run.home, endpoints_of(self.record))
+        if judges:
+            BasesAsked(weights={}, judges=judges).write(self.run.bases)
 
     def _report_progress(self, answers: int, total: int) -> None:
         """Write a "progress" event: `answers` of `total` answers are there."""

@@ -70,4 +70,4 @@ def test_an_environment_that_asks_a_model_by_name_is_not_sent(home: Home, env: s
     assert bundles.why_not_sent(record) == ""
     with (record.source / "environment.toml").open("a") as settings:
         settings.write('endpoints = ["openai:big"]\n')
-    assert "models behind a URL" in bundles.why_not_sent(record)
+    assert "asks models by name" in bundles.why_not_sent(record)
