@@ -12,6 +12,7 @@ from typing import TypeVar
 from engine.core.errors import UserError
 from engine.core.filters import Where
 from engine.core.hints import Call, Hint
+from engine.home.halves import choosing
 from engine.home.run_dir import RunDir
 from engine.records.lines.answer import FORMER_STOP_REASONS
 from engine.records.lines.evaluation_row import EvaluationRow
@@ -198,9 +199,21 @@ def _held_out_answers(reading: Reading) -> Source:
     answers = EvaluationRow.read_file(run.evals(step))
     return Source(
         rows=answers.records,
-        description=f"held-out answers at step {step}",
+        description=f"{_side_of(run, answers.records)} answers at step {step}",
         step=step,
         skipped=answers.skipped,
+    )
+
+
+def _side_of(run: RunDir, answers: Sequence[EvaluationRow]) -> str:
+    """Name the tasks that an evaluation of a training run asked: "dev", "held-out", or "dev and
+    held-out". Dev tasks, where a run has them, are those that choose its checkpoint."""
+    half = choosing(run)
+    if half is None or half.side != "dev":
+        return "held-out"
+    is_reported = {answer.half == _REPORT for answer in answers}
+    return " and ".join(
+        name for name, wanted in (("dev", False), ("held-out", True)) if wanted in is_reported
     )
 
 

@@ -273,6 +273,17 @@ def test_a_run_that_samples_nothing_shows_its_held_out_answers(home, make_run, r
     assert result["rollouts"][0]["completion"] == "42"
 
 
+def test_answers_to_dev_tasks_are_not_called_held_out(home, make_run, rows):
+    run = make_run("sft")
+    run.events({"event": "started", "heldout_tasks": 6, "heldout_choose": 2, "dev_tasks": 2})
+    run.evals(0, rows.halved(lambda _: True, 4))
+    run.evals(4, [row for row in rows.halved(lambda _: True, 4) if row["half"] == "select"])
+    assert read_rollouts(home, run.id)["source"] == "dev answers at step 4"
+    first = read_rollouts(home, run.id, step=0)
+    assert first["source"] == "dev and held-out answers at step 0"
+    assert "worst dev and held-out answers at step 0" in first["summary"]
+
+
 def test_rows_with_nothing_but_a_loss_are_ordered_by_it(home, make_run):
     run = make_run("sft")
     run.evals(5, [{"task": f"t{i}", "half": "report", "loss": i / 10} for i in range(5)])
