@@ -302,7 +302,7 @@ def _served_folder(session: Session, target: Target, started: list[Reply]) -> De
     ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
     row, start_seconds = serve(session.home, target, ready_by, session.asker)
     if start_seconds is not None:
-        started.append(started_entry(row, start_seconds))
+        started.append(started_entry(row, target.name, start_seconds))
     return session.home.deployment(row.deployment_id)
 
 

@@ -75,11 +75,12 @@ def reply_of(
     }
 
 
-def started_entry(row: DeploymentRow, seconds: float) -> Reply:
+def started_entry(row: DeploymentRow, model: str, seconds: float) -> Reply:
     """Make one entry of `started` in the reply of `chat`: a deployment that took `seconds` to
-    start."""
+    start for `model`. Its id alone names the base, which adapters share."""
     return {
         "deployment_id": row.deployment_id,
+        "model": model,
         "seconds": round(seconds, 2),
         "memory_gb": round(row.memory_bytes / 1e9, 2),
     }
@@ -131,7 +132,7 @@ def _next_calls(
             arguments = {"model": name, "conversation": conversation_id}
             calls += _calls_that_go_on(entry, arguments)
     calls += [
-        Call("deploy", {"run_id": deployment["deployment_id"], "action": "stop"})
+        Call("deploy", {"run_id": deployment["model"], "action": "stop"})
         for deployment in started
     ]
     return [call.to_json() for call in calls]
@@ -160,9 +161,9 @@ def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: 
         elif entry.get("partial"):
             warnings.append(_partial_warning(entry))
     return warnings + [
-        f"{deployment['deployment_id']} was started for this in {deployment['seconds']:.1f} s and "
-        f"holds about {deployment['memory_gb']:g} GB; it stops by itself after "
-        f"{idle_minutes:g} idle minutes"
+        f"{deployment['model']} was started for this in {deployment['seconds']:.1f} s, as "
+        f"{deployment['deployment_id']}, and holds about {deployment['memory_gb']:g} GB; it stops "
+        f"by itself after {idle_minutes:g} idle minutes"
         for deployment in started
     ]
 

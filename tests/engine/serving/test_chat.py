@@ -45,8 +45,10 @@ def test_a_chat_starts_what_it_needs_and_compares_two_models(home, server, tuned
     # What starting took is no part of how long the answer took.
     assert started["seconds"] > 0 and first["latency_s"] >= 0
     (said,) = found["warnings"]
-    assert f"{deployment['deployment_id']} was started" in said and "10 idle minutes" in said
-    stop = {"run_id": deployment["deployment_id"], "action": "stop"}
+    # The id of the deployment names the base, so what was asked is named beside it.
+    assert started["model"] == f"{tuned}@best" and "10 idle minutes" in said
+    assert said.startswith(f"{tuned}@best was started") and f"as {started['deployment_id']}" in said
+    stop = {"run_id": f"{tuned}@best", "action": "stop"}
     assert found["next"] == [{"tool": "deploy", "arguments": stop}]
     again = ask(home, f"{tuned}@best", "2+2?")
     assert "started" not in again and (again["warnings"], again["next"]) == ([], [])
