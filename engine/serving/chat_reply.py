@@ -132,8 +132,7 @@ def _next_calls(
             arguments = {"model": name, "conversation": conversation_id}
             calls += _calls_that_go_on(entry, arguments)
     calls += [
-        Call("deploy", {"run_id": deployment["model"], "action": "stop"})
-        for deployment in started
+        Call("deploy", {"run_id": deployment["model"], "action": "stop"}) for deployment in started
     ]
     return [call.to_json() for call in calls]
 

@@ -386,6 +386,7 @@ def scan(
         verdict: clean, overlap, or leak if more than 1 % of the held-out tasks are leaked.
         train, heldout: how many rows and tasks there are.
         exact, normalised, ngram: how many held-out tasks overlap, by their strongest match.
+        answers: how many of these share nothing but the reference answer.
         leaked: ids of the tasks that the training rows teach (they ask them word for word).
         compared: [share of the training rows, share of the held-out tasks] that were compared;
             [1, 1] if there is nothing to compare.
@@ -413,6 +414,7 @@ def scan(
         "train": len(train),
         "heldout": len(heldout),
         **counts,  # exact, normalised, ngram
+        "answers": sum(match.part == "answer" for match in matches),
         "leaked": leaked_ids,
         "compared": list(scan_result.shares),
         "unindexed": scan_result.unindexed,
@@ -444,9 +446,8 @@ def _verdict_of_scan(overlapping: int, leaked: int, heldout: int) -> str:
 
     `overlapping` and `leaked` count tasks; `heldout` is the number of all held-out tasks.
     """
-    if not overlapping:
-        return "clean"
-    return "leak" if leaked > LEAK_SHARE * heldout else "overlap"
+    worst = "leak" if leaked > LEAK_SHARE * heldout else "overlap"
+    return worst if overlapping else "clean"
 
 
 @dataclass(frozen=True)

@@ -56,12 +56,14 @@ class Contamination(Record):
         leaked: ids of the held-out tasks that the training rows teach.
         headline: the result in a sentence.
         sources: one entry for each environment version that was trained on.
+        harmless: whether tasks and rows share nothing but answers to other questions.
     """
 
     verdict: str = "clean"
     leaked: tuple[str, ...] = ()
     headline: str = ""
     sources: tuple[SharedRows, ...] = ()
+    harmless: bool = False
 
 
 def read_contamination(run_dir: RunDir) -> Contamination:
@@ -88,13 +90,13 @@ def without_tasks(rows: Sequence[EvaluationRow], taught: frozenset[str]) -> list
 
 def contamination_warnings(run_dir: RunDir) -> list[str]:
     """A sentence about held-out tasks in training rows, as a list of one. Returns [] if there are
-    none.
+    none, or nothing but equal answers, which the push told.
 
     The sentence ends with the number of tasks that are left out of the verdict, if any, because
     training rows teach them.
     """
     contamination = read_contamination(run_dir)
-    if contamination.verdict == "clean":
+    if contamination.verdict == "clean" or contamination.harmless:
         return []
     warning = f"Contamination: {contamination.headline or 'training rows hold held-out tasks'}"
     if contamination.leaked:

@@ -38,17 +38,20 @@ class Contamination:
         leaked: ids of the held-out tasks that the training rows contain.
         sources: one entry per environment version trained on, as `overlap.scan` counts it.
         headline: the result in one sentence.
+        harmless: whether tasks and rows share nothing but reference answers (`is_harmless`).
     """
 
     verdict: str
     leaked: Sequence[str]
     sources: Sequence[Mapping[str, object]]
     headline: str
+    harmless: bool = False
 
     @property
     def warnings(self) -> list[str]:
-        """A list with one warning for the reply to a submit; [] if the verdict is "clean"."""
-        if self.verdict == "clean":
+        """A list with one warning for the reply to a submit; [] if nothing speaks against the
+        held-out tasks. What is harmless was told by the push."""
+        if self.verdict == "clean" or self.harmless:
             return []
         return [f"contamination: {self.headline}"]
 
@@ -153,6 +156,9 @@ def _compare_all(
     ]
     leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
     verdict, headline = _worst_overlap(overlaps.values())
+    harmless = verdict == "overlap" and all(
+        overlap["verdict"] == "clean" or is_harmless(overlap) for overlap in overlaps.values()
+    )
     # A version that nobody but a hidden run names may be there, and is not named either.
     named = {training.env_id for training in trainings if training.run_id != HIDDEN}
     if named.intersection(gone_env_ids):
@@ -160,7 +166,7 @@ def _compare_all(
         headline += f"; {gone[:_GONE_CHARS]} is gone and was not compared"
     if set(gone_env_ids) - named:
         headline += f"; the rows of {HIDDEN} were not compared"
-    return Contamination(verdict, leaked, sources, headline)
+    return Contamination(verdict, leaked, sources, headline, harmless)
 
 
 def _counts_alone(overlap: Overlap) -> Overlap:
@@ -213,10 +219,18 @@ def _overlaps(
     return overlaps, sorted(gone)
 
 
-def _severity(overlap: Overlap) -> tuple[int, int]:
-    """Return the sort key of an overlap: by verdict, then by the number of matches. The worst
-    overlap has the largest key."""
-    return (_VERDICTS.index(overlap["verdict"]), _overlapping_tasks(overlap))
+def _severity(overlap: Overlap) -> tuple[int, bool, int]:
+    """Return the sort key of an overlap: by verdict, then those that are not harmless, then by the
+    number of matches. The worst overlap has the largest key."""
+    is_serious = not is_harmless(overlap)
+    return (_VERDICTS.index(overlap["verdict"]), is_serious, _overlapping_tasks(overlap))
+
+
+def is_harmless(overlap: Overlap) -> bool:
+    """Whether all that held-out tasks and training rows share are reference answers, to other
+    questions. Results that older versions of this program stored do not tell."""
+    answers = overlap.get("answers", 0)
+    return overlap.get("verdict") == "overlap" and answers == _overlapping_tasks(overlap)
 
 
 def _overlapping_tasks(overlap: Overlap) -> int:

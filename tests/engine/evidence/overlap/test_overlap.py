@@ -162,12 +162,12 @@ def test_the_sentence_tells_repeated_answers_from_repeated_questions():
     heldout = [row("h1", "Ends of flfhaa?", answer), row("h2", STORY, "105")]
     other_question = row("t1", "Ends of fwfsa?", answer)
     alone = scan([other_question], heldout)
-    assert alone["verdict"] == "overlap" and alone["leaked"] == []
+    assert alone["verdict"] == "overlap" and alone["leaked"] == [] and alone["answers"] == 1
     assert alone["headline"].startswith(
         "1 of 2 held-out tasks have the reference answer of a training row to another question "
     )
     both = scan([other_question, row("t2", STORY, "105")], heldout)
-    assert both["leaked"] == ["h2"]
+    assert both["leaked"] == ["h2"] and (both["answers"], both["exact"]) == (1, 2)
     assert "(1 of them in the reference answer alone; 2 exact)" in both["headline"]
 
 

@@ -37,6 +37,8 @@ CHEAT = SUMS.replace(
 
     def score""",
 )
+# Answers of more than eight words repeat, as they do where answers have a fixed form.
+REPEATED = SUMS.replace('f"{a + b}"', 'f"The sum of these two numbers is {a + b}"')
 TAUGHT = ["9+1", "9+2", "9+3"]
 EXAM = [f"9+{b}" for b in range(1, 10)]
 
@@ -82,6 +84,24 @@ def test_a_dry_run_has_a_check_of_its_own_for_it(
     checks = {check["name"]: check for check in dry_run(home, env)["checks"]}
     assert checks["contamination"]["status"] == status
     assert ("3 of 9 held-out tasks" in checks["contamination"]["detail"]) is (status == "fail")
+
+
+def test_equal_answers_to_other_questions_are_told_by_the_push_alone(home: Home, tmp_path: Path):
+    rates = {"train_flops": 5e10, "sample_flops": 5e10, "update_s": 0.01, "decode_step_s": 0.002}
+    write_json(home.speed, {"device": "cpu", "layers": 4} | rates)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "environment.py").write_text(REPEATED)
+    pushed = push_env(home, str(tmp_path / "a"), name="forms", roots=[tmp_path])
+    assert any("is no leak where such answers repeat" in note for note in pushed.warnings)
+    dry = dry_run(home, pushed.env_id)
+    (check,) = [check for check in dry["checks"] if check["name"] == "contamination"]
+    assert check["status"] == "pass" and "is no leak where" in check["detail"]
+    run = taught_run(home, pushed.env_id, set(EXAM))
+    record = registry.find_env(home, pushed.env_id)
+    report = contamination.of_training(home, record, "pebble")
+    assert (report.verdict, report.harmless, report.warnings) == ("overlap", True, [])
+    assert not contamination.is_harmless({**record.contamination, "exact": 99})
+    assert not [note for note in run_verdict(run)["warnings"] if "ontamination" in note]
 
 
 def test_the_verdict_leaves_taught_tasks_out_and_says_so(home: Home, tmp_path: Path):
