@@ -12,4 +12,5 @@ a search for a prompt in `prompts/`, pages of what a run wrote in `reading/`.
     rerun.py           a training run once more, with the same versions and settings
     plan_status.py     where a plan stands: a verdict per step
     run_status.py      where a run stands, as a client sees it
+    targets.py         how far a run is from its target, and what stopping it leaves
 """

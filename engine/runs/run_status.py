@@ -10,11 +10,10 @@ from typing import Any
 
 from engine.core.errors import UserError
 from engine.core.files import read_object
-from engine.core.format import percent, significant, words
+from engine.core.format import percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.evidence.reported import number_to_report
-from engine.evidence.stats.basics.target import target_in
 from engine.evidence.verdict.side_notes import audit_sentences
 from engine.home.halves import choosing_half_in
 from engine.home.owner_marks import is_of_sealed, pinned_steps
@@ -22,13 +21,14 @@ from engine.home.rows import HOLDS_DEVICE, RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
 from engine.machine.pace.heartbeat import EXAM_PHASES
-from engine.machine.pace.progress import Progress, answer_count, events_from, read_progress
+from engine.machine.pace.progress import Progress, answer_count, read_progress
 from engine.machine.processes import launcher, outcome
 from engine.records.env_version import EnvVersion
 from engine.records.lines.line_record import Line
 from engine.records.record import DamagedRecord
 from engine.records.run_config import EvaluateConfig, RegradeConfig
 from engine.runs.forecast import forecast_of_run
+from engine.runs.targets import target_progress
 
 # A status mentions the silence of a run that has written nothing for longer than this; one slow
 # step may well take a minute.
@@ -88,6 +88,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if pinned:
         status["pinned"] = pinned
     status["summary"] = _summary(row, status)
+    status.pop("target_note", None)
     _remove_repetitions(status)
     return status
 
@@ -193,20 +194,16 @@ def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress:
 def _add_target(status: Reply, run: RunDir, row: RunRow) -> None:
     """Add `target` to the status of a run that has a target: the target and the best score so far.
 
-    The score is that of the held-out tasks that choose the checkpoint.
+    Once it is passed, `target_note` says so, which only the summary shows, and `target_passed` is
+    true if the run can be stopped.
     """
-    target = target_in(row.expect)
-    if target is None:
+    progress = target_progress(run, row)
+    if progress is None:
         return
-    events, _ = events_from(run, cursor=0)
-    scores = [
-        event.get("heldout_success", event.get("heldout_reward"))
-        for event in events
-        if event.get("event") == "evaluated"
-    ]
-    best = max((score for score in scores if score is not None), default=None)
-    so_far = "" if best is None else f"; best so far {significant(best)}"
-    status["target"] = f"{target.in_words}{so_far}"
+    status["target"] = progress.text
+    status["target_note"] = progress.note
+    if progress.can_stop:
+        status["target_passed"] = True
 
 
 def _add_share_answered(status: Reply, run: RunDir) -> None:
@@ -529,7 +526,8 @@ def _describe_outlook(status: Reply) -> str:
     seconds_left = status["eta_s"]
     time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
     cap = status.get("forecast", {}).get("cap")
-    return f"{phase_note}{share_note}{time_left}" + (f"; {cap}" if cap else "")
+    passed = status.get("target_note", "")
+    return f"{phase_note}{share_note}{time_left}" + (f"; {cap}" if cap else "") + passed
 
 
 def _step_phrase(status: Reply) -> str:

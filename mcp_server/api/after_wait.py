@@ -208,13 +208,15 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     - done: read the rollouts; if a model was trained, deploy it.
     - failed: read the error, and diagnose. cancelled: resume.
     - still open: wait again. If the wait ended with the first step, read its rollouts before; if it
-      ended with an alert, diagnose before.
+      ended with an alert, diagnose before. If its target is passed, stop it, or wait again.
     """
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
     reached = until if reply.get("until_met") else ""
     # There is only one first step; another evaluation or alert may follow.
     wait_again = _call_to_wait_again(run_id, "end" if reached == "first_step" else until, reply)
+    if reply.get("target_passed"):
+        return [suggest("cancel_run", run_id=run_id, reason="target passed"), wait_again]
     if reached in ("alert", "news"):  # "news" of a run that goes on can only be an alert
         return [suggest("diagnose", run_id=run_id), wait_again]
     if reached == "first_step":

@@ -27,8 +27,9 @@ class Bench:
         self.home = home
 
     def queue(self, name: str = "arith-grpo", *, wall_limit_hours: float = 0, **settings) -> RunDir:
-        """Queue a run of the fake trainer. `max_gpu_hours` is the run's, the rest settings."""
-        cap = settings.pop("max_gpu_hours", 0.0)
+        """Queue a run of the fake trainer. `max_gpu_hours` and `expect` are the run's, the rest
+        settings."""
+        cap, expect = settings.pop("max_gpu_hours", 0.0), settings.pop("expect", "")
         env_dir = settings.pop("env_dir", "")
 
         def prepare(run_id: str) -> None:
@@ -43,7 +44,7 @@ class Bench:
             write_json(self.home.run(run_id).config, config)
 
         kind = ("evaluate", "evaluate") if wall_limit_hours else ("train", "grpo")
-        new = NewRun(name, *kind, "arith@0123", "pebble", max_gpu_hours=cap)
+        new = NewRun(name, *kind, "arith@0123", "pebble", max_gpu_hours=cap, expect=expect)
         with Store(self.home) as store:
             return self.home.run(store.insert_run(new, prepare).run_id)
 

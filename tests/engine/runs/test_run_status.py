@@ -137,6 +137,26 @@ def test_a_run_says_what_is_left_what_it_will_cost_and_where_its_cap_stops_it(be
         assert forecast["cap"] in status["summary"] and forecast["cap"] in status["warnings"]
 
 
+def test_a_run_that_has_passed_its_target_says_so_once_and_what_stopping_it_leaves(bench):
+    with under_way(bench, expect="90 %") as run:
+        append_line(run.events, {"event": "evaluated", "step": 20, "heldout_success": 0.85})
+        status = lifecycle.status(bench.home, run.id)
+        assert status["target"] == "90 %; best so far 0.85"
+        assert "target" not in status["summary"] and "target_passed" not in status
+        append_line(run.events, {"event": "evaluated", "step": 40, "heldout_success": 0.94})
+        status = lifecycle.status(bench.home, run.id)
+        assert "its target 90 % is passed on the tasks that choose" in status["summary"]
+        assert (
+            "(94.0 % at step 40): cancel_run stops it, without a verdict, and no checkpoint"
+            in (status["summary"])
+        )
+        assert status["target_passed"] and "target_note" not in status
+        (run.checkpoints / "step_000040").mkdir(parents=True)
+        run.best.symlink_to("step_000040")
+        summary = lifecycle.status(bench.home, run.id)["summary"]
+        assert f"keeps {run.id}@best, without a verdict; evaluate that beside its start" in summary
+
+
 def test_a_run_within_its_cap_says_nothing_of_it_and_names_no_money_without_a_price(bench):
     with under_way(bench, max_gpu_hours=2.0) as run:
         heartbeat_of(run, "training", work=WORK)

@@ -1,6 +1,6 @@
 """What a wait tells a client: no more than it needs for its next move."""
 
-from mcp_server.api.after_wait import essential
+from mcp_server.api.after_wait import after_wait, essential
 
 LEVEL = {"value": 0.9, "interval": [0.8, 0.95], "tasks": 40}
 COUNTS = {"attempts": 40, "errors": 0, "value_with_errors": 0.9}
@@ -69,3 +69,12 @@ def test_of_equal_alerts_of_a_run_the_newest_is_shown_with_how_often_it_came():
         {"run_id": "b", "id": "kl", "step": 7},
         {"run_id": "a", "id": "kl", "step": 8, "times": 2},
     ]
+
+
+def test_once_its_target_is_passed_a_run_is_offered_to_be_stopped():
+    status = {"state": "running", "target": "90 %; best so far 0.94", "cursor": "7"}
+    assert [call["tool"] for call in after_wait("r", "end", status)] == ["wait_run"]
+    stop, wait_again = after_wait("r", "end", status | {"target_passed": True})
+    arguments = {"run_id": "r", "reason": "target passed"}
+    assert stop == {"tool": "cancel_run", "arguments": arguments}
+    assert wait_again["tool"] == "wait_run" and wait_again["arguments"]["cursor"] == "7"

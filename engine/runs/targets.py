@@ -1,0 +1,66 @@
+"""How far a run under way is from its target, and how it is stopped once that is passed."""
+
+from dataclasses import dataclass
+
+from engine.core.format import percent, significant
+from engine.evidence.stats.basics.target import target_in
+from engine.home.rows import RunRow
+from engine.home.run_dir import RunDir
+from engine.machine.pace.progress import events_from
+from engine.records.lines.line_record import Line
+
+
+@dataclass(frozen=True)
+class TargetProgress:
+    """The target of a run beside its best score so far, on the tasks that choose the checkpoint.
+
+    Attributes:
+        text: the target and the best score, such as "90 %; best so far 0.85".
+        note: that the target is passed and what stopping leaves, as the end of a sentence; "" if
+            it is not.
+        can_stop: whether the target is passed and nothing else waits for the run to go on.
+    """
+
+    text: str
+    note: str = ""
+    can_stop: bool = False
+
+
+def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
+    """Read how far a run is from its target. Returns None if it has no target."""
+    target = target_in(row.expect)
+    if target is None:
+        return None
+    events, _ = events_from(run, cursor=0)
+    scored = [(score, event) for event in events if (score := _score_of(event)) is not None]
+    if not scored:
+        return TargetProgress(target.in_words)
+    best, _ = max(scored, key=lambda item: item[0])
+    text = f"{target.in_words}; best so far {significant(best)}"
+    passed = next((item for item in scored if target.is_reached_by(item[0])), None)
+    if passed is None or row.state != "running":
+        return TargetProgress(text)
+    score, event = passed
+    shown = percent(score) if event.get("heldout_success") is not None else significant(score)
+    note = (
+        f"; its target {target.in_words} is passed on the tasks that choose the checkpoint "
+        f"({shown} at step {event.get('step')})"
+    )
+    if row.plan:  # to stop one step of a plan would end the steps after it too
+        return TargetProgress(text, note)
+    if run.best.exists():
+        note += (
+            f": cancel_run stops it and keeps {row.run_id}@best, without a verdict; evaluate that "
+            "beside its start for one"
+        )
+    else:
+        note += ": cancel_run stops it, without a verdict, and no checkpoint is there yet"
+    return TargetProgress(text, note, can_stop=True)
+
+
+def _score_of(event: Line) -> float | None:
+    """Return the held-out success of an evaluation, else its reward. Returns None for any other
+    event, and if nothing was scored."""
+    if event.get("event") != "evaluated":
+        return None
+    return event.get("heldout_success", event.get("heldout_reward"))
