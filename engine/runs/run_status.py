@@ -539,10 +539,16 @@ def _step_phrase(status: Reply) -> str:
 
 
 def _done_summary(row: RunRow, status: Reply) -> str:
-    """Say in a sentence that the run is done, followed by the summary of its result."""
+    """Say in a sentence that the run is done, followed by the summary of its result. The verdict,
+    with which that summary begins too, is said once."""
     text = status.get("result", {}).get("summary", "")
-    verdict = f", verdict {row.verdict}" if row.kind == "train" else ""
-    return f"{row.run_id} is done{_early_stop_note(row, status)}{verdict}. {text}".strip()
+    done = f"{row.run_id} is done{_early_stop_note(row, status)}"
+    if row.kind != "train" or text.startswith(f"The verdict is {row.verdict}"):
+        return f"{done}. {text}".strip()
+    opening = f"{row.verdict.replace('_', ' ').capitalize()}: "  # as `sentence` writes a verdict
+    if text.startswith(opening):
+        return f"{done}, verdict {row.verdict}: {text.removeprefix(opening)}"
+    return f"{done}, verdict {row.verdict}. {text}".strip()
 
 
 def _early_stop_note(row: RunRow, status: Reply) -> str:

@@ -91,8 +91,8 @@ def essential(status: Reply) -> Reply:
 
     The metrics are those that tell how the model does, with four significant digits. If a run has
     several alerts with the same id, only the newest is kept. Measurements of the machine are left
-    out, as are the hours of the forecast that stand beside it, and the last metrics of a run that
-    is done and has a number to report. Each level (a mean score with its interval) lacks the counts
+    out, as are the hours of the forecast that stand beside it, and at the end of a run the numbers
+    that another field has too. Each level (a mean score with its interval) lacks the counts
     of attempts and errors if no score failed.
     """
     short = dict(status)
@@ -110,12 +110,44 @@ def essential(status: Reply) -> Reply:
         of_status = ("spent_hours", "total_hours")
         forecast = status["forecast"]
         short["forecast"] = {key: forecast[key] for key in forecast if key not in of_status}
-    if status.get("state") == "done" and "report_this" in status:
-        # The number to report has its curve's beside it: a last step's would be a third one.
-        for name in ("metrics", "heldout"):
-            short.pop(name, None)
+    if status.get("state") == "done":
+        _leave_out_repeated(short)
     if status.get("kind") == "plan":
         short["steps"] = [_short_levels(step) for step in status.get("steps", [])]
+    return short
+
+
+def _leave_out_repeated(status: Reply) -> None:
+    """Remove numbers from the status of a done run, in place, that it has elsewhere too.
+
+    `report_this` has the level after training and the score that chose the checkpoint, beside which
+    a last step's metrics would be a third number. The result of an evaluation has the numbers of
+    each model, of which `metrics` are the last.
+    """
+    number = status.get("report_this")
+    result = status.get("result") if isinstance(status.get("result"), dict) else None
+    if number is not None:
+        for name in ("metrics", "heldout"):
+            status.pop(name, None)
+        if result is not None:
+            status["result"] = _without_number(result, number)
+    elif result is not None and result.get("models"):
+        status.pop("metrics", None)
+
+
+def _without_number(result: Reply, number: Reply) -> Reply:
+    """Return the result of a training run without what `number` (its `report_this`) has too: the
+    score that chose the checkpoint, and the interval of the level after training. Its value stays
+    beside the one before."""
+    short = dict(result)
+    best = result.get("best_score")
+    if isinstance(best, float) and number.get("curve", {}).get("value") == round(best, _DIGITS):
+        del short["best_score"]
+    evidence = result.get("evidence") or {}
+    after = evidence.get("after") or {}
+    if after and all(after.get(name) == number.get(name) for name in ("value", "tasks")):
+        level = {name: after[name] for name in after if name not in ("interval", "tasks")}
+        short["evidence"] = evidence | {"after": level}
     return short
 
 

@@ -74,6 +74,15 @@ def test_what_was_forgotten_is_said_once(home, tuned):
     assert status["warnings"] == ["About 900 reported tasks would show a change of 5 points."]
 
 
+def test_the_verdict_is_said_once_at_the_end_of_a_run(home, tuned):
+    went = "held-out success went from 0.0 % to 14.0 % on 100 tasks."
+    write_json(home.run(tuned).result, {"summary": f"Better: {went}"})
+    assert lifecycle.status(home, tuned)["summary"] == f"{tuned} is done, verdict better: {went}"
+    write_json(home.run(tuned).result, {"summary": "Searched 8 prompts."})
+    said = lifecycle.status(home, tuned)["summary"]
+    assert said == f"{tuned} is done, verdict better. Searched 8 prompts."
+
+
 def test_what_would_have_shown_is_left_out_once_a_difference_has_shown(home, tuned):
     gap = {"smallest_detectable_gap": 0.14, "smallest_detectable_gap_is": "measured: 9 of 100"}
     evidence = {"difference": 0.4, "n": 100, **gap}

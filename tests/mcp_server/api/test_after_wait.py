@@ -51,6 +51,24 @@ def test_a_run_that_is_done_shows_the_number_to_report_and_no_third_one():
     assert "metrics" in essential(status | {"report_this": number, "state": "running"})
 
 
+def test_at_the_end_of_a_run_each_number_stands_once():
+    number = {"value": 0.815, "tasks": 200, "curve": {"value": 0.845}}
+    after = {"step": 28, "value": 0.815, "interval": [0.75, 0.86], "tasks": 200}
+    evidence = {"before": {"value": 0.675}, "after": after, "p": 0.01}
+    result = {"best_step": 28, "best_score": 0.84500001, "evidence": evidence}
+    status = {"state": "done", "report_this": number, "result": result}
+    short = essential(status)["result"]
+    left = evidence | {"after": {"step": 28, "value": 0.815}}
+    assert short == {"best_step": 28, "evidence": left}
+    # A number of another evaluation, on more tasks, is another number: both stay.
+    larger = essential(status | {"report_this": number | {"tasks": 400}})["result"]
+    assert larger["evidence"]["after"] == after
+    # The last metrics of an evaluation are those of its last model.
+    models = {"models": [{"ref": "pebble", "success": 0.5}]}
+    judged = {"state": "done", "result": models, "metrics": {"heldout_success": 0.5}}
+    assert essential(judged) == {"state": "done", "result": models}
+
+
 def test_hours_of_a_forecast_that_stand_beside_it_are_left_out():
     hours = {"low": 0.1, "likely": 0.2, "high": 0.4}
     forecast = {"spent_hours": 0.1, "left_hours": hours, "total_hours": hours, "basis": "measured"}
