@@ -1,6 +1,7 @@
 """Held-out tasks that stand in the training rows of a run's models, as `contamination.json` lists
 them."""
 
+import json
 from collections.abc import Mapping, Sequence
 
 from pydantic import Field
@@ -57,6 +58,7 @@ class Contamination(Record):
         headline: the result in a sentence.
         sources: one entry for each environment version that was trained on.
         harmless: whether tasks and rows share nothing but answers to other questions.
+        taught: of an evaluation of several models: model -> how many of the tasks it was taught.
     """
 
     verdict: str = "clean"
@@ -64,6 +66,7 @@ class Contamination(Record):
     headline: str = ""
     sources: tuple[SharedRows, ...] = ()
     harmless: bool = False
+    taught: Mapping[str, int] = Field(default_factory=dict)
 
 
 def read_contamination(run_dir: RunDir) -> Contamination:
@@ -100,5 +103,23 @@ def contamination_warnings(run_dir: RunDir) -> list[str]:
         return []
     warning = f"Contamination: {contamination.headline or 'training rows hold held-out tasks'}"
     if contamination.leaked:
-        warning += f"; {len(contamination.leaked)} are left out of the verdict"
+        left_out = f"; {len(contamination.leaked)} are left out of the verdict"
+        warning += left_out_for_all(contamination.leaked, contamination.taught) or left_out
     return [f"{warning}."]
+
+
+def left_out_for_all(leaked: Sequence[str], taught: Mapping[str, int]) -> str:
+    """Say, as the end of a sentence, which model makes an evaluation leave tasks out for all of its
+    models, and how to evaluate without it.
+
+    `leaked` are the tasks left out; `taught` is that of `Contamination`. Returns "" if nothing is
+    left out, or if it is not known to be for some of several models.
+    """
+    teaching = [f"{model} ({count})" for model, count in taught.items() if count]
+    others = [model for model, count in taught.items() if not count]
+    if not leaked or not teaching or not others:
+        return ""
+    return (
+        f"; {len(leaked)} tasks are left out for all models, because {' and '.join(teaching)} was "
+        f"trained on them: evaluate with models={json.dumps(others)} asks the others all tasks"
+    )

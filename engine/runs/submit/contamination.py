@@ -9,7 +9,7 @@ evaluated. Every comparison is stored in the home.
 import contextlib
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from engine.core.errors import UserError
@@ -17,6 +17,7 @@ from engine.core.files import read_json, write_json
 from engine.environments.registry import EnvRecord, find_env, read_tasks
 from engine.evidence.compare.settings_diff import ancestors, making_of_run
 from engine.evidence.overlap.overlap import scan
+from engine.evidence.verdict.contamination import left_out_for_all
 from engine.evidence.verdict.lineage import sees, trained_by
 from engine.home.owner_marks import seal_in
 from engine.home.run_dir import Home
@@ -39,6 +40,7 @@ class Contamination:
         sources: one entry per environment version trained on, as `overlap.scan` counts it.
         headline: the result in one sentence.
         harmless: whether tasks and rows share nothing but reference answers (`is_harmless`).
+        taught: of several models: model -> how many of the tasks it was taught; {} of one.
     """
 
     verdict: str
@@ -46,6 +48,7 @@ class Contamination:
     sources: Sequence[Mapping[str, object]]
     headline: str
     harmless: bool = False
+    taught: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def warnings(self) -> list[str]:
@@ -53,7 +56,7 @@ class Contamination:
         held-out tasks. What is harmless was told by the push."""
         if self.verdict == "clean" or self.harmless:
             return []
-        return [f"contamination: {self.headline}"]
+        return [f"contamination: {self.headline}{left_out_for_all(self.leaked, self.taught)}"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,9 @@ def of_models(
     trainings += [
         _Training(model="", run_id="", env_id=name) for name in dict.fromkeys(earlier_env_ids)
     ]
-    return _compare_all(home, record, trainings)
+    # What a plan has yet to train is not known to be taught to one of the models or to all.
+    several = list(dict.fromkeys(models)) if not earlier_env_ids else []
+    return _compare_all(home, record, trainings, several if len(several) > 1 else ())
 
 
 def _trainings(home: Home, ref: str) -> list[_Training]:
@@ -137,11 +142,15 @@ def _trainings(home: Home, ref: str) -> list[_Training]:
 
 
 def _compare_all(
-    home: Home, evaluated_on: EnvRecord, trainings: Sequence[_Training]
+    home: Home,
+    evaluated_on: EnvRecord,
+    trainings: Sequence[_Training],
+    models: Sequence[str] = (),
 ) -> Contamination:
     """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
 
-    The headline of the result also names environment versions that are gone. If `evaluated_on` is a
+    The headline of the result also names environment versions that are gone. `models` are those to
+    tell apart in `taught`. If `evaluated_on` is a
     sealed exam (tasks that nobody may see), the result holds numbers only, and no task or row.
     """
     overlaps, gone_env_ids = _overlaps(
@@ -166,7 +175,18 @@ def _compare_all(
         headline += f"; {gone[:_GONE_CHARS]} is gone and was not compared"
     if set(gone_env_ids) - named:
         headline += f"; the rows of {HIDDEN} were not compared"
-    return Contamination(verdict, leaked, sources, headline, harmless)
+    taught = {model: _taught_count(model, trainings, overlaps) for model in models}
+    return Contamination(verdict, leaked, sources, headline, harmless, taught)
+
+
+def _taught_count(
+    model: str, trainings: Sequence[_Training], overlaps: Mapping[str, Overlap]
+) -> int:
+    """Count the held-out tasks that a model was taught by all of its trainings together.
+    `overlaps` are by env id."""
+    env_ids = [training.env_id for training in trainings if training.model == model]
+    tasks = [task for name in env_ids if name in overlaps for task in overlaps[name]["leaked"]]
+    return len(set(tasks))
 
 
 def _counts_alone(overlap: Overlap) -> Overlap:

@@ -16,6 +16,7 @@ from engine.environments.push import push_env
 from engine.evidence.compare.compare import compare_runs
 from engine.evidence.report.dossier import gather
 from engine.evidence.report.markdown import card_of, markdown_of
+from engine.evidence.verdict.contamination import contamination_warnings
 from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.team.owners import Share, Viewer
@@ -149,6 +150,14 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     found = contamination.of_models(home, record, ["pebble", run.id])
     assert found.verdict == "leak" and found.leaked == EXAM
     assert found.sources[0]["run_id"] == run.id and found.sources[0]["env_id"] == copy
+    # It leaves the tasks out for pebble too: which model does that is said, and how to go without.
+    assert found.taught == {"pebble": 0, run.id: 9}
+    (warning,) = found.warnings
+    assert f"9 tasks are left out for all models, because {run.id} (9) was trained on" in warning
+    assert 'evaluate with models=["pebble"] asks the others all tasks' in warning
+    judged = evaluation(home, exam, {"pebble": exam_rows(set()), run.id: exam_rows(set(EXAM))})
+    write_json(judged.contamination, asdict(found))
+    assert "left out for all models" in contamination_warnings(judged)[0]
     # A run that continues the model inherits what it was taught.
     assert contamination.of_models(home, record, [f"{child.id}@step5"]).leaked == EXAM
     assert contamination.of_training(home, record, run.id).leaked == EXAM
