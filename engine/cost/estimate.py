@@ -21,7 +21,14 @@ from engine.cost import memory as footprint
 from engine.cost.batteries import batteries
 from engine.cost.calibration import Experience, speed_here
 from engine.cost.flops import Plan
-from engine.cost.hours import LEVELS, PredictedTime, predicted_time
+from engine.cost.hours import (
+    LEVELS,
+    WIDE_NOTE,
+    PredictedTime,
+    narrowing_call,
+    predicted_time,
+    unmeasured_warning,
+)
 from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.executors.admission import compute_of, has_vllm, machine_for
@@ -144,19 +151,6 @@ def _forecast_with(
     return estimate(home, settings, model, env, machine, teacher=teacher, base_path=base_path)
 
 
-def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
-    """Return a warning if `figures` (an estimate) come from a table while the machine is measured.
-
-    Returns [] if they rest on measurements, or if no measurement is under way.
-    """
-    if figures.basis != "model" or not throughput.is_being_measured(home):
-        return []
-    return [
-        "this machine is still being measured (it is busy): the hours come from a table of "
-        "machines, times what others take of it; estimate_cost in a minute has measured ones"
-    ]
-
-
 def planned_run(
     home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
 ) -> PlannedRun:
@@ -192,7 +186,7 @@ def _submit_call(env_id: str, model: str, algorithm: str, settings: Mapping[str,
 def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call: Call) -> Reply:
     """Make the reply of an estimate: figures, a summary, warnings, and the role of each GPU.
 
-    `next` has `submit_call` if the run fits into memory and has rows to train on."""
+    `next` has `submit_call` if the run fits and has rows, and what narrows a wide range first."""
     figures, settings = forecast.estimate, run.resolved.settings
     misfit = none_fit(env_facts.statistics(run.env_facts, settings), settings)
     text = summary(figures)
@@ -201,10 +195,14 @@ def _estimate_reply(home: Home, run: PlannedRun, forecast: Forecast, submit_call
         text = f"{text} But {misfit}."
         row_warnings = [f"{misfit}: nothing would be trained. Raise max_length."]
     can_be_trained = figures.fits and not misfit
+    calls = [submit_call] if can_be_trained else []
+    narrowing = narrowing_call(home, figures.hours, figures.basis, submit_call.arguments)
+    if narrowing is not None and can_be_trained:
+        text, calls = f"{text} This is {WIDE_NOTE}.", [narrowing, submit_call]
     settings_warnings = [*run.resolved.warnings, *unmeasured_warning(home, figures)]
     reply = shown(figures) | {
         "summary": text,
-        "next": [submit_call.to_json()] if can_be_trained else [],
+        "next": [call.to_json() for call in calls],
         "warnings": [*row_warnings, *settings_warnings, *_forecast_warnings(forecast)],
     }
     return reply | run_size.roles(settings)

@@ -9,11 +9,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.core.hints import Call
+from engine.cost import throughput
 from engine.cost.calibration import CALIBRATE_FROM, Experience
 from engine.cost.flops import Plan
 from engine.cost.lowering import phases_of
 from engine.cost.throughput import Speed
+from engine.home.run_dir import Home
 from engine.models.sizing import ranks
+from engine.records.estimate import Estimate, Range
 from engine.records.settings import STOP_EARLY_PATIENCE
 
 LEVELS = ("low", "likely", "high")
@@ -25,6 +29,45 @@ _CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run'
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 _NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 DOWNLOAD_RATE = 2e7  # bytes per second
+_WIDE = 10.0  # from this factor between low and high a range says little
+# The arguments of a submit that estimate_cost and dry_run take too.
+_OF_ESTIMATES = ("env_id", "model", "algorithm", "settings", "then", "vary")
+# What a summary says of such a range.
+WIDE_NOTE = "a wide range: the first call in next measures more"
+
+
+def narrowing_call(
+    home: Home, hours: Range, basis: str, arguments: Mapping[str, object]
+) -> Call | None:
+    """Make the call that narrows a wide range of hours; None if the range is not wide.
+
+    While the machine is still being measured, that is the estimate once more; otherwise two real
+    steps of the run, whose seconds the reply tells. `arguments` are those of the run's submit.
+    """
+    if not is_wide(hours):
+        return None
+    of_run = {name: arguments[name] for name in _OF_ESTIMATES if name in arguments}
+    if basis == "model" and throughput.is_being_measured(home):
+        return Call("estimate_cost", of_run)
+    return Call("dry_run", {**of_run, "smoke": True})
+
+
+def is_wide(hours: Range) -> bool:
+    """Whether a range of hours spans so much that it says little."""
+    return hours.high > _WIDE * hours.low
+
+
+def unmeasured_warning(home: Home, figures: Estimate) -> list[str]:
+    """Return a warning if `figures` (an estimate) come from a table while the machine is measured.
+
+    Returns [] if they rest on measurements, or if no measurement is under way.
+    """
+    if figures.basis != "model" or not throughput.is_being_measured(home):
+        return []
+    return [
+        "this machine is still being measured (it is busy): the hours come from a table of "
+        "machines, times what others take of it; estimate_cost in a minute has measured ones"
+    ]
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from engine.core.reply import Reply
 from engine.cost import estimate, throughput
 from engine.cost.estimate import Forecast
 from engine.cost.exam import Exam, exam_of
+from engine.cost.hours import unmeasured_warning
 from engine.dry_run.judgements import CheckList, Outcome, judge_data, judge_wording, required
 from engine.environments import env_facts, registry
 from engine.environments.registry import EnvRecord
@@ -401,7 +402,7 @@ class DryRun:
         if forecast.left_out:
             fix = "Put the file back from a copy, or delete the run it belongs to."
             return Outcome("warn", f"{detail} {'; '.join(forecast.left_out)}", fix)
-        unmeasured = estimate.unmeasured_warning(self.home, forecast.estimate)
+        unmeasured = unmeasured_warning(self.home, forecast.estimate)
         return Outcome("pass", " ".join([detail, *unmeasured]))
 
     def _forecast(self) -> Forecast:

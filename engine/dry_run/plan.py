@@ -11,6 +11,7 @@ from engine.core.format import counted, percent, size, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate, plan_total
+from engine.cost.hours import WIDE_NOTE, narrowing_call
 from engine.cost.plan_total import NO_HOURS
 from engine.dry_run.judgements import Check, CheckList, Outcome, required
 from engine.dry_run.planned_run import PlannedRun
@@ -199,6 +200,7 @@ class _CheckedPlan:
             return f"Not ready: {_as_sentence(failed[0])}{how_many}."
         hours, basis = required(self.total).hours, required(self.total).basis
         by_table = ", by a table: this machine is not measured yet" if basis == "model" else ""
+        by_table += f"; {WIDE_NOTE}" if self._narrowing_call() else ""
         run_count = len(self.runs) + (1 if self.evaluation_step else 0)
         sentence = (
             f"Ready to train: {run_count} runs, about {words(hours.likely)} in all "
@@ -212,10 +214,20 @@ class _CheckedPlan:
         return f"{sentence} First: {_as_sentence(warned[0])}{more}."
 
     def _next_calls(self) -> list[Reply]:
-        """Return the call that submits the plan; [] if a check failed."""
+        """Return the call that submits the plan, after the one that narrows a wide range of hours;
+        [] if a check failed."""
         if self.failed:
             return []
-        return [Call("submit_train", self.runs[0].arguments()).to_json()]
+        calls = [self._narrowing_call(), Call("submit_train", self.runs[0].arguments())]
+        return [call.to_json() for call in calls if call is not None]
+
+    def _narrowing_call(self) -> Call | None:
+        """Return the call that narrows a wide range of hours. Returns None if the range is not
+        wide, or if two steps of the first run were done now."""
+        first, total = self.runs[0], self.total
+        if total is None or first.facts.smoke:
+            return None
+        return narrowing_call(self.home, total.hours, total.basis, first.arguments())
 
     def _steps(self) -> list[Reply]:
         """Make the entry of each run of the plan for the reply, the evaluation last.

@@ -6,6 +6,7 @@ from engine.core.format import counted, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate, plan_total, throughput
+from engine.cost.hours import WIDE_NOTE, narrowing_call, unmeasured_warning
 from engine.endpoints.references import is_endpoint
 from engine.home.database import reports_unwritable_disk
 from engine.home.run_dir import Home
@@ -52,14 +53,18 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     total = steps.total  # the estimate of all runs together
     fits = all(run_figures.fits for run_figures in steps.figures)  # into the memory of the device
     arguments = {name: value for name, value in request.given_arguments().items() if value}
-    call = Call("submit_train", arguments)
+    calls = [Call("submit_train", arguments)] if fits else []
+    summary = _summary(steps, total, request.cap_hours, fits=fits)
+    narrowing = narrowing_call(home, total.hours, total.basis, arguments)
+    if narrowing is not None and fits:
+        summary, calls = f"{summary} This is {WIDE_NOTE}.", [narrowing, *calls]
     return {
-        "summary": _summary(steps, total, request.cap_hours, fits=fits),
-        "next": [call.to_json()] if fits else [],
+        "summary": summary,
+        "next": [call.to_json() for call in calls],
         "warnings": [
             *steps.warnings,
             *_over_cap_warnings(total, request.cap_hours),
-            *estimate.unmeasured_warning(home, total),
+            *unmeasured_warning(home, total),
         ],
         "steps": _step_entries(steps, total.gpu_hour_price),
         "hours": total.hours.to_json(),

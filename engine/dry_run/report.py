@@ -8,6 +8,7 @@ from engine.core.format import whole_percent, words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
+from engine.cost.hours import WIDE_NOTE, narrowing_call
 from engine.dry_run.checks import DryRun
 from engine.dry_run.judgements import required, short_audit
 from engine.environments import registry
@@ -150,7 +151,17 @@ def _ready_sentence(run: DryRun) -> str:
     if figures.basis != "model":  # "model": a table of speeds, because nothing was measured
         return sentence
     between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
-    return f"{sentence} by a table ({between}: this machine is not measured yet)"
+    wide = f"; {WIDE_NOTE}" if _narrowing_call(run) else ""
+    return f"{sentence} by a table ({between}: this machine is not measured yet{wide})"
+
+
+def _narrowing_call(run: DryRun) -> Call | None:
+    """Return the call that narrows a wide range of hours. Returns None if the range is not wide,
+    or if two steps were done now, whose seconds the check "smoke" tells."""
+    if run.facts.smoke:
+        return None
+    figures = required(run.facts.forecast).estimate
+    return narrowing_call(run.home, figures.hours, figures.basis, run.arguments())
 
 
 def _little_to_learn(run: DryRun) -> str:
@@ -172,7 +183,7 @@ def _next_calls(run: DryRun) -> list[Call]:
 
     - if a check failed: what mends it, or the section of the playbook about it.
     - if GRPO would learn little: SFT, if possible, and the answers of the probe.
-    - otherwise: wait for an unfinished probe; submit the run.
+    - otherwise: what narrows a wide range of hours; wait for an unfinished probe; submit the run.
     """
     check_list, facts = run.check_list, run.facts
     if check_list.failed:
@@ -185,7 +196,8 @@ def _next_calls(run: DryRun) -> list[Call]:
     # The check of a probe that has not ended in time is skipped; its run goes on.
     if facts.probe_run_id and check_list.status("probe") == "skip":
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
-    return calls
+    narrowing = _narrowing_call(run)
+    return [narrowing, *calls] if narrowing else calls
 
 
 def _warnings(run: DryRun) -> list[str]:

@@ -6,6 +6,7 @@ from engine.core.format import words
 from engine.core.hints import Call
 from engine.core.reply import Reply
 from engine.cost import estimate
+from engine.cost.hours import is_wide
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home, RunDir
 from engine.home.store import Store
@@ -53,7 +54,7 @@ def reply_of(home: Home, row: RunRow, warnings: list[str]) -> Reply:
         "settings_changed_from_parent": _changed_from_parent(home, config),
         "metrics_uri": f"run://{row.run_id}/metrics",
         "summary": f"{row.run_id} is {state_text}{_time_in_words(config)}.",
-        "next": [Call("wait_run", {"run_id": row.run_id}).to_json()],
+        "next": [_wait_call(row.run_id, config).to_json()],
         "warnings": warnings,
     }
 
@@ -91,7 +92,16 @@ def _time_in_words(config: RunConfig) -> str:
         return ""
     hours = config.estimate.hours
     between = f"{words(hours.low)} to {words(hours.high)}"
-    return f": about {words(hours.likely)} ({between}){unmeasured_note([config.estimate.basis])}"
+    wide = "; its first step measures more" if is_wide(hours) else ""
+    note = unmeasured_note([config.estimate.basis])
+    return f": about {words(hours.likely)} ({between}){note}{wide}"
+
+
+def _wait_call(run_id: str, config: RunConfig) -> Call:
+    """Make the call that waits for the run: for its first step, if that narrows a wide estimate."""
+    if isinstance(config, TrainConfig) and is_wide(config.estimate.hours):
+        return Call("wait_run", {"run_id": run_id, "until": "first_step"})
+    return Call("wait_run", {"run_id": run_id})
 
 
 def unmeasured_note(bases: Sequence[str]) -> str:

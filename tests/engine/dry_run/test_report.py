@@ -25,4 +25,13 @@ def test_a_time_from_a_table_says_so_with_its_band_and_the_submit_comes_next(
     assert report["summary"].startswith("Ready to train, about ")
     says_so = "by a table (" in report["summary"] and "not measured yet" in report["summary"]
     assert says_so is not measured
-    assert report["next"][0]["tool"] == "submit_train"
+    *before, submit = [call["tool"] for call in report["next"]]
+    assert submit == "submit_train"
+    # A range of more than a factor of ten is never told without the call that narrows it.
+    hours = report["estimate"]["hours"]
+    is_wide = hours["high"] > 10 * hours["low"]
+    assert is_wide or measured, "the range of a table is wide"
+    assert before == (["dry_run"] if is_wide else [])
+    if not measured:
+        assert report["next"][0]["arguments"]["smoke"] is True
+        assert "a wide range: the first call in next" in report["summary"]

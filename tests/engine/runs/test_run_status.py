@@ -104,6 +104,18 @@ def test_a_cancelled_run_that_has_a_best_checkpoint_offers_to_judge_it(busy, ben
     assert calls[-1]["arguments"]["models"] == [model, f"{run.id}@best"]
 
 
+def test_a_cancelled_run_says_that_its_skills_were_not_asked_again(busy, bench):
+    run = bench.queue()
+    with Store(bench.home) as store:
+        store.set_state(run.id, "cancelled", only_from={"queued"}, reason_kind="cancelled")
+    assert lifecycle.status(bench.home, run.id)["warnings"] == []
+    for when, told in (("before", 1), ("after", 0)):
+        run.kept(when).parent.mkdir(exist_ok=True)
+        append_line(run.kept(when), {"task": "copy-1"})
+        warnings = lifecycle.status(bench.home, run.id)["warnings"]
+        assert sum("kept skills were asked before training alone" in w for w in warnings) == told
+
+
 def heartbeat_of(run, phase: str, *, age_s: float = 0.0, **facts) -> None:
     """The last sign of life of a trainer, given `age_s` seconds ago."""
     heartbeat = Heartbeat(1, time.time() - age_s, phase, **facts)
