@@ -157,8 +157,8 @@ def _ready_sentence(run: DryRun) -> str:
 
 def _narrowing_call(run: DryRun) -> Call | None:
     """Return the call that narrows a wide range of hours. Returns None if the range is not wide,
-    or if two steps were done now, whose seconds the check "smoke" tells."""
-    if run.facts.smoke:
+    if two steps were done now, whose seconds the check "smoke" tells, or while a probe goes on."""
+    if run.facts.smoke or (run.facts.probe_run_id and run.check_list.status("probe") == "skip"):
         return None
     figures = required(run.facts.forecast).estimate
     return narrowing_call(run.home, figures.hours, figures.basis, run.arguments())

@@ -58,7 +58,7 @@ def test_the_submit_that_is_suggested_trains_with_the_settings_that_were_shown(
 ):
     add()
     report = dry_run(home, then=[GRPO], vary={"seed": [1, 2]})
-    steps = resolved_steps(home, TrainRequest(**report["next"][0]["arguments"])).trainings
+    steps = resolved_steps(home, TrainRequest(**report["next"][-1]["arguments"])).trainings
     assert [each.planned.step for each in steps] == [1, 2, 1, 2]
     shown: dict[int, dict[str, Any]] = {}
     for step, each in zip(report["steps"], steps, strict=True):

@@ -37,7 +37,7 @@ def test_the_parts_of_a_plan_add_up_and_the_first_is_that_of_a_run_of_its_own(
         assert reply["gpu_hours"][level] == pytest.approx(hours, abs=3e-4)
         assert reply["money"][level] == pytest.approx(2 * reply["gpu_hours"][level], abs=1e-3)
     assert reply["fits"] and reply["basis"] == "measured" and "3 runs" in reply["summary"]
-    assert reply["next"][0]["arguments"]["then"] == [GRPO, EVALUATION]
+    assert reply["next"][-1]["arguments"]["then"] == [GRPO, EVALUATION]
 
 
 def test_every_combination_counts(home: Home, add: Callable[..., str]):
