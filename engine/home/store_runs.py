@@ -23,6 +23,7 @@ from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
 from engine.home.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
+_HINT = _RUN_COLUMNS.index("hint")
 # Columns that may change in the life of a run.
 _SETTABLE = frozenset(_RUN_COLUMNS) - {"rowid", "run_id", "state", "created", "kind", "algorithm"}
 _LISTED_RUNS = 6  # the most runs of a plan that an error lists
@@ -574,9 +575,7 @@ def _body_hash(body: Mapping[str, Any]) -> str:
 
 def _run_row(values: Sequence[Any]) -> RunRow:
     """Build a RunRow from a row of the table, whose `values` are in the order of _RUN_COLUMNS."""
-    columns = dict(zip(_RUN_COLUMNS, values, strict=True))
-    columns["hint"] = Hint.load(columns["hint"])
-    return RunRow(**columns)
+    return RunRow(*values[:_HINT], Hint.load(values[_HINT]), *values[_HINT + 1 :])
 
 
 def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
