@@ -302,8 +302,24 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
         evidence_fields = {
             name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
         }
-        return {"verdict": row.verdict, **evidence_fields}
+        return {"verdict": row.verdict, **evidence_fields, **_skills_of(evidence)}
     return _comparison(home, row) if len(models) > 1 else {}
+
+
+def _skills_of(evidence: Mapping[str, Any]) -> Reply:
+    """Say what a training run did to the skills that its start had (`kept_skills`), and what it and
+    the runs before it did to those of their base model (`kept_since_base`), each in a sentence.
+
+    What the warnings of the verdict say is not said again. Returns {} if no skill was asked.
+    """
+    kept = evidence.get("kept_skills") or {}
+    since_base = kept.get("against_base") or {}
+    sentences = {
+        "kept_skills": kept.get("summary"),
+        "kept_since_base": since_base.get("summary"),
+    }
+    warnings = evidence.get("warnings") or ()
+    return {name: text for name, text in sentences.items() if text and text not in warnings}
 
 
 def _warnings_of(home: Home, row: RunRow) -> list[str]:
@@ -426,8 +442,10 @@ def _comparison(home: Home, row: RunRow) -> Reply:
 
 
 def _level_text(arm: Mapping[str, Any]) -> Any:
-    """Return the score of a model (`arm`) in a comparison: `value`, `interval` and `tasks`."""
-    return {name: arm[name] for name in ("value", "interval", "tasks") if name in arm}
+    """Return the score of a model (`arm`) in a comparison: `value`, `interval`, `tasks`, and how it
+    did in other words if it was asked that way."""
+    names = ("value", "interval", "tasks", "in_other_words")
+    return {name: arm[name] for name in names if name in arm}
 
 
 def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecast | None) -> str:

@@ -177,16 +177,17 @@ def _cell_text(cell: str | blocks.Tag | blocks.Cell) -> str:
 def _skills_table(batteries: Sequence[blocks.Battery]) -> str:
     """A Markdown table with one row per battery (set of questions), and below it one row for each
     of its skills in which something right was lost."""
-    heads = ("asked", "before", "after", "tasks", "lost", "")
+    heads = ("asked", "before", "after", "tasks", "right before", "lost", "")
     rows = []
     for battery in batteries:
-        numbers = (battery.before, battery.after, battery.n, battery.lost)
+        right = battery.lost_of_right.right if battery.lost_of_right else ""
+        numbers = (battery.before, battery.after, battery.n, right, battery.lost)
         rows.append((battery.battery, *map(value_text, numbers), battery.verdict))
         for skill in battery.skills:
             lost = skill.lost_of_right  # tasks that were right before training and are wrong now
             if lost is not None and lost.lost:
                 name = f"{battery.battery}: {skill.skill}"
-                numbers = (skill.before, skill.after, lost.right, lost.lost)
+                numbers = (skill.before, skill.after, "", lost.right, lost.lost)
                 rows.append((name, *map(value_text, numbers), lost.text))
     return _table(heads, rows)
 

@@ -491,7 +491,7 @@ def _kept_text(battery: Battery) -> str:
     lost_skill = battery.lost_skill
     if lost_skill is not None and lost_skill.lost_of_right is not None:
         name, lost = lost_skill.skill or "the rest", lost_skill.lost_of_right.text
-        whole = {"improved": "better", "kept": "no loss found"}.get(battery.verdict, "inconclusive")
+        whole = {"improved": "better", "kept": "no clear loss"}.get(battery.verdict, "inconclusive")
         return f"{name} was lost: {lost}; all skills together: {whole}, {levels}"
     if battery.verdict == "improved":
         return f"better, {levels}{_lost_text(battery)}"
@@ -502,7 +502,7 @@ def _kept_text(battery: Battery) -> str:
         flips = f"{battery.lost} lost, {battery.gained} gained"
         return f"inconclusive, {levels}, {flips}, 95 % interval of the change {ends}"
     gap = f"a loss of {_gap_text(battery)} would have shown"
-    return f"no loss found, {levels}{_lost_text(battery)} ({gap})"
+    return f"no clear loss, {levels} ({gap}){_lost_text(battery)}"
 
 
 def _levels_text(battery: Battery) -> str:

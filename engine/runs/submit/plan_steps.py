@@ -93,7 +93,10 @@ def steps_of(
     is_evaluated = bool(entries) and entries[-1]["algorithm"] == EVALUATE
     train_entries = entries[:-1] if is_evaluated else entries
     if any(entry["algorithm"] == EVALUATE for entry in train_entries):
-        raise _bad_then("an evaluation is not the last step", "Put it at the end of then.")
+        raise _bad_then(
+            "only the last step may be an evaluation",
+            "Give one, at the end of then; with perturb it asks the plain tasks too.",
+        )
     _check_lists(request.vary)
     chain_length = 1 + len(train_entries)  # how many runs train one after the other
     # This is checked before the combinations are made, because there may be millions of them.

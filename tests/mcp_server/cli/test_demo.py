@@ -59,7 +59,7 @@ class Engine:
         names = {*LOOP, "read_logs", "cancel_run"}
         for name in names:
             monkeypatch.setattr(verbs, name, self._stand_in(name))
-        skills = KeptSkills("kept", [], "Kept skills: no loss found.")
+        skills = KeptSkills("kept", [], "Kept skills: no clear loss.")
         monkeypatch.setattr(demo, "kept_skills", lambda run_dir: skills)
         monkeypatch.setattr(demo, "write_report", lambda home, run_id: Path("/h/report.html"))
 
@@ -211,7 +211,7 @@ def test_the_second_demo_trains_a_fetched_model_on_two_tasks(
     assert "Verdict: better" in shown
     assert "The soup was cold" in shown and "Ines Duarte" in shown
     assert shown.count("/h/report.html") == 2
-    assert shown.count("no loss found") == 2, "of each training"
+    assert shown.count("no clear loss") == 2, "of each training"
 
 
 def test_a_model_that_cannot_be_fetched_ends_the_demo_with_the_reason(

@@ -114,6 +114,21 @@ def test_the_end_of_a_plan_says_what_the_verdicts_warn_of_and_shows_every_alert(
     assert [alert["id"] for alert in later["alerts"]] == ["flat"]
 
 
+def test_the_end_of_a_plan_says_once_what_became_of_the_skills_before(bench, env):
+    plan(bench, env, then=[GRPO])
+    done = waited(bench)
+    fine, lost = "Kept skills: no clear loss.", "Forgotten since pebble: upper."
+    kept = {"summary": fine, "against_base": {"summary": lost}}
+    for name, warnings in (("sums-sft-1", []), ("sums-grpo-1", [lost])):
+        evidence = {"kept_skills": kept, "warnings": warnings}
+        write_json(bench.home.run(name).result, {"verdict": "better", "evidence": evidence})
+    told = lifecycle.wait(bench.home, "sums-plan-1", timeout_s=0, cursor=done["cursor"])
+    first, second = told["steps"]
+    assert (first["kept_skills"], first["kept_since_base"]) == (fine, lost)
+    assert second["kept_skills"] == fine and "kept_since_base" not in second
+    assert told["warnings"] == [f"sums-grpo-1: {lost}"]
+
+
 @pytest.mark.parametrize(
     ("verdict", "second"),
     [("better", "submit_train"), ("inconclusive", "diagnose"), ("worse", "diagnose")],
@@ -391,7 +406,7 @@ def test_a_plan_that_is_done_is_not_offered_to_be_resumed(bench, env):
         ([{"settings": {}}], {}, "names no algorithm"),
         ([{"algorithm": "grpo", "steps": 3}], {}, "no key 'steps'"),
         ([{"algorithm": "grpo", "settings": 3}], {}, "settings = 3"),
-        ([EVALUATION, GRPO], {}, "not the last step"),
+        ([EVALUATION, GRPO], {}, "only the last step"),
         ([EVALUATION | {"rows": 0}], {}, "rows"),
         ([EVALUATION | {"perturb": ["typos"]}], {}, "typos"),
         ([GRPO], {"seed": 3}, "no list"),
