@@ -87,7 +87,8 @@ def _bad_argument(field: str, message: str, hint: str) -> UserError:
 
 
 def warnings(models: Sequence[ModelRef], settings: SamplingSettings) -> list[str]:
-    """List what is doubtful about asking models behind a URL, one sentence each."""
+    """List what is doubtful about asking models behind a URL, one sentence each. The settings are
+    the same for all of them, so each sentence names the first."""
     behind_url = [model for model in models if model.endpoint is not None]
     doubts = []
     if behind_url and settings.max_cost is None and settings.max_calls is None:

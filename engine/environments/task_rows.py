@@ -176,10 +176,10 @@ def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
 
 
 def leak_problems(rows: Sequence[TaskRow], draft: Draft) -> list[str]:
-    """Return one text for each training row that teaches a held-out or dev task.
+    """Return one text for each pair of a training row and the held-out or dev task that it teaches.
 
     Example: "train.jsonl:7 asks heldout.jsonl:3 (exact, prompt)". A row that stands in no data file
-    is named by its id. At most `_MOST_LEAKS` rows are listed; a last text says how many more there
+    is named by its id. At most `_MOST_LEAKS` pairs are listed; a last text says how many more there
     are.
     """
     pairs = _leaks(rows, draft)

@@ -60,8 +60,8 @@ def all_rented(home: Home, host: str = "") -> list[Rented]:
 
 
 def shown(home: Home, host: str) -> dict[str, object]:
-    """How many clusters of a host may be there and what they cost in an hour, in dollars; for a
-    listing that anybody may see. Empty for none."""
+    """Count the clusters that a host has rented, and their price per hour in dollars, for a listing
+    that anybody may see. Returns {} if none is known to be rented."""
     present = all_rented(home, host)
     if not present:
         return {}

@@ -474,8 +474,8 @@ class ShareTable(Connection):
             )
 
     def remove_shares(self, kind: str, name: str, owner: str, grantee: str = "") -> int:
-        """Share something no more, with `grantee` or ("") with anybody. Returns how many shares
-        there were."""
+        """Stop sharing something with `grantee`, or with everybody if that is "". Returns how many
+        shares were removed."""
         condition = "AND grantee = ?" if grantee else ""
         with self._write():
             cursor = self._db.execute(

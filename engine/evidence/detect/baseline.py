@@ -67,7 +67,7 @@ def _step_of_start(run: RunDir, parent: RunDir, checkpoint: str) -> int | None:
     if isinstance(step, int):
         return step
     folder = parent.resolve_checkpoint(checkpoint)
-    number = folder.name.rpartition("_")[2] if folder else ""
+    number = folder.name.rpartition("_")[2] if folder else ""  # 000020 of step_000020
     return int(number) if number.isdigit() else None
 
 

@@ -589,11 +589,10 @@ def _answers_agree(first: Sequence[str], second: Sequence[str]) -> bool:
 def _random_rows(
     rows: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> Iterator[Mapping[str, Any]]:
-    """At most MOST_COMPARED of `rows`, in random order; `others` are the rows they are compared
-    with.
+    """At most MOST_COMPARED of `rows`, in random order: what is compared before the time is up is a
+    fair sample of them.
 
-    So the rows that are compared before the time is up are a fair sample. The same numbers of rows
-    always give the same order.
+    The order depends on the numbers of `rows` and `others` (what they are compared with) alone.
     """
     chance = random.Random(f"{len(rows)} {len(others)}")  # the seed
     order = chance.sample(range(len(rows)), min(len(rows), MOST_COMPARED))

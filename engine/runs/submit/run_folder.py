@@ -154,8 +154,8 @@ def _awaited_adapters(
     """Return the keys of config.json about adapters that other runs have yet to train.
 
     The keys name the folders of this run into which the adapters will be put, and the runs that
-    this one waits for. `config` is the config.json so far, `awaited` that of `RunFiles`. Returns {}
-    if no adapter is awaited.
+    this one waits for. `config` is the config.json so far. `awaited` maps the place of a model
+    (START, or its index in `config["models"]`) to the model. Returns {} if no adapter is awaited.
     """
     if not awaited:
         return {}

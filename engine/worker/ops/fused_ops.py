@@ -330,7 +330,7 @@ class _LigerFunctions:
         eps: Eps,
     ) -> None:
         """Normalise (unless `weight` is None) and rotate the queries and keys in `all_heads`, in
-        place. What the kernel saves for a gradient is dropped."""
+        place, outside of autograd: what the kernel returns for a backward pass is not kept."""
         self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
 
 

@@ -216,7 +216,8 @@ class _PackedOrder:
 
     @classmethod
     def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
-        """Put these rows into packed order; `prefixes` are their prefixes, already in order."""
+        """Put these rows into packed order: first every prefix once, as ordered in `prefixes`, then
+        what follows it in each row (the suffixes)."""
         prefix_of_row: dict[int, int] = {}
         for prefix_number, prefix in enumerate(prefixes):
             prefix_of_row |= dict.fromkeys(prefix.rows, prefix_number)

@@ -81,7 +81,8 @@ class Rewording:
         """Return the task with its options in another order; None if that is impossible.
 
         The environment must score the right answer as right at its new place. How it stores this
-        answer is not known, so each possible reading of the changed task is tried.
+        answer is not known (as its text, its letter or its number), so every way to write it into
+        the changed task is tried (`moved.readings`), and the first that scores right is returned.
         """
         if self.process is None or self.multi_turn or not task.get("answer"):
             return None

@@ -34,7 +34,8 @@ class PassWithReplay:
 
     def run(self, token_limit: int) -> Pending[list[PassSums]]:
         """Add the gradients of both passes, in microbatches of at most `token_limit` tokens.
-        Returns the pending sums of GRPO's pass. Reading them also sets `replay_loss`."""
+        Returns the pending sums of GRPO's pass. Reading them also sets `replay_loss`: the numbers
+        of both passes are one tensor, so that the device is waited for once."""
         grpo = self.first.run(token_limit)
         if not self.replayed_rows:
             return grpo
