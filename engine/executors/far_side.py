@@ -75,8 +75,9 @@ class FarSide:
     """The operations; every path they are given lies below the root, which `hello` names."""
 
     def __init__(self) -> None:
+        """No folder is chosen before `hello`, and no module of jobs loaded before `use`."""
         self.root = ""
-        self.jobs: Any = None  # engine.executors.jobs or its like, once `use` has imported it
+        self.jobs: Any = None  # a module: engine.executors.jobs or its like
 
     def hello(self, folder: str) -> dict:
         """Make the root ready and say what this machine is."""

@@ -73,9 +73,10 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
 def _with_means(name: str, means: Mapping[str, float]) -> str:
     """Return the name of a risk or weakness, followed by the mean rewards that show it.
 
-    For example "filler 0.80", or "pays for length (junk of one word 0.10, endless 0.40)". A name
-    that is neither PAYS_FOR_LENGTH nor a probe is returned alone. `means` maps each probe to its
-    mean reward.
+    For example "filler 0.80", "pays for length (gold 0.50, with junk behind it 0.90)" or "pays for
+    length (junk of one word 0.10, endless 0.40)". `means` maps each probe (a kind of planted
+    answer, such as the reference answer, GOLD, or meaningless words of some length) to its mean
+    reward. A name that is neither PAYS_FOR_LENGTH nor a probe is returned alone.
     """
     if name == PAYS_FOR_LENGTH:
         if _pays_for_junk(means):

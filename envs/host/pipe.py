@@ -400,8 +400,8 @@ class Pipe:
         """Return the error message for an env process that ended without a last message.
 
         For example "the env process was lost during score() (exit status -9)". In the brackets is
-        the last line that the parent wrote to standard error, where a broken interpreter says what
-        is wrong, or the parent's exit status if it wrote nothing.
+        the last line that `self.parent` (envs/host/sandbox_parent.py) wrote to
+        standard error, where a broken interpreter says what is wrong, or its exit status.
         """
         output = ""
         with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None

@@ -253,8 +253,9 @@ def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
 
 
 def _side_of(task: Task) -> int:
-    """Return the side that a row names: UNSAID, TRAIN or HELDOUT. Raises ValueError if its split is
-    no known name of a side."""
+    """Return the side of a task: TRAIN or HELDOUT as its split says ("validation" and the like are
+    held out too), UNSAID if it has no split. Raises ValueError for another split; its message ends
+    a sentence that begins with the row."""
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())

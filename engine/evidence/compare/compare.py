@@ -361,8 +361,8 @@ def _summary(main: Contest, number_of_contests: int) -> str:
         return text
     if main.cause.refused:
         text += f" Not attributed: {main.cause.reason}."
-    elif main.cause.to:
-        text += f" One lever changed: {main.cause.to}."
+    elif main.cause.only_change:
+        text += f" One lever changed: {main.cause.only_change}."
     return text
 
 

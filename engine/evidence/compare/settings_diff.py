@@ -142,8 +142,9 @@ class Attribution:
     reason: str = ""
 
     @property
-    def to(self) -> str:
-        """The one thing that changed; "" if there is none or more than one."""
+    def only_change(self) -> str:
+        """The one choice or setting in which the candidates differ, to which a difference in their
+        scores is attributed; "" if there is none or more than one."""
         return self.changed[0] if len(self.changed) == 1 else ""
 
     @property
@@ -154,7 +155,7 @@ class Attribution:
     def to_json(self) -> dict[str, object]:
         """The attribution as a JSON object; everything that changed is called `levers` there."""
         return {
-            "to": self.to,
+            "to": self.only_change,
             "levers": list(self.changed),
             "refused": self.refused,
             "reason": self.reason,

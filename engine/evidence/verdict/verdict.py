@@ -437,8 +437,8 @@ def _reason_for_missing_rows(sides: Sides) -> str:
 
 
 def _evaluation_verdict(run_dir: RunDir, config: AskingConfig, redact: Redactor) -> Verdict:
-    """The verdict of an evaluation: its first model compared with the one furthest ahead of it;
-    "unknown" if fewer than two were scored. Raises DamagedRecord if a file cannot be read."""
+    """The verdict of an evaluation: its first model compared with the one that scored best; of one
+    model alone "unknown". Raises DamagedRecord if a file cannot be read."""
     models = evaluated_models(run_dir, config)  # model reference -> its rows
     measure = measure_of(*models.values())
     levels = []

@@ -35,8 +35,8 @@ class Play:
         self._rollout = loop.create_task(self._play_episode(env, task))
 
     def until_asked(self) -> list[Any] | None:
-        """Run the `Env` until it asks the model; return the foreign messages to answer, or None if
-        the rollout is over.
+        """Run the foreign `Env` until it asks the model, which resolves `_question`. Returns the
+        messages (in the form of that package) to answer, or None if the rollout is over.
 
         Raises what the `Env` raised.
         """
