@@ -15,6 +15,8 @@ from engine.cost.calibration import CALIBRATE_FROM, Experience
 from engine.cost.flops import Plan
 from engine.cost.lowering import phases_of
 from engine.cost.throughput import Speed
+from engine.executors.admission import compute_of
+from engine.home.rows import LOCAL
 from engine.home.run_dir import Home
 from engine.models.sizing import ranks
 from engine.records.estimate import Estimate, Range
@@ -29,7 +31,7 @@ _CALIBRATION_FLOOR = 0.08  # least standard deviation of the logarithm of a run'
 _USUAL_SPREAD, _USUAL_RUNS = 0.25, 6
 _NORMAL_90 = 1.645  # standard deviations on each side of a 90 % interval
 DOWNLOAD_RATE = 2e7  # bytes per second
-_WIDE = 10.0  # from this factor between low and high a range says little
+_WIDE = 10.0  # beyond this factor between low and high a range says little
 # The arguments of a submit that estimate_cost and dry_run take too.
 _OF_ESTIMATES = ("env_id", "model", "algorithm", "settings", "then", "vary")
 # What a summary says of such a range.
@@ -39,12 +41,15 @@ WIDE_NOTE = "a wide range: the first call in next measures more"
 def narrowing_call(
     home: Home, hours: Range, basis: str, arguments: Mapping[str, object]
 ) -> Call | None:
-    """Make the call that narrows a wide range of hours; None if the range is not wide.
+    """Make the call that narrows a wide range of hours; None if the range is not wide, or if the
+    run goes to another machine, where nothing can be tried beforehand.
 
     While the machine is still being measured, that is the estimate once more; otherwise two real
     steps of the run, whose seconds the reply tells. `arguments` are those of the run's submit.
     """
-    if not is_wide(hours):
+    settings = arguments.get("settings")
+    is_here = not isinstance(settings, Mapping) or compute_of(settings) == LOCAL
+    if not is_here or not is_wide(hours):
         return None
     of_run = {name: arguments[name] for name in _OF_ESTIMATES if name in arguments}
     if basis == "model" and throughput.is_being_measured(home):

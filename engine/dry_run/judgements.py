@@ -152,6 +152,10 @@ class CheckList:
         """The status of the check `name`; "skip" if no check of that name was made."""
         return next((check.status for check in self.checks if check.name == name), "skip")
 
+    def has(self, name: str) -> bool:
+        """Whether a check of that name was made, or was skipped with a reason."""
+        return any(check.name == name for check in self.checks)
+
     @property
     def failed(self) -> list[Check]:
         """The checks that failed."""

@@ -222,10 +222,10 @@ class _CheckedPlan:
         return [call.to_json() for call in calls if call is not None]
 
     def _narrowing_call(self) -> Call | None:
-        """Return the call that narrows a wide range of hours. Returns None if the range is not
-        wide, or if two steps of the first run were done now."""
+        """Return the call that narrows a wide range of hours. Returns None if there is none, or if
+        two steps of the first run were asked for now."""
         first, total = self.runs[0], self.total
-        if total is None or first.facts.smoke:
+        if total is None or first.check_list.has("smoke"):
             return None
         return narrowing_call(self.home, total.hours, total.basis, first.arguments())
 

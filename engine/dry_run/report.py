@@ -156,9 +156,11 @@ def _ready_sentence(run: DryRun) -> str:
 
 
 def _narrowing_call(run: DryRun) -> Call | None:
-    """Return the call that narrows a wide range of hours. Returns None if the range is not wide,
-    if two steps were done now, whose seconds the check "smoke" tells, or while a probe goes on."""
-    if run.facts.smoke or (run.facts.probe_run_id and run.check_list.status("probe") == "skip"):
+    """Return the call that narrows a wide range of hours. Returns None if there is none, if two
+    steps were asked for now, whose seconds (or why they were not done) the check "smoke" tells, or
+    while a probe goes on."""
+    is_probed = run.facts.probe_run_id and run.check_list.status("probe") == "skip"
+    if run.check_list.has("smoke") or is_probed:
         return None
     figures = required(run.facts.forecast).estimate
     return narrowing_call(run.home, figures.hours, figures.basis, run.arguments())
