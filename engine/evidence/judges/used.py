@@ -40,8 +40,8 @@ def other_judges_warnings(runs: Iterable[RunDir]) -> list[str]:
 
 def _sentence(ref: str, groups: Sequence[Sequence[str]]) -> str:
     """Name a run of each of the judges that `ref` meant, at most three."""
-    names = ", ".join(group[0] for group in groups[:3])
+    names = " and ".join(group[0] for group in groups[:3])
     return (
-        f"The judge {ref} was another model in {names}: their scores are not of one scale. "
+        f"The judge {ref} was not the same model in {names}: their scores are not of one scale. "
         "Evaluate all of them in one call."
     )

@@ -119,7 +119,9 @@ def left_out_for_all(leaked: Sequence[str], taught: Mapping[str, int]) -> str:
     others = [model for model, count in taught.items() if not count]
     if not leaked or not teaching or not others:
         return ""
+    were = "was" if len(teaching) == 1 else "were"
     return (
-        f"; {len(leaked)} tasks are left out for all models, because {' and '.join(teaching)} was "
-        f"trained on them: evaluate with models={json.dumps(others)} asks the others all tasks"
+        f"; {len(leaked)} tasks are left out for all models, because {' and '.join(teaching)} "
+        f"{were} trained on them: evaluate with models={json.dumps(others)} asks the others all "
+        "tasks"
     )

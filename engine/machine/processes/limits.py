@@ -81,7 +81,7 @@ class HomeCap:
     """
 
     until: float = 0.0  # monotonic, when it has to be looked again
-    looked_at: float = -math.inf  # monotonic, when it was looked last
+    looked_at: float = 0.0  # monotonic, when it was looked last
     known: Limit | None = None
     total_hours: float = 0.0  # the cap that the answer is of
     held: int = 0  # devices that all runs held when it was given

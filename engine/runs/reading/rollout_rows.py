@@ -212,9 +212,8 @@ def _side_of(run: RunDir, answers: Sequence[EvaluationRow]) -> str:
     if half is None or half.side != "dev":
         return "held-out"
     is_reported = {answer.half == _REPORT for answer in answers}
-    return " and ".join(
-        name for name, wanted in (("dev", False), ("held-out", True)) if wanted in is_reported
-    )
+    sides = [name for name, wanted in (("dev", False), ("held-out", True)) if wanted in is_reported]
+    return " and ".join(sides) or "held-out"
 
 
 def _last_reported(run: RunDir, steps: Sequence[int]) -> int:

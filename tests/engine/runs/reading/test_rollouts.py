@@ -282,6 +282,8 @@ def test_answers_to_dev_tasks_are_not_called_held_out(home, make_run, rows):
     first = read_rollouts(home, run.id, step=0)
     assert first["source"] == "dev and held-out answers at step 0"
     assert "worst dev and held-out answers at step 0" in first["summary"]
+    run.evals(8, [])
+    assert read_rollouts(home, run.id)["source"] == "held-out answers at step 8"
 
 
 def test_rows_with_nothing_but_a_loss_are_ordered_by_it(home, make_run):
