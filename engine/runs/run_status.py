@@ -143,15 +143,15 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
                 Call("evaluate", {"env_id": row.env_id, "models": models}),
             ]
             status["next"] = [call.to_json() for call in calls]
-        if row.state == "cancelled" and run.kept("before").exists():
+        if row.state == "cancelled":
             status["warnings"] += _unasked_skills(run)
     return status
 
 
 def _unasked_skills(run: RunDir) -> list[str]:
-    """Return a warning that a cancelled run, whose start was asked what it can do, was not asked
-    again; [] if it was."""
-    if run.kept("after").exists():
+    """Return a warning that a cancelled run was asked for its kept skills before training alone;
+    [] if it was asked again, or never."""
+    if run.kept("after").exists() or not run.kept("before").exists():
         return []
     return [
         "kept skills were asked before training alone: what it forgot is not known, and no "

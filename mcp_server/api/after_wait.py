@@ -92,8 +92,8 @@ def essential(status: Reply) -> Reply:
     The metrics are those that tell how the model does, with four significant digits. If a run has
     several alerts with the same id, only the newest is kept. Measurements of the machine are left
     out, as are the hours of the forecast that stand beside it, and at the end of a run the numbers
-    that another field has too. Each level (a mean score with its interval) lacks the counts
-    of attempts and errors if no score failed.
+    that another field has too. Each level (a mean score with its interval) lacks the counts of
+    attempts and errors if no score failed.
     """
     short = dict(status)
     if isinstance(status.get("metrics"), dict):

@@ -150,8 +150,8 @@ def _compare_all(
     """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
 
     The headline of the result also names environment versions that are gone. `models` are those to
-    tell apart in `taught`. If `evaluated_on` is a
-    sealed exam (tasks that nobody may see), the result holds numbers only, and no task or row.
+    tell apart in `taught`. If `evaluated_on` is a sealed exam (tasks that nobody may see), the
+    result holds numbers only, and no task or row.
     """
     overlaps, gone_env_ids = _overlaps(
         home, evaluated_on, [training.env_id for training in trainings]
