@@ -575,7 +575,9 @@ def _body_hash(body: Mapping[str, Any]) -> str:
 
 def _run_row(values: Sequence[Any]) -> RunRow:
     """Build a RunRow from a row of the table, whose `values` are in the order of _RUN_COLUMNS."""
-    return RunRow(*values[:_HINT], Hint.load(values[_HINT]), *values[_HINT + 1 :])
+    columns = list(values)
+    columns[_HINT] = Hint.load(columns[_HINT])
+    return RunRow(*columns)
 
 
 def _columns(values: Mapping[str, Any]) -> Mapping[str, Any]:
