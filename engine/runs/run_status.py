@@ -553,7 +553,7 @@ def _step_phrase(status: Reply) -> str:
 
 def _done_summary(row: RunRow, status: Reply) -> str:
     """Say in a sentence that the run is done, followed by the summary of its result. The verdict,
-    with which that summary begins too, is said once."""
+    with which that summary begins too, stands once."""
     text = status.get("result", {}).get("summary", "")
     done = f"{row.run_id} is done{_early_stop_note(row, status)}"
     if row.kind != "train" or text.startswith(f"The verdict is {row.verdict}"):

@@ -93,8 +93,11 @@ def making_of_run(home: Home, run_id: str) -> Making:
     Its config is None if the run is no training run, if the config is missing or damaged, and if
     the viewer of the home does not see the run.
     """
-    if not sees(home, run_id):
-        return Making(run_id)
+    return making_of_seen(home, run_id) if sees(home, run_id) else Making(run_id)
+
+
+def making_of_seen(home: Home, run_id: str) -> Making:
+    """As `making_of_run`, of a run that the viewer is known to see: the database is not asked."""
     run = home.run(run_id)
     config = run.find_config()
     if not isinstance(config, TrainConfig):

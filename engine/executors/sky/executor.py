@@ -294,15 +294,15 @@ class SkyExecutor:
         return Probe("exited", end=orders.end_of(end, run))
 
     def _inside(self, name: str) -> SshExecutor | None:
-        """The machine of a cluster, connected to where it is up and has said who it is; the server
-        is not asked where it was entered before."""
+        """The machine of a cluster, connected to where it is up and has told its host key; the
+        server is not asked where it was entered before."""
         if self._entered == name and self._inner is not None:
             return self._inner
         cluster = self.api.find(name)
         return self._enter(cluster) if cluster is not None and cluster.is_up else None
 
     def _enter(self, cluster: Cluster) -> SshExecutor | None:
-        """Connect to a cluster that is up; None as long as its job has not said who it is."""
+        """Connect to a cluster that is up; None as long as its job has not told its host key."""
         self._leave()
         if cluster.address is None:
             return None

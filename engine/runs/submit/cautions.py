@@ -13,6 +13,7 @@ from engine.evidence.compare.settings_diff import (
     changed_names,
     continues,
     making_of_run,
+    making_of_seen,
 )
 from engine.home.rows import RunRow
 from engine.home.run_dir import Home
@@ -37,7 +38,7 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
     """
     new = Making(run_id="", config=config)  # a run has no id before it is queued
     earlier = [
-        (row, making_of_run(home, row.run_id))
+        (row, making_of_seen(home, row.run_id))
         for row in store.list_runs(limit=LOOK_BACK, kind="train")
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
