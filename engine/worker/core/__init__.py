@@ -12,5 +12,6 @@
     switched_off.py   which faster ways to compute do not work on this device
     varied_rows.py    rows that come in other words each time they are seen
     trajectory.py  what playing a task leaves
+    transformers_index.py  the list of classes that transformers would make at each import, kept
     transfer.py    from the host to a device without waiting for it
 """

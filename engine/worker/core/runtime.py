@@ -11,6 +11,8 @@ import ctypes
 import os
 import sys
 
+from engine.worker.core import transformers_index
+
 DEFAULTS = {
     # libgomp's default makes threads wait busily: 5 to 9 times slower as soon as cores are shared.
     "GOMP_SPINCOUNT": "10000",
@@ -32,10 +34,15 @@ MALLOC = {M_TRIM_THRESHOLD: -1, M_MMAP_THRESHOLD: 32 << 20}
 
 
 def prepare() -> None:
-    """Set each variable of DEFAULTS that is not set yet, and make the C library keep freed memory.
-    Must be called before torch is imported. `release_memory` gives freed memory back."""
+    """Set each variable of DEFAULTS that is not set yet, make the C library keep freed memory, and
+    let transformers start from its kept list of classes.
+
+    Must be called before torch and transformers are imported. `release_memory` gives freed memory
+    back.
+    """
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    transformers_index.install()
     if sys.platform == "linux":
         # OSError: the C library cannot be opened; AttributeError: it is not glibc.
         with contextlib.suppress(OSError, AttributeError):
