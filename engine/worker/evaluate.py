@@ -406,9 +406,9 @@ def _score_sample_again(job: Job[EvaluateConfig], setup: _PlaySetup, index: int)
     task_by_id = {task["id"]: task for task in setup.tasks}
     with stored_answers.rescoring(
         job.run, setup.components.env, lambda reason: job.event("rescore_skipped", reason)
-    ) as begin:
-        both_halves = ""
-        begin(job.run.model_evals(index), both_halves, task_by_id)
+    ) as begin_rescoring:
+        both_halves = ""  # the sample is not restricted to one half of the tasks
+        begin_rescoring(job.run.model_evals(index), both_halves, task_by_id)
 
 
 def _model_result(ref: str, groups: Sequence[Group], left_out: int) -> Result:

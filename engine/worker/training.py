@@ -112,6 +112,7 @@ class Training:
         return Policy(self.components.base, self.settings, start_folder)
 
     def __enter__(self) -> "Training":
+        """Return this object; only `__exit__` has work to do."""
         return self
 
     def __exit__(
@@ -249,7 +250,7 @@ class Training:
             self.job.check_stop()
             step = self.done + 1
             # A step's random draws (mostly dropout) depend on the seed and its number only, so that
-            # a resumed run repeats them.
+            # a resumed run repeats them. The large factor keeps apart the steps of two seeds.
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step), pulse.phase("training"):
                 yield step

@@ -10,14 +10,15 @@ from engine.worker.core import pulse
 
 class BackgroundWorker:
     """A context with threads that run the calls they are given, while the caller goes on. Leaving
-    the context waits until the threads have ended.
-
-    Args:
-        threads: how many calls run at once; with 1, calls run one after another, in order.
-        lanes: number of further threads. Each runs, in order, the calls that name it.
-    """
+    the context waits until the threads have ended."""
 
     def __init__(self, threads: int = 1, lanes: int = 0) -> None:
+        """Make the threads; each starts with its first call.
+
+        Args:
+            threads: how many calls run at once; with 1, calls run one after another, in order.
+            lanes: number of further threads. Each runs, in order, the calls that name it.
+        """
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="environment")
         self._lanes = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(lanes)]
         self._pending: list[Future[None]] = []
@@ -49,6 +50,6 @@ class BackgroundWorker:
         pending = self._pending
         self._pending = []  # now, so that the list is empty even if a call below has failed
         for future in pending:
-            future.result()
-            pulse.beat()
+            future.result()  # raises the call's exception, if it failed
+            pulse.beat()  # a sign of life
         return time.monotonic() - began

@@ -206,7 +206,7 @@ def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
 
 
 def family_of(task: TaskRow) -> str:
-    """Return the family, or else the skill, that the task's metadata names; "" if it names
-    neither."""
+    """Return the family of questions that a task belongs to, as its metadata names it under
+    `family`, or else under `skill`; "" if it names neither."""
     metadata = task.get("metadata") or {}
     return str(metadata.get("family") or metadata.get("skill") or "")

@@ -48,8 +48,8 @@ class Replay:
     batch_rows: int
 
     def replayed_count(self, row_count: int) -> int:
-        """Return how many replayed rows to add to `row_count` others so that they make up
-        `self.share` of the total; at least 1."""
+        """Return how many replayed rows to add to `row_count` others so that the replayed ones make
+        up `self.share` of the total; at least 1."""
         return replayed_count(row_count, self.share)
 
     def of_step(self, step: int, row_count: int, batch_size: int) -> list[Row]:
@@ -106,6 +106,7 @@ def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | N
         return None
     needed = settings.steps * replayed_count(rows_of_batch(settings), settings.keep)
     rows, used = ReplaySource(job, start, needed).rows()
+    # "user" is the source of a setting that was asked for; other values are only defaults.
     if "user" in (job.config.sources.get("keep"), job.config.sources.get("keep_env")):
         require(rows, f"rows to replay: {used.nothing}", _HINT)
     elif not rows:

@@ -62,8 +62,9 @@ class TaughtAnswers:
     """
 
     def __init__(self, trained: Sequence[TaskRow]) -> None:
-        """Take the train tasks of the run; those without a reference answer teach none."""
-        self._by_prompt: dict[str, set[str]] = {}
+        """Collect the reference answers of `trained`, the train tasks of the run. A task without
+        one teaches none."""
+        self._by_prompt: dict[str, set[str]] = {}  # the texts of the answers to each prompt
         self.opposed = 0
         for task in trained:
             gold = task.get("gold")
@@ -72,14 +73,16 @@ class TaughtAnswers:
                 texts.add(_answer_in(gold))
 
     def agreeing(self, rows: Sequence[ReplayedRow]) -> list[ReplayedRow]:
-        """Return the rows without those that answer a prompt of the run's rows otherwise."""
-        kept = []
+        """Return the rows without those that answer a prompt of the run's own rows in another way
+        than these do; how many were left out is added to `opposed`."""
+        agreeing_rows = []
         for row in rows:
-            answers = self._by_prompt.get(prompt_key(row.messages[:-1]))
-            if answers is None or _answer_in(row.messages) in answers:
-                kept.append(row)
-        self.opposed += len(rows) - len(kept)
-        return kept
+            prompt = row.messages[:-1]  # the last message is the answer
+            taught_texts = self._by_prompt.get(prompt_key(prompt))
+            if taught_texts is None or _answer_in(row.messages) in taught_texts:
+                agreeing_rows.append(row)
+        self.opposed += len(rows) - len(agreeing_rows)
+        return agreeing_rows
 
 
 def _answer_in(messages: Sequence[ChatMessage]) -> str:
@@ -219,7 +222,8 @@ class ReplaySource:
         """Ask the starting model tasks that nothing scores; return its answers as rows, except
         those that the token limit cut off."""
         answers = self._answers(tasks, answer_params(tasks, self.renderer))
-        return [answer.row("") for answer in answers if answer.finished]
+        # The caller replaces the source.
+        return [answer.row(source="") for answer in answers if answer.finished]
 
     def _answers(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
         """Yield the model's answer to each task, asked with the task's prompt alone."""
@@ -253,14 +257,14 @@ class ReplaySource:
             loss_on, thinking = "assistant", "keep"
         else:
             loss_on, thinking = settings.loss_on, settings.thinking
-        for chat in self.start.renderer.rows(conversation, tools, loss_on, thinking):
-            loss_mask = chat.loss_mask[: settings.max_length]
+        for rendered in self.start.renderer.rows(conversation, tools, loss_on, thinking):
+            loss_mask = rendered.loss_mask[: settings.max_length]
             if any(loss_mask):
                 yield ReplayedRow(
                     source=record.env_id,
                     task=task["id"],
                     messages=conversation,
-                    ids=chat.ids[: settings.max_length],
+                    ids=rendered.ids[: settings.max_length],
                     loss_mask=loss_mask,
                 )
 
@@ -288,10 +292,12 @@ class ReplaySource:
     ) -> ReplayUsed:
         """Describe the rows from a source for the manifest.
 
-        `questions` is how many questions the model was asked; None if it was asked none. The count
-        of opposed rows begins anew for the next source.
+        `questions` is how many questions the model was asked; None if it was asked none. Opposed
+        rows are those that were left out, because they answer a prompt of the run otherwise than
+        its own rows; their count begins anew for the next source.
         """
-        opposed, self.taught_answers.opposed = self.taught_answers.opposed, 0
+        opposed = self.taught_answers.opposed
+        self.taught_answers.opposed = 0
         return ReplayUsed(
             share=self.settings.keep,
             source=source,
@@ -319,7 +325,8 @@ class _Answer:
     finished: bool
 
     def row(self, source: str) -> ReplayedRow:
-        """Return the answer as a row to train on."""
+        """Return the answer as a row to train on, with the loss on the answer's tokens alone.
+        `source` names the battery or environment that the task comes from."""
         return ReplayedRow(
             source=source,
             task=self.task["id"],

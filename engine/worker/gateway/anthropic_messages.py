@@ -35,11 +35,11 @@ def read(body: Any) -> Question:
     too large.
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
-    given = fields.get("messages")
-    if not isinstance(given, list):
+    anthropic_messages = fields.get("messages")
+    if not isinstance(anthropic_messages, list):
         raise Refused(400, "messages must be a list with at least one message.")
     messages: list[ChatMessage] = []
-    for message in given:
+    for message in anthropic_messages:
         messages += _as_openai_messages(message)
     if fields.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
@@ -144,7 +144,7 @@ def _as_openai_call(block: Mapping[str, Any]) -> JsonObject:
 
 
 def whole(question: Question, answer: Answer) -> JsonObject:
-    """Return the answer as Anthropic's message object."""
+    """Return the answer as Anthropic's message object, for a reply that is not streamed."""
     return _message(question, answer) | {
         "content": _content(answer),
         "stop_reason": _FINISH[answer.finish],
@@ -177,7 +177,8 @@ def _token_counts(answer: Answer) -> JsonObject:
 
 
 def _content(answer: Answer) -> list[JsonObject]:
-    """Return the blocks of the answer. An empty answer becomes one empty text block."""
+    """Return the answer as Anthropic's content blocks: its text, then one `tool_use` block per
+    call. An empty answer becomes one empty text block."""
     blocks: list[JsonObject] = []
     if answer.text or not answer.tool_calls:
         blocks.append({"type": "text", "text": answer.text})

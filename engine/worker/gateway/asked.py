@@ -56,14 +56,19 @@ class Answer:
 
 
 class Dialect(Protocol):
-    """A protocol for asking over HTTP: a module with these functions. `read` parses a request,
-    `whole` makes the reply, `events` makes it as server-sent events."""
+    """A protocol for asking over HTTP: a module with these functions."""
 
-    def read(self, body: Any) -> Question: ...
+    def read(self, body: Any) -> Question:
+        """Parse the decoded JSON body of a request. Raises Refused if it cannot be served."""
+        ...
 
-    def whole(self, question: Question, answer: Answer) -> JsonObject: ...
+    def whole(self, question: Question, answer: Answer) -> JsonObject:
+        """Return the answer as the JSON object of a reply that is not streamed."""
+        ...
 
-    def events(self, question: Question, answer: Answer) -> list[str]: ...
+    def events(self, question: Question, answer: Answer) -> list[str]:
+        """Return the answer as the server-sent events of a streamed reply."""
+        ...
 
 
 def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:

@@ -54,8 +54,9 @@ class Batcher:
     def ask(
         self, prompt: list[int], max_tokens: int, stop: tuple[str, ...]
     ) -> "Future[Completion]":
-        """Queue a question. The future that is returned gets the completion, or is cancelled if the
-        batcher is already closed."""
+        """Queue a question: the token ids in `prompt`, to be continued by at most `max_tokens`
+        tokens, or until one of the texts in `stop`. The future that is returned gets the
+        completion, or is cancelled if the batcher is already closed."""
         wish = Wish(prompt, max_tokens, stop)
         with self._changed:
             if self._closed is None:
@@ -72,7 +73,11 @@ class Batcher:
 
     def take(self, timeout: float) -> list[Wish]:
         """Wait for questions and return those that are to be sampled together. Returns [] if none
-        came within `timeout` seconds, or if `wake` was called before any came."""
+        came within `timeout` seconds, or if `wake` was called before any came.
+
+        Once there is a question, it waits for further ones: until every program has asked, none has
+        come for LINGER_S seconds, or LONGEST_LINGER_S seconds are over.
+        """
         with self._changed:
             if not self._wishes:
                 self._changed.wait(timeout)
@@ -84,6 +89,7 @@ class Batcher:
                 if len(self._wishes) == count_before or seconds_left <= 0:
                     break
             batch, self._wishes = self._wishes, []
+        # False for a question that its program no longer waits for.
         return [wish for wish in batch if wish.future.set_running_or_notify_cancel()]
 
     def sample(self, sampler: Sampler, wishes: Sequence[Wish]) -> None:
@@ -119,6 +125,7 @@ def _deliver_to(batch: Sequence[Wish]) -> Done:
     that place in the batch."""
 
     def deliver(index: int, _member: int, completion: Completion) -> None:
+        """Give the completion of prompt `index` to the program that waits for it."""
         batch[index].future.set_result(completion)
 
     return deliver

@@ -32,6 +32,7 @@ class Refused(Exception):
     the OpenAI-shaped error that answers it."""
 
     def __init__(self, status: int, message: str) -> None:
+        """Refuse a request with the HTTP status `status`. `message` tells the caller why."""
         super().__init__(message)
         self.status = status
         self.message = message

@@ -96,7 +96,8 @@ def _is_local_origin(origin: str) -> bool:
 
 
 def problem(status: int, message: str) -> JSONResponse:
-    """Make an error response in OpenAI's shape, with the HTTP status `status`."""
+    """Make an error response in OpenAI's shape, with the HTTP status `status` and a message for the
+    caller. A 401 also says that a bearer token is wanted."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     error = {"message": message, "type": "invalid_request_error", "code": status}
     return JSONResponse({"error": error}, status, headers)

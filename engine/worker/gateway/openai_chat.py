@@ -77,7 +77,7 @@ def _may_call(choice: Any) -> bool:
 
 
 def whole(question: Question, answer: Answer) -> Reply:
-    """Return the answer as OpenAI's chat.completion object."""
+    """Return the answer as OpenAI's chat.completion object, for a reply that is not streamed."""
     message: JsonObject = {"role": "assistant", "content": answer.text}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
@@ -121,6 +121,6 @@ def _deltas(answer: Answer) -> list[JsonObject]:
 
 
 def _choice(delta: JsonObject, finish: str | None) -> JsonObject:
-    """Return a choice of a streamed chunk with this part of the answer; `finish` says why it
-    ended."""
+    """Return the one choice of a streamed chunk. `delta` holds a part of the answer; `finish` says
+    why the answer ended, and is None before its end."""
     return {"index": 0, "delta": delta, "finish_reason": finish}

@@ -80,15 +80,16 @@ def _as_chat_tool(tool: Any) -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def _as_messages(given: Any) -> list[ChatMessage]:
-    """Convert the items of a request to messages. Function calls that follow one another, or an
-    assistant's text, become one message. Raises Refused (400) for an item of another kind."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
+def _as_messages(request_input: Any) -> list[ChatMessage]:
+    """Convert the field `input` of a request, a text or a list of items, to messages. Function
+    calls that follow one another, or an assistant's text, become one message. Raises Refused (400)
+    for an item of another kind."""
+    if isinstance(request_input, str):
+        return [{"role": "user", "content": request_input}]
+    if not isinstance(request_input, list):
         raise Refused(400, "input must be a text or a list of items.")
     messages: list[ChatMessage] = []
-    for item in given:
+    for item in request_input:
         _add_item(messages, item)
     return messages
 
@@ -120,7 +121,7 @@ def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
 
 
 def whole(question: Question, answer: Answer) -> JsonObject:
-    """Return the answer as OpenAI's response object."""
+    """Return the answer as OpenAI's response object, for a reply that is not streamed."""
     return _empty_response(question) | _final_fields(answer) | {"output": _output_items(answer)}
 
 

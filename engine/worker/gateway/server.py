@@ -49,15 +49,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RolloutServer:
-    """The routes of one rollout.
-
-    Args:
-        session: records the questions and answers.
-        batcher: has the questions sampled.
-        key: the only key that is accepted, as a bearer token or in `x-api-key`.
-    """
+    """The routes of one rollout."""
 
     def __init__(self, session: Session, batcher: Batcher, key: str) -> None:
+        """Serve one rollout.
+
+        Args:
+            session: records the questions and answers.
+            batcher: has the questions sampled.
+            key: the only key that is accepted, as a bearer token or in `x-api-key`.
+        """
         self.session = session
         self.batcher = batcher
         self.key = key.encode()
@@ -96,7 +97,8 @@ class RolloutServer:
         return JSONResponse({"object": "list", "data": [model]})
 
     def asker(self, dialect: Dialect) -> Handler:
-        """Make the handler of a route that asks the model in the protocol `dialect`."""
+        """Make the handler of a route whose requests and replies are in the protocol `dialect`,
+        such as OpenAI's chat completions."""
 
         async def ask(request: Request) -> Response:
             """Queue the question of a request for the sampler, and answer with the completion,
@@ -114,8 +116,9 @@ class RolloutServer:
         return ask
 
     async def answer(self, turn: Turn, future: "Future[Completion]") -> Answer:
-        """Wait for the completion and record it. Raises Refused (401) if the rollout ends before it
-        comes."""
+        """Wait for the completion, record it, and return it as an answer. `turn` is the question
+        that is answered, `future` will get its completion. Raises Refused (401) if the rollout ends
+        before it comes."""
         try:
             completion = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -148,6 +151,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway", daemon=True)
 
     def __enter__(self) -> "Loop":
+        """Start the thread."""
         self._thread.start()
         return self
 
@@ -161,7 +165,8 @@ class Loop:
             self._loop.close()
 
     def serve(self, app: Starlette, listener: socket.socket) -> Callable[[], None]:
-        """Answer requests on `listener` with `app`. Returns a function that ends this server."""
+        """Answer the HTTP requests that arrive on the socket `listener` with `app`, in this
+        object's thread. Returns at once, with a function that ends this server."""
         config = uvicorn.Config(
             app,
             log_config=None,

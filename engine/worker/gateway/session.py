@@ -127,9 +127,10 @@ class Session:
         limits = [room, self.rules.params.max_tokens]
         if question.max_tokens is not None:
             limits.append(question.max_tokens)
-        stop = tuple(dict.fromkeys((*self.rules.params.stop, *question.stop)))
+        stops = (*self.rules.params.stop, *question.stop)
+        distinct_stops = tuple(dict.fromkeys(stops))  # in their order
         known_ids = len(conversation.ids) if conversation else 0
-        return Turn(question, prompt, min(limits), stop, conversation, known_ids)
+        return Turn(question, prompt, min(limits), distinct_stops, conversation, known_ids)
 
     def _continued_conversation(self, question: Question) -> tuple[_Conversation | None, list[int]]:
         """Find the conversation that a program's question continues. Returns (that conversation or
@@ -220,7 +221,8 @@ class Session:
     def _append_completion(
         self, conversation: _Conversation, turn: Turn, completion: Completion
     ) -> Answer:
-        """Append a completion to its conversation, and return it in the form for the program."""
+        """Append a completion to its conversation, and return it in the form for the program.
+        `turn` is the question that it answers."""
         renderer, trajectory = self.rules.renderer, conversation.trajectory
         append_turn(trajectory, completion, renderer, turn.stop)
         message = trajectory.messages[-1]
@@ -241,7 +243,7 @@ class Session:
 def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
     """Return the message by which a program will repeat an answer of the model in its next request,
     in the normal form in which messages are compared."""
-    sent: ChatMessage = {"role": "assistant", "content": text}
+    message: ChatMessage = {"role": "assistant", "content": text}
     if calls:
-        sent["tool_calls"] = calls
-    return same_form(sent)
+        message["tool_calls"] = calls
+    return same_form(message)

@@ -76,8 +76,8 @@ class PolicyPart:
 
 
 def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
-    """Cut the batch of a pass into one part for each rank, of about equal numbers of tokens. A rank
-    that gets nothing has None; rank 0 always gets a part."""
+    """Cut the batch of a pass into one part for each of `ranks` processes, of about equal numbers
+    of tokens. A rank that gets nothing has None; rank 0 always gets a part."""
     if isinstance(batch_pass, SupervisedPass):
         costs = [len(row.ids) for row in batch_pass.batch]
     elif isinstance(batch_pass, PreferencePass):
@@ -122,4 +122,5 @@ def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
         for sums in results[1:]:
             total = total + sums
         return replace(total, microbatches=results[0].microbatches)
-    return [sums for part in results for sums in part]
+    # A policy pass returns a list with the sums of each microbatch.
+    return [sums for part_sums in results for sums in part_sums]

@@ -40,8 +40,13 @@ WHY = "its layers are sharded over several ranks"
 def load_in_step(
     job: Job[RunConfig], path: Path, device: torch.device, precision: str, ranks: Ranks | None
 ) -> Base:
-    """Connect this rank with the others and load the base together with them. Every rank that
-    trains calls this. `ranks` is rank 0's view of the others; None on another rank."""
+    """Connect this process with the others of the run and load the base in `path` together with
+    them, each a part of every layer. Every process (rank) that trains calls this.
+
+    Args:
+        precision: number format of the weights: "auto", "float32" or "bfloat16".
+        ranks: rank 0's view of the others; None on another rank.
+    """
     if ranks is not None:
         ranks.join_at_once()
     else:
@@ -86,7 +91,7 @@ def shard(model: Any, device: torch.device) -> None:
             evidence=type(decoder).__name__,
             hint="Train it on a GPU that holds it, or in 4 bits (quantization nf4).",
         )
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))  # all ranks, in one row
     for layer in layers:
         _broadcast_module(layer, device)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)

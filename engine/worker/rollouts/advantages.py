@@ -26,7 +26,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
 
 
 def group_center(rewards: Sequence[float]) -> list[float]:
-    """Return reward - mean for each reward."""
+    """Return reward - mean of all rewards, for each reward of a group, in the same order."""
     mean = statistics.fmean(rewards)
     return [reward - mean for reward in rewards]
 

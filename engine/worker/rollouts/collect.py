@@ -67,6 +67,7 @@ class Times:
     judge: JudgeUse = NOTHING
 
     def __add__(self, other: "Times") -> "Times":
+        """Return the sums of both: seconds, and the use of judges."""
         judge = self.judge + other.judge
         return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s, judge)
 
@@ -118,7 +119,7 @@ def collect(
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
     """Tell whether the task's prompt leaves room for a completion of `params.max_tokens` ids within
     `context.max_length`. Tasks of a program always fit, as its questions are not known."""
-    if context.play is not None:
+    if context.play is not None:  # a program asks the model
         return True
     prompt = context.renderer.prompt(asked_prompt(task), asked_tools(task, context.tools))
     return len(prompt) + params.max_tokens <= context.max_length
@@ -144,7 +145,7 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
         scoring = Scoring(processes, background, compare=play.context.compare)
 
         def on_completion(index: int, member: int, completion: Completion) -> None:
-            # Called by the sampler for completion number `member` of the task at `index`.
+            """Have completion number `member` of the task at `index` scored."""
             trajectory = groups[index].members[member]
             append_turn(trajectory, completion, play.context.renderer, play.params.stop)
             pulse.advance()
@@ -205,6 +206,7 @@ def _start_rollouts(
     rollouts: list[_Rollout | None] = [None] * len(starts)
 
     def start(index: int, lane: int) -> None:
+        """Start the episode at `index` of `starts` in the env process number `lane`."""
         task, trajectory = starts[index]
         try:
             rollouts[index] = _Rollout(trajectory, processes[lane].start(task), lane)
@@ -225,6 +227,7 @@ def _play_turn(
     answers each in the background as soon as it ends. Returns when all are answered."""
 
     def on_completion(index: int, _member: int, completion: Completion) -> None:
+        """Append the turn to the rollout at `index`, and have the environment answer it."""
         rollout = open_rollouts[index]
         append_turn(rollout.trajectory, completion, play.context.renderer, play.params.stop)
         background.submit_to(rollout.lane, _let_environment_answer, rollout, play.context)

@@ -90,5 +90,5 @@ class Guard:
     def close(self, steps: int) -> None:
         """At the end of a run of `steps` steps, set `no_gradient` in the state if no step had a
         gradient, so that unchanged weights are not reported as a failure."""
-        if self.state["silent_steps"] >= steps:
+        if self.state["silent_steps"] >= steps:  # all steps were silent: no advantage but 0
             self.state["no_gradient"] = True

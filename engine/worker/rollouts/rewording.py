@@ -67,9 +67,10 @@ class Rewording:
         if self.process is None:
             return None
         # Doubled, so that the last bit tells training (0) from the probe (1): each has own words.
-        env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
+        even_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
+        env_seed = even_seed + 1 if self.stock == "probe" else even_seed
         try:
-            return self.process.perturb(task, kind, env_seed + (self.stock == "probe"))
+            return self.process.perturb(task, kind, env_seed)
         except EnvProblem as problem:
             if str(problem) not in self.problems:
                 self.problems.append(str(problem))
@@ -126,8 +127,8 @@ def _is_same_task(env_task: TaskRow, task: TaskRow) -> bool:
 
 
 def _reworded_gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
-    """Return the reference conversation of a task that the environment reworded; None if it had
-    none.
+    """Return the reference conversation of `env_task`, which is `task` as the environment reworded
+    it; None if `task` had none.
 
     It consists of the new prompt and the new answer. If the answer did not change, it is the new
     prompt and what followed the old one.
@@ -152,7 +153,8 @@ class VariedWording:
     seed: int
 
     def of(self, task: TaskRow, step: int) -> TaskRow:
-        """Return the task as `step` sees it: in other words, or the same object unchanged."""
+        """Return the task as optimizer step `step` sees it: in other words with the probability
+        `share`, else the same object unchanged."""
         rng = random.Random(f"{self.seed}-vary-{step}-{task['id']}")
         if rng.random() >= self.share:
             return task
@@ -166,8 +168,8 @@ class VariedWording:
     def of_all(
         self, tasks: Sequence[TaskRow], step: int, fits: Callable[[TaskRow], bool]
     ) -> list[TaskRow]:
-        """Return the tasks as `step` sees them. A task stays unchanged if its rewording would leave
-        no room for an answer (`fits`)."""
+        """Return the tasks as `step` sees them, some in other words. A task stays unchanged if its
+        rewording would leave no room for an answer; `fits` tells whether one does."""
         reworded_tasks = [self.of(task, step) for task in tasks]
         return [
             reworded if fits(reworded) else task
@@ -175,9 +177,12 @@ class VariedWording:
         ]
 
     def _in_other_words(self, task: TaskRow, kinds: Sequence[Kind], seed: int) -> TaskRow:
-        """Reword the task by each of these kinds, one after the other."""
+        """Reword the task by each of these kinds, one after the other. A kind by which it cannot be
+        reworded leaves it as it is."""
         for kind in kinds:
-            task = self.rewording.reworded(task, kind, seed) or task
+            reworded = self.rewording.reworded(task, kind, seed)
+            if reworded is not None:
+                task = reworded
         return task
 
 

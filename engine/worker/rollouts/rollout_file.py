@@ -83,7 +83,8 @@ def answer_fields(trajectory: Trajectory) -> JsonObject:
 
 
 def _sampled_ids(trajectory: Trajectory) -> JsonObject:
-    """Return the fields about a conversation's tokens."""
+    """Return the token ids of a trajectory and what belongs to each: whether it is trained, and the
+    sampler's log-probability, rounded."""
     return {
         "prompt_ids": trajectory.prompt_ids,
         "ids": trajectory.ids,

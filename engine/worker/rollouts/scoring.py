@@ -29,8 +29,9 @@ class Scoring:
     def __init__(
         self, processes: Sequence[EnvProcess], background: BackgroundWorker, *, compare: bool
     ) -> None:
-        """Score with these processes. `compare` says whether the environment's `score_group`, if it
-        has one, scores whole groups."""
+        """Score with these processes, which all run the environment's code, in the threads of
+        `background`. `compare` says whether the environment's `score_group`, if it has one, scores
+        the completions of a task together."""
         self._background = background
         self._idle_processes: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
         for process in processes:
@@ -42,11 +43,12 @@ class Scoring:
         self._lock = threading.Lock()
 
     def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
-        """Have a completion scored that has just been sampled; with `compare`, once its group is
-        complete.
+        """Queue a completion, which has just been sampled, for scoring. If whole groups are scored,
+        this waits until its group (the completions of its task) is complete. Returns at once.
 
         Args:
             index: the number of its group.
+            trajectory: holds the completion, and gets the score.
             size: the number of completions in the group.
         """
         if self._scores_whole_groups and size >= LEAST_GROUP:
@@ -114,7 +116,8 @@ def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
 
 
 def judge_use(process: EnvProcess) -> JudgeUse:
-    """Return how much judges were used so far, in all processes of the environment."""
+    """Return how much language models as judges were used so far, in all processes of the
+    environment."""
     return process.judge_budget.used if process.judge_budget else NOTHING
 
 

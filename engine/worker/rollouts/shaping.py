@@ -13,9 +13,13 @@ Decode = Callable[[Sequence[int]], str]
 class ReadsThoughts(Protocol):
     """The methods of a `Renderer` that are needed here."""
 
-    def completion_text(self, ids: Sequence[int]) -> str: ...
+    def completion_text(self, ids: Sequence[int]) -> str:
+        """Return the text of a completion's token ids."""
+        ...
 
-    def thought_spans(self, text: str) -> list[Span]: ...
+    def thought_spans(self, text: str) -> list[Span]:
+        """Return (start, end), in characters, of each thought in a completion's text."""
+        ...
 
 
 def penalise_thinking(

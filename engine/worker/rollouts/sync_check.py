@@ -150,8 +150,8 @@ class SyncCheck:
         )
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason. The event is not repeated until a
-        step had a gap within the limits."""
+        """Write the event `name` with the mean and the largest gap of `step` and the reason. The
+        event is not repeated until a step had a gap within the limits."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)

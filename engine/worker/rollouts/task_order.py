@@ -26,7 +26,7 @@ class TaskOrder(Protocol):
     """Chooses tasks, by their indices among the tasks that are trained on."""
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the `prompts_per_step` tasks of step `step` (from 1)."""
+        """Return the indices of the `prompts_per_step` tasks of step `step` (from 1)."""
         ...
 
     def fresh_tasks(
@@ -60,14 +60,14 @@ class ShuffledOrder:
     seed: int
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the tasks of step `step`; see `TaskOrder`."""
+        """Return the indices of the tasks that step `step` (from 1) plays."""
         return shuffled_tasks(step, self.count, self.per_step, self.seed)
 
     def fresh_tasks(
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
-        """Return tasks that replace groups; see `TaskOrder`. The choice depends on the seed, the
-        step and the round."""
+        """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
+        all rewards are equal. The choice depends on the seed, the step and the round."""
         order = list(range(self.count))
         random.Random(f"{self.seed}-{step}-{round_number}").shuffle(order)
         return [index for index in order if index not in used][:limit]
@@ -129,9 +129,12 @@ class RolloutOrder:
         self.steps_to_fade = max(LEAST_STEPS_TO_FADE, PASSES_TO_FADE * steps_of_a_pass)
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the tasks of step `step`; see `TaskOrder`. Unseen tasks come first, in the
-        shuffled order of a first epoch, but they get at most the share `UNSEEN_PLACES` of the step
-        if there are others. The others follow in the order of a weighted draw."""
+        """Return the indices of the tasks that step `step` (from 1) plays.
+
+        Unseen tasks come first, in the shuffled order of a first epoch, but they get at most the
+        share `UNSEEN_PLACES` of the step if there are others. The others follow in the order of a
+        weighted draw.
+        """
         per_step = self.settings.prompts_per_step
         drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
@@ -143,21 +146,22 @@ class RolloutOrder:
     def fresh_tasks(
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
-        """Return tasks that replace groups; see `TaskOrder`. Seen tasks are drawn by weight; unseen
-        ones follow."""
+        """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
+        all rewards are equal. Seen tasks are drawn by weight; unseen ones follow."""
         drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
         return [index for index in drawn + unseen if index not in used][:limit]
 
     def record(self, step: int, groups: Sequence[Group]) -> None:
-        """Learn from the groups of a step; see `TaskOrder`. A group that could not be scored
-        teaches nothing, but its task counts as seen."""
+        """Add the groups of a step to what is known of their tasks: how many answers there were,
+        and how many earned another reward than most of their group. A group that could not be
+        scored adds nothing, but its task counts as seen."""
         for group in groups:
             differing, answers = self._counts_in_step(group.task_id, step)
             rewards = group.rewards
             if rewards:
-                most_common = Counter(rewards).most_common(1)[0][1]
-                differing += len(rewards) - most_common
+                ((_reward, usual_count),) = Counter(rewards).most_common(1)
+                differing += len(rewards) - usual_count
                 answers += len(rewards)
             self.seen[group.task_id] = [round(differing, 6), round(answers, 6), step]
 
@@ -200,7 +204,7 @@ def chance_to_differ(differing: float, answers: float, group_size: int) -> float
     of such answers is unknown, so the chance is averaged over a beta distribution: Jeffreys' prior
     with these counts added.
     """
-    rare, usual = differing + _PRIOR, answers - differing + _PRIOR
+    rare, usual = differing + _PRIOR, answers - differing + _PRIOR  # the two beta parameters
     all_rare = all_usual = 1.0
     for answers_drawn in range(group_size):
         all_rare *= (rare + answers_drawn) / (rare + usual + answers_drawn)

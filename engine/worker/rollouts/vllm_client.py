@@ -49,13 +49,11 @@ class Answer:
 
 class VllmClient:
     """A client of one vLLM server. Every method raises VllmError if the server refuses or the
-    connection breaks.
-
-    Args:
-        process: the server; errors of the connection quote the last lines of its log.
-    """
+    connection breaks."""
 
     def __init__(self, process: VllmProcess) -> None:
+        """Send requests to the server `process`. Errors of the connection quote the last lines of
+        its log."""
         self.process = process
 
     def load(self, name: str, folder: Path) -> None:
@@ -166,6 +164,7 @@ class Together:
     """Sends requests at the same time; see `VllmClient.together`."""
 
     def __init__(self, owner: VllmClient, client: httpx.AsyncClient) -> None:
+        """Send requests with `client`. `owner` made it, and explains its errors."""
         self._owner = owner
         self._client = client
 
@@ -233,7 +232,8 @@ def _read_logprob(token: int, reported: Body | None) -> float:
 
 
 def _request(model: str, ids: list[int], sampling: Body) -> Body:
-    """Make the body of a request for completions."""
+    """Make the body of a request for completions of the prompt `ids` by the model that the server
+    knows as `model`. `sampling` are vLLM's sampling parameters."""
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
