@@ -177,7 +177,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
         warnings += [warning for warning in push_reply.warnings if warning not in warnings]
     complete_reply = replace(
         reply,
-        summary=_sentence(reply, name, is_pairs=choices.select == PAIRS),
+        summary=_summary(reply, name, is_pairs=choices.select == PAIRS),
         next=_next_calls(reply, name, choices, sources),
         warnings=warnings,
     )
@@ -264,9 +264,8 @@ def _keep_or_drop(
     rule: Rule,
     choices: Choices,
 ) -> _Outcome:
-    """Decide for every attempt whether it is kept or dropped, and why.
-
-    This function itself drops the groups at tasks that are no training tasks.
+    """Decide for every attempt whether it is kept as a training row or dropped, and why. Attempts
+    at tasks that are no training tasks are dropped.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
@@ -295,8 +294,9 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Keep or drop each attempt of one group (attempts at one training task); add the result to
-    `outcome`."""
+    """Keep or drop each attempt of one group (attempts at one training task), and add the result to
+    `outcome`. `rule` keeps or drops the group as a whole; `heldout` finds held-out tasks in answers
+    of the group."""
     # The rule may count attempts with an error (n_error), so it is applied before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
@@ -334,7 +334,8 @@ def _keep_pairs(
 def _usable_attempts(
     attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
 ) -> list[Attempt]:
-    """Return the attempts that can become training rows; `outcome` counts the others as dropped."""
+    """Return the attempts that can become training rows; `outcome` counts the others as dropped.
+    `heldout` finds held-out tasks in answers."""
     usable_attempts: list[Attempt] = []
     for attempt in attempts:
         reason = _drop_reason(attempt, heldout, outcome)
@@ -391,9 +392,8 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
 
 def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
-    """Return how an attempt's conversation holds a held-out task: the kind of the strongest match,
-    such as "exact". Returns "" if it holds none.
-    """
+    """Return how an attempt's conversation holds a held-out task, which `heldout` finds: the kind
+    of the strongest match, such as "exact". Returns "" if it holds none."""
     # Build the training row that the attempt would become; "gold" is prompt and answer together.
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
@@ -416,7 +416,7 @@ def _conversation_text(attempt: Attempt) -> str:
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
-    """Return the attempt as a reply shows it, with texts cut and secrets hidden."""
+    """Return the attempt as a reply shows it, with texts cut and secrets hidden by `redact`."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -503,7 +503,7 @@ def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
-def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
+def _summary(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
     """Return the summary: how many attempts or pairs are kept and dropped, and whether they were
     saved.
 
@@ -594,5 +594,5 @@ def _shortened_to_fit(reply: CurationReply) -> CurationReply:
 
 
 def _is_short_enough(reply: CurationReply) -> bool:
-    """Whether the reply is short enough to be sent."""
+    """Tell whether the reply is short enough to be sent."""
     return json_chars(reply.to_json()) <= BODY_CHARS

@@ -277,8 +277,9 @@ def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
     """Write the rows into the file `path`, one JSON object per line."""
+    lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(lines)
 
 
 def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
@@ -305,10 +306,8 @@ def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow
 
 
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
-    """Convert a held-out task of an environment to a dataset row with the same prompt and answer.
-
-    The id of the row is `prefix` and the id of the task.
-    """
+    """Convert a held-out task (`row`) of an environment (`record`) to a dataset row with the same
+    prompt and answer. The id of the dataset row is `prefix` and the id of the task."""
     # A task row stores every prompt as messages. Its "text" lists the fields that the environment
     # gave as strings.
     prompt_was_string = "prompt" in (row.get("text") or [])

@@ -87,7 +87,7 @@ class Source:
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
     def summary(self, *, with_files: bool = False) -> SourceSummary:
-        """Return what replies show of the source; `with_files` adds the hashes of its files."""
+        """Return what replies show of the source; `with_files` adds the SHA-256 of its files."""
         row = self.row
         return SourceSummary(
             id=self.ref,
@@ -101,7 +101,8 @@ class Source:
 
     @property
     def providers(self) -> dict[str, str]:
-        """For models behind a URL: reference -> name of the model there and the host."""
+        """Map the reference of each model behind a URL to the name of the model there and the host;
+        {} if there are none."""
         if not isinstance(self.config, EvaluateConfig):
             return {}
         return {ref: str(endpoint) for ref, endpoint in self.config.endpoints.items()}
@@ -349,7 +350,7 @@ def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
 
 
 def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
-    """Return a redactor that hides the secrets of the environments of all sources."""
+    """Return a function that replaces, in a text, the secrets of the environments of all sources."""
     # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)
@@ -545,9 +546,11 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
 
 
 def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:
-    """Choose about `count` of the steps at evenly spaced positions, without the first and last."""
+    """Choose about `count` of the steps at evenly spaced positions, without the first and last. It
+    is fewer if two positions are rounded to the same."""
     gaps = count + 1
-    positions = {round(number * (len(steps) - 1) / gaps) for number in range(1, gaps)}
+    last_position = len(steps) - 1
+    positions = {round(number * last_position / gaps) for number in range(1, gaps)}
     return {steps[position] for position in positions}
 
 

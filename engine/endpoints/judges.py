@@ -46,10 +46,12 @@ def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
 
 
 def _local_upstream(home: Home, judge: LocalJudge, patience_s: float) -> Upstream:
-    """Return what the relay needs to ask a model of the home, which costs no money."""
+    """Return what the relay of an env process needs to ask a model of the home, which costs no
+    money. The model may take `patience_s` seconds until it is served."""
 
     def served_at() -> Address:
-        """Return where it is served; a deployment is started if none serves it."""
+        """Return the address at which the model is served, which is started if it is not. Raises
+        NotServed if it cannot be."""
         try:
             return serve(home, judge, patience_s)
         except UserError as error:
@@ -65,7 +67,8 @@ def judges_used(home: Home, refs: Iterable[str]) -> list[JudgeUsed]:
 
 
 def _judge_used(home: Home, ref: str) -> JudgeUsed:
-    """Describe the model that `ref` names, in the manifest's form."""
+    """Describe the judge that `ref` names, a model behind a URL or one of the home, in the form of
+    a run's manifest."""
     if not is_local(ref):
         endpoint = find_endpoint(home, ref, "env_id", with_key=False)
         identity = judge_hash(endpoint.url, endpoint.model)
@@ -93,7 +96,8 @@ def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
     if not is_reference(ref):
         return Judge.from_file(rubric)
     if is_local(str(ref)):
-        return _local_judge(home, local_judge(home, str(ref), "rubric"), will_be_asked)
+        judge = local_judge(home, str(ref), "rubric")
+        return _local_judge(home, judge, will_be_asked=will_be_asked)
     endpoint = find_endpoint(home, str(ref), "rubric", with_key=will_be_asked)
     return Judge(
         endpoint.url,
@@ -105,7 +109,8 @@ def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
     )
 
 
-def _local_judge(home: Home, judge: LocalJudge, will_be_asked: bool) -> Judge:
-    """Return a model of the home as a judge; it is served first if it will be asked."""
+def _local_judge(home: Home, judge: LocalJudge, *, will_be_asked: bool) -> Judge:
+    """Return a model of the home as a judge. If it will be asked, it is served first; otherwise it
+    has an address at which nobody answers."""
     address = serve(home, judge) if will_be_asked else Address("http://127.0.0.1/v1")
     return Judge.named(judge.ref, address.url, judge.name, judge.identity, address.key or None)

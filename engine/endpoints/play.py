@@ -22,6 +22,7 @@ from engine.records.settings import EvaluationSettings
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, JsonObject, ScoreReply, TaskRow, ToolSchema
 
+MOST_STOPS = 4  # OpenAI takes at most four stop texts
 REFUSED_AT_ONCE = 3  # after so many refused requests and no answer, all others would be refused too
 
 
@@ -97,8 +98,8 @@ class Player:
         self, jobs: Sequence[tuple[TaskRow, int]], on_row: Callable[[EvaluationRow], None]
     ) -> None:
         """Play each job, which is a task and the number of the attempt. `on_row` is called in this
-        thread with each row as soon as it is complete. Jobs that the caps of `answered` do not
-        allow are left out.
+        thread with each row as soon as it is complete. Jobs that the run's caps on requests and
+        cost do not allow are left out.
 
         Raises Refused if the endpoint refuses everything, EndpointDown if it does not answer,
         Cancelled if the run was asked to stop. Rollouts under way are awaited first.
@@ -205,7 +206,8 @@ class Player:
         return True
 
     def _take_turn(self, rollout: _Rollout) -> None:
-        """Append the model's next turn to the rollout."""
+        """Ask the model for its next turn and append that to the rollout. Raises OutOfBudget,
+        Refused, EndpointDown or Cancelled if there is no answer."""
         call = self._request_turn(rollout)
         self._has_answered = True
         rollout.turns += 1
@@ -224,12 +226,13 @@ class Player:
         return ask_once(self.client, self._ledger, turn_key, request)
 
     def _options(self, attempt: int) -> JsonObject:
-        """Make the parameters of a request. A single attempt takes the likeliest tokens; several
-        attempts are drawn, each with a seed of its own."""
+        """Make the sampling parameters of a request for attempt number `attempt` (from 0). A single
+        attempt takes the likeliest tokens; several attempts are drawn, each with a seed of its
+        own."""
         settings = self.setup.settings
         options: JsonObject = {"max_tokens": settings.max_tokens, "temperature": 0}
         if settings.stop:
-            options["stop"] = list(settings.stop)[:4]  # OpenAI takes at most four
+            options["stop"] = list(settings.stop)[:MOST_STOPS]
         if self.setup.attempts == 1:
             return options
         options |= {"temperature": settings.temperature, "seed": settings.seed + attempt}
@@ -252,6 +255,7 @@ class Player:
             "reason": score.get("reason"),
             "parts": score.get("parts"),
         }
+        present = {name: value for name, value in optional.items() if value}
         return EvaluationRow(
             model=self.ref,
             half=self.setup.half_of_task.get(rollout.task["id"], "report"),
@@ -266,7 +270,7 @@ class Player:
             error=score["error"],
             stop_reason=reason,
             tokens=rollout.tokens,
-            **{name: value for name, value in optional.items() if value},
+            **present,
         )
 
 

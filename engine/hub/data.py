@@ -164,8 +164,11 @@ def _dataset_in(folder: Path) -> Dataset:
 
 def _latest_fetched(root: Path) -> Dataset | None:
     """Return the dataset in the newest complete folder below `root`, or None if there is none."""
-    complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
-    return _dataset_in(complete[-1].parent) if complete else None
+    markers = list(root.glob(f"*/{_FETCHED}"))  # such a file is in each complete folder
+    if not markers:
+        return None
+    markers.sort(key=lambda path: path.stat().st_mtime)
+    return _dataset_in(markers[-1].parent)
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
@@ -232,9 +235,10 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
     data of `repo`."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
+        needed_mb, free_mb = needed_bytes >> 20, free_bytes >> 20
         raise UserError(
             "DISK_FULL",
-            f"{repo} has {needed_bytes >> 20} MB of data, {free_bytes >> 20} MB are free",
+            f"{repo} has {needed_mb} MB of data, {free_mb} MB are free",
             hint="Free disk space, or set HONESMITH_HOME to a volume with room.",
         )
 
@@ -242,10 +246,11 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
     """Return the error for a dataset that is still being fetched, with its progress. `total_bytes`
     is 0 if the sizes of its files are unknown."""
-    of_all = f" of {total_bytes >> 20}" if total_bytes else ""
+    fetched_mb, total_mb = fetched_bytes >> 20, total_bytes >> 20
+    of_total = f" of {total_mb}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
-        f"{repo} is being fetched, {fetched_bytes >> 20}{of_all} MB so far; nothing is stored yet",
+        f"{repo} is being fetched, {fetched_mb}{of_total} MB so far; nothing is stored yet",
         hint="Call again; it goes on from there.",
         field="path",
         retryable=True,
@@ -387,7 +392,8 @@ def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
 
 
 def _data_files_of(config: Any) -> Any:
-    """Return what a declared subset says of its files, or None if it says nothing."""
+    """Return the entry `data_files` of a subset that a dataset's card declares; None if it has
+    none, or if `config` is no object."""
     return config.get("data_files") if isinstance(config, dict) else None
 
 
@@ -425,8 +431,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match one of the patterns. `*` also matches "/", like the hub's
-    `**`."""
+    """Return the file names that match one of the patterns, as in a shell. `*` also matches "/",
+    like the hub's `**`."""
     return [
         name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     ]

@@ -105,8 +105,8 @@ def _check_end(answer: Answer, limits: Limits) -> None:
 
 
 def _port_and_key(folder: DeployDir) -> tuple[int, str]:
-    """Read the port on which the deployment listens, and the key that it asks for. Raises
-    Unreachable if the deployment is not ready."""
+    """Read (the port on which the deployment listens, the key that it asks for) from the files in
+    its folder. Raises Unreachable if the deployment is not ready."""
     try:
         return int(read_json(folder.ready)["port"]), folder.key.read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -210,7 +210,8 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
     text = ""
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
-        answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
+        usage = chunk.get("usage") or {}  # only the last piece has it
+        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
         for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
             text = _add_choice(choice, answer)
     elif not line.startswith(_COMMENT):
@@ -219,8 +220,8 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
 
 
 def _add_choice(choice: JsonObject, answer: Answer) -> str:
-    """Add `choice`, one piece of the answer in the stream, to `answer`, and return the text in
-    it."""
+    """Add one piece of a streamed answer to `answer`, and return the text in it. `choice` is the
+    piece in the form of OpenAI's chat.completion.chunk; each of its parts may be missing."""
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     answer.content += text
@@ -236,7 +237,8 @@ def _add_choice(choice: JsonObject, answer: Answer) -> str:
 
 
 def _without_index(call: JsonObject) -> JsonObject:
-    """Drop the key `index` of a tool call, which whole answers do not have."""
+    """Return a tool call without its key `index`, which it has in a stream but not in a whole
+    answer."""
     return {name: value for name, value in call.items() if name != "index"}
 
 

@@ -98,13 +98,14 @@ def chat(
 
 
 def _model_names(request: ChatRequest) -> list[str]:
-    """List the models to ask, by the names that the caller gave, without duplicates."""
-    return list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+    """List the one or two models to ask, by the names that the caller gave, without duplicates."""
+    names = [request.model, request.compare_to]  # either may be ""
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
-    """Save the conversation after a call. The seed is returned only if tokens were drawn with it;
-    at temperature 0 the model takes the likeliest ones."""
+    """Save the conversation after a call. Returns its id, a warning, and its seed. The seed is None
+    unless tokens were drawn with it; at temperature 0 the model takes the likeliest ones."""
     conversation_id, warning = conversations.save(home, request.conversation, conversation)
     draws_tokens = request.temperature > 0
     return Saved(conversation_id, warning, conversation.seed if draws_tokens else None)
@@ -124,7 +125,8 @@ def _questions(
     tools: list[ToolSchema],
     earlier: Conversation | None,
 ) -> list[Question]:
-    """Make the question for each of the named models.
+    """Make the question for each of the named models: what it is asked in this call, after its part
+    of the `earlier` conversation (None for a new one).
 
     Raises UserError BAD_ARGUMENT if there is nothing to answer or the messages have a wrong form,
     MODEL_* if a model does not exist.
@@ -174,8 +176,9 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """List the messages that this call adds. Raises UserError BAD_ARGUMENT if a system prompt would
-    not come first, or if a new conversation has nothing to answer."""
+    """List the messages that this call adds to the `earlier` conversation (None for a new one).
+    Raises UserError BAD_ARGUMENT if a system prompt would not come first, or if a new conversation
+    has nothing to answer."""
     added: list[ChatMessage] = []
     if request.system:
         if earlier or _begins_with_system(request.messages):
@@ -196,8 +199,8 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
 
 
 def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
-    """Whether the first message is a system message. The messages are not checked yet, so the first
-    may be something else than an object."""
+    """Tell whether the first message is a system message. The messages are not checked yet, so the
+    first may be something else than an object."""
     first = messages[0] if messages else None
     return isinstance(first, dict) and first.get("role") == "system"
 
@@ -271,14 +274,14 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 
 def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
-    """Ask one model, which is started if it is not served yet. The answer may take one of `shares`
-    equal parts of the time that the call has left.
+    """Ask one model, which is started if it is not served yet. The time that the call has left is
+    divided into `shares` equal parts, of which the answer may take one.
 
     If the model's process ends before the answer is done, it is started once more, and the answer
     goes on after the tokens that came. Raises UserError if the model cannot be served, refuses the
     question or does not answer.
     """
-    started: list[Reply] = []
+    started: list[Reply] = []  # an entry for each deployment that had to be started
     answer = Answer()
     seconds = 0.0  # how long the answer took, without the start of the model
     for is_second_try in (False, True):
@@ -297,8 +300,8 @@ def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
 
 
 def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
-    """Return the folder of a deployment that serves the target. If it had to be started, an entry
-    about that is added to `started`."""
+    """Return the folder of a deployment that serves the target model. If it had to be started, an
+    entry about that, for the reply, is appended to `started`."""
     ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
     row, start_seconds = serve(session.home, target, ready_by, session.asker)
     if start_seconds is not None:

@@ -106,7 +106,8 @@ def _entry_of_answer(model_answer: ModelAnswer) -> Reply:
 
 
 def _summary(entries: Sequence[Reply]) -> str:
-    """Say which models answered in how many seconds, and which have not finished."""
+    """Say in one sentence which models answered in how many seconds, and which have not finished.
+    `entries` are the entries of `answers` in the reply."""
     seconds = sum(entry["latency_s"] for entry in entries)
     finished = [entry["model"] for entry in entries if not entry.get("partial")]
     unfinished = [entry["model"] for entry in entries if entry.get("partial")]
@@ -152,7 +153,13 @@ def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Cal
 
 
 def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
-    """List warnings about answers that were cut off, and about deployments that were started."""
+    """List warnings about answers that were cut off, and about deployments that were started.
+
+    Args:
+        entries: the entries of `answers` in the reply.
+        started: the entries of `started` in the reply.
+        idle_minutes: how long a deployment may be idle before it stops by itself.
+    """
     warnings = []
     for entry in entries:
         if entry["finish_reason"] == "length":

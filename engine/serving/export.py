@@ -146,9 +146,9 @@ def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether the folder `target` already holds this very export: its ORIGIN file has the content
-    `origin`. Returns False if `target` does not exist or is an empty folder. Raises UserError
-    BAD_ARGUMENT if it holds anything else."""
+    """Tell whether the folder `target` already holds this very export: its ORIGIN file has the
+    content `origin`. Returns False if `target` does not exist or is an empty folder. Raises
+    UserError BAD_ARGUMENT if it holds anything else."""
     is_empty_folder = target.is_dir() and not os.listdir(target)
     if is_empty_folder or not os.path.lexists(target):
         return False
@@ -180,8 +180,9 @@ def _base_weights(run: RunDir) -> JsonObject:
 
 
 def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject) -> None:
-    """Copy a PEFT adapter to `target`, and name its base model in a way that other tools can
-    load."""
+    """Copy the model's PEFT adapter to the folder `target`, with a model card, and name its base
+    model in a way that other tools can load. `origin` is the content of the ORIGIN file, which says
+    where the export comes from."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
     folder = _new_folder_beside(target)
@@ -220,7 +221,7 @@ def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
     try:
         card = html_report.model_card(home, model.run_id)
     except UserError as error:
-        if error.code == "RUN_NOT_FOUND":  # a folder of a run that the database does not know
+        if error.code == "RUN_NOT_FOUND":  # the run has a folder, but the database does not know it
             return
         raise
     (folder / _CARD).write_text(card, encoding="utf-8")
@@ -303,8 +304,8 @@ def _gguf_name(model: ModelRef, export_format: str) -> str:
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
-    """Wait until no worker holds the lock, for at most `WAIT_S` seconds. Returns whether the lock
-    is free."""
+    """Wait until no worker holds the lock file `worker_lock`, for at most `WAIT_S` seconds. Returns
+    whether the lock is free, which means that the worker has ended."""
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:
@@ -344,8 +345,8 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 
 
 def _is_finished(home: Home, merge: _Merge) -> bool:
-    """Whether the worker's folder exists and is complete: it holds the GGUF file, or a usable
-    model."""
+    """Tell whether the folder that the worker writes exists and is complete: it holds the GGUF
+    file, or, if none is to be written, a model that can be loaded."""
     if not merge.temporary_folder.is_dir():
         return False
     if merge.gguf_name:

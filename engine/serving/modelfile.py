@@ -30,7 +30,8 @@ _TALK: list[ChatMessage] = [
 
 
 def text(base: Path, file_name: str) -> str:
-    """Write the Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
+    """Return the text of the Modelfile, with which Ollama serves the GGUF file `file_name`. The
+    folder `base` holds the model's tokenizer and chat template."""
     try:
         format_lines = _format_lines(_turns(tokens.load(base).format()))
     except (TemplateError, ValueError):
@@ -78,13 +79,14 @@ class _Turns:
     answer_end: str
 
     def pieces(self) -> tuple[str, ...]:
-        """All the texts."""
+        """Return all the texts, in the order of the fields."""
         return astuple(self)
 
 
 def _turns(chat: ChatFormat) -> _Turns:
-    """Find out what a chat template writes around messages. A conversation whose messages are marks
-    (`_SYSTEM`, `_FIRST`, ...) is rendered, and the text between the marks is read.
+    """Find out which texts a chat template writes around the messages of a conversation. A
+    conversation whose messages are marks (`_SYSTEM`, `_FIRST`, ...) is rendered, and the text
+    between the marks is read.
 
     Raises TemplateError if the template refuses the conversation, ValueError if it leaves out a
     part of the conversation, or if a template for Ollama cannot write the same.
@@ -160,7 +162,8 @@ def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
 
 
 def _ollama_template(turns: _Turns) -> str:
-    """Write the template, in Ollama's language, that writes conversations with these turns."""
+    """Return a template in Ollama's language, which puts the texts in `turns` around the messages
+    of a conversation, as the chat template does."""
     no_system = "{{ else }}" + turns.no_system if turns.no_system else ""
     before_answer = turns.before_answer
     if turns.before_last_answer != turns.before_answer:

@@ -190,13 +190,14 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """Find a living deployment that can serve the target: one with its base model and, for an
     adapter, with thinking on or off as in the adapter's training. Returns None if there is none.
 
-    That of another key is taken only if it serves the target already: it gets no further model."""
+    That of another owner is taken only if it serves the target already: it gets no further model.
+    """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
             continue
         if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
-        if not target.adapter:
+        if not target.adapter:  # the base is served the same way with and without thinking
             return row
         if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row
@@ -204,12 +205,13 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
 
 
 def _is_own(home: Home, row: DeploymentRow) -> bool:
-    """Whether a deployment belongs to the viewer of the home."""
+    """Tell whether a deployment belongs to the viewer, the person or key that uses the home."""
     return row.owner == viewer_id(home.viewer)
 
 
 def _is_thinking(folder: DeployDir) -> bool:
-    """Whether a deployment was started with thinking on."""
+    """Tell whether the deployment in `folder` was started with thinking on: its prompts then open a
+    think block."""
     return bool(deployments.config_of(folder).get("thinking"))
 
 
@@ -233,7 +235,8 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
 
 def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
-    """Record a deployment of the target's base model that is about to start, and return its row."""
+    """Record in the database a deployment of the target's base model that is about to start, and
+    return its row. `memory_bytes` is what it will take of its device."""
     with Store(home) as store:
         return store.add_deployment(
             base_name=target.ref.base_ref,
@@ -324,7 +327,7 @@ def _ready_row(home: Home, row: DeploymentRow) -> DeploymentRow:
 
 
 def _healthy(folder: DeployDir) -> bool:
-    """Whether the server answers its health check within two seconds."""
+    """Tell whether the server of a deployment answers its health check within two seconds."""
     try:
         status, _ = deployments.request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -360,7 +363,8 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
 
 
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
-    """Record that the target is to be served until it is stopped, and return the new row."""
+    """Record in the row of a deployment that it serves the target until that is stopped, and return
+    the new row."""
     if not target.adapter:
         return _set_columns(home, row, serve_base=True)
     other_adapters = [adapter for adapter in row.adapters if adapter["name"] != target.name]
@@ -368,12 +372,14 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
-    """The target's adapter in the form that rows, configs and requests of deployments have."""
+    """Return the name and folder of the target's adapter, in the form that rows, configs and
+    requests of deployments have."""
     return {"name": target.name, "path": target.adapter}
 
 
 def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
-    """Set columns of a deployment's row, if a value differs, and return the new row."""
+    """Write these values (by column) into a deployment's row in the database, if any differs, and
+    return the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
     with Store(home) as store:
@@ -407,7 +413,8 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
     """Make the reply of a call that stopped `ref`. If a deployment goes on with other models
     (`still_serving`), the reply names it, with the call that stops all of it."""
     notes = [
-        f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in still_serving
+        f"{row.deployment_id} still serves {', '.join(_deployed_names(row))}"
+        for row in still_serving
     ]
     return _stop_reply(
         ref,
@@ -422,23 +429,26 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
 def _not_own_reply(home: Home, ref: str, others: Sequence[DeploymentRow]) -> Reply:
     """Make the reply of a call that stopped nothing, because only deployments of other owners serve
     the model `ref`. It offers the calls that stop each of them."""
-    named = ", ".join(
+    deployments_of_others = ", ".join(
         f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in others
     )
     return _stop_reply(
         ref,
         "not_served",
-        summary=f"Nothing was stopped: {ref} is served by {named}, and by none of yours.",
+        summary=f"Nothing was stopped: {ref} is served by {deployments_of_others}, and by none of "
+        "yours.",
         next_calls=[
             Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in others
         ],
     )
 
 
-def _deployed(row: DeploymentRow) -> list[str]:
-    """The names of the models that a deployment serves until somebody stops them."""
-    base = [row.base_name] if row.serve_base else []
-    return [*base, *(str(adapter["name"]) for adapter in row.adapters)]
+def _deployed_names(row: DeploymentRow) -> list[str]:
+    """Return the names of the models that a deployment serves until somebody stops them: its base,
+    if that was deployed, and its adapters."""
+    base_names = [row.base_name] if row.serve_base else []
+    adapter_names = [str(adapter["name"]) for adapter in row.adapters]
+    return [*base_names, *adapter_names]
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
@@ -473,7 +483,7 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
 
     Returns the deployments that go on with other models, or None if `ref` was not being served.
     """
-    stopped = False
+    was_served = False
     still_serving: list[DeploymentRow] = []
     for row in deployments.living(home):
         # What the deployment goes on serving: adapters, and perhaps the base model itself.
@@ -484,13 +494,13 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
             serve_base = row.serve_base and ref != row.base_name
         else:
             continue
-        stopped = True
+        was_served = True
         if adapters or serve_base:
-            changed = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
-            still_serving.append(changed)
+            new_row = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
+            still_serving.append(new_row)
         else:
             deployments.stop(home, row, "stopped on request")
-    return still_serving if stopped else None
+    return still_serving if was_served else None
 
 
 def _how_it_ended(home: Home, ref: str) -> str:
@@ -504,7 +514,7 @@ def _how_it_ended(home: Home, ref: str) -> str:
 
 
 def _is_run(home: Home, ref: str) -> bool:
-    """Whether `ref` is the id of a run, even of one that has no model yet."""
+    """Tell whether `ref` is the id of a run, even of one that has no model yet."""
     with Store(home) as store, contextlib.suppress(UserError):
         return store.get_run(ref).run_id == ref
     return False

@@ -144,8 +144,9 @@ def main(config_file: Path) -> int:
 
 
 def _merge_into_folder(config: JsonObject, out: Path) -> float:
-    """Merge into the folder `out`, which gets a GGUF file if the config names one, and otherwise a
-    model folder's files. Returns the largest difference between logits."""
+    """Merge the adapter that the config names into its base, and write the result to the folder
+    `out`: a GGUF file if the config names one (`gguf`), and otherwise a model folder's files.
+    Returns the largest difference between the logits of the merged model and of base + adapter."""
     base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
     gguf_name = config["gguf"]
     if gguf_name:
@@ -154,7 +155,7 @@ def _merge_into_folder(config: JsonObject, out: Path) -> float:
 
 
 def _print_line(content: JsonObject) -> None:
-    """Print an object as one line of JSON."""
+    """Print an object as one line of JSON, which the parent process reads."""
     sys.stdout.write(json.dumps(content) + "\n")
 
 
