@@ -198,8 +198,8 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _push_dataset(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push the chosen attempts as the dataset `name`. Raises UserError BAD_ARGUMENT if none was
-    chosen, and every error of `push_env`."""
+    """Push the attempts that `selection` has chosen as the dataset `name`. Raises UserError
+    BAD_ARGUMENT if none was chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
         raise _nothing_to_save(selection.outcome, selection.sources)
     chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
@@ -207,7 +207,8 @@ def _push_dataset(home: Home, name: str, selection: _Selection, choices: Choices
 
 
 def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
-    """Make the reply about a selection. Its summary, env_id, next calls and warnings are empty."""
+    """Make the reply about a selection; `redact` hides secrets. Its summary, env_id, next calls and
+    warnings are empty."""
     outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
@@ -226,8 +227,8 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
 
 
 def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
-    """Return reason -> number of dropped attempts, in the order of REASONS; reasons with no attempt
-    are left out."""
+    """Return reason -> number of attempts that `outcome` counts as dropped, in the order of
+    REASONS; reasons with no attempt are left out."""
     return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
 
 
@@ -238,7 +239,8 @@ def _heldout_tasks(tasks: Mapping[str, list[TaskRow]]) -> list[TaskRow]:
 
 
 def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
-    """Return reason -> the first attempt that was dropped for it, in the order of REASONS."""
+    """Return reason -> the first attempt that was dropped for it, in the order of REASONS. `redact`
+    hides secrets."""
     return {
         reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
         for reason, why in REASONS.items()
@@ -473,7 +475,8 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
 
 
 def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
-    """Make the error for a call that should save a dataset but keeps no attempt."""
+    """Make the error for a call that should save a dataset but keeps no attempt; `outcome` counts
+    why."""
     dropped_counts = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",

@@ -162,7 +162,7 @@ class Rule:
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Tell whether the attempts at one task match the rule.
+        """Tell whether the attempts at one task (`group`) match the rule.
 
         Returns False if the rule compares a value that is None. Raises UserError BAD_ARGUMENT if
         the expression divides by zero, if its value is neither true nor false, or if it asks for

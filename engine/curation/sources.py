@@ -126,8 +126,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 
 def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
-    """Return the references, each once. Raises UserError BAD_ARGUMENT if there are none or more
-    than `MOST_SOURCES`."""
+    """Return the references in `source_ids`, each once and without white space around it. Raises
+    UserError BAD_ARGUMENT if there are none or more than `MOST_SOURCES`."""
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
         raise UserError(
@@ -259,8 +259,9 @@ def _answer_files(
 ) -> list[_AnswerFile]:
     """List the files with a run's answers: one per training step, or one per evaluated model.
 
-    `step_name`, such as "step20", asks for one step; "" asks for all. Raises UserError BAD_ARGUMENT
-    if that step has no rollouts, or if a step of an evaluation is asked for.
+    `step_name`, such as "step20", asks for one step; "" asks for all. `ref` is the reference as the
+    caller wrote it, for messages. Raises UserError BAD_ARGUMENT if that step has no rollouts, or if
+    a step of an evaluation is asked for.
     """
     if row.kind == "train":
         # The model that made the rollouts changes at every step, so the run's id stands for it.
@@ -350,7 +351,7 @@ def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
 
 
 def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
-    """Return a function that replaces, in a text, the secrets of the environments of all sources."""
+    """Return a redactor, which hides in a text the secrets of the environments of all sources."""
     # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)

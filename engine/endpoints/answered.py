@@ -105,8 +105,8 @@ class AnswerLedger:
                 self._budget_freed.wait()
 
     def _cap_reached_by(self, most_cost: float) -> str:
-        """Return the cap that one more request might pass, with its value, such as "max_calls =
-        100"; "" if it passes none."""
+        """Return the cap that one more request of at most `most_cost` might pass, with its value,
+        such as "max_calls = 100"; "" if it passes none."""
         total = self.total
         if self._max_calls is not None and total.calls + self._calls_under_way >= self._max_calls:
             return f"max_calls = {self._max_calls}"
@@ -117,8 +117,8 @@ class AnswerLedger:
         return ""
 
     def keep(self, call: EndpointCall, most_cost: float) -> None:
-        """Write an answer to the file, and count what it took instead of `most_cost`, with which
-        its request was admitted."""
+        """Write the answered turn `call` to the file, and count what it took instead of
+        `most_cost`, with which its request was admitted."""
         with self._budget_freed:
             self._file.append(call.to_line())
             self._add(call)
@@ -137,7 +137,7 @@ class AnswerLedger:
         self._budget_freed.notify_all()
 
     def _add(self, call: EndpointCall) -> None:
-        """Remember an answered turn, and add it to the use of its model."""
+        """Remember an answered turn (`call`), and add it to the use of its model."""
         self._turns[(call.model, call.task, call.attempt, call.turn)] = call
         self.use[call.model] = self.use.get(call.model, Use()).plus(call)
 

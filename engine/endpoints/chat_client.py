@@ -187,8 +187,12 @@ class ChatClient:
         self, refusal: Refused, options: JsonObject, sent_form: tuple[list[str], str]
     ) -> bool:
         """Change the form of later requests if the server refused a parameter by name. Returns
-        whether the request may be sent again. `sent_form` says how it was sent: (parameters left
-        out, name of the token limit)."""
+        whether the request may be sent again.
+
+        Args:
+            options: the parameters of the request.
+            sent_form: how it was sent: (parameters left out, name of the token limit).
+        """
         if refusal.status not in (400, 422):
             return False
         text = refusal.text
@@ -302,7 +306,9 @@ def _call_to_openai(call: JsonObject) -> JsonObject:
 
 
 def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: int) -> Turn:
-    """Read the model's turn from a decoded reply. Raises Refused if the reply holds no answer."""
+    """Read the model's turn from a decoded reply, which came after `seconds` and `retries` further
+    attempts. Tool calls are checked against `tools`. Raises Refused if the reply holds no
+    answer."""
     try:
         choice = reply["choices"][0]
         answer = choice["message"]

@@ -17,8 +17,8 @@ from envs.rubric import read_rubric_file
 
 
 def upstreams(home: Home, refs: Iterable[str], patience_s: float = START_S) -> dict[str, Upstream]:
-    """Return name -> model for the models that an environment may ask, such as "openai:big" and
-    "model:pebble"; the name is that of `path_name`.
+    """Return name -> model for the models that an environment may ask, which `refs` names, such as
+    "openai:big" and "model:pebble"; the name is that of `path_name`.
 
     A model of the home may take `patience_s` seconds until it is served. Raises UserError
     MODEL_NOT_FOUND if config.toml lacks an endpoint or the home a model, ENV_SECRETS if a key is
@@ -28,8 +28,9 @@ def upstreams(home: Home, refs: Iterable[str], patience_s: float = START_S) -> d
 
 
 def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
-    """Return what the relay of an env process needs to ask a model. Raises UserError as `upstreams`
-    does."""
+    """Return what the relay of an env process (which asks models for the environment) needs to ask
+    the model that `ref` names. A model of the home may take `patience_s` seconds until it is
+    served. Raises UserError as `upstreams` does."""
     if is_local(ref):
         return _local_upstream(home, local_judge(home, ref), patience_s)
     endpoint = find_endpoint(home, ref, "env_id")
@@ -46,8 +47,9 @@ def _upstream(home: Home, ref: str, patience_s: float) -> Upstream:
 
 
 def _local_upstream(home: Home, judge: LocalJudge, patience_s: float) -> Upstream:
-    """Return what the relay of an env process needs to ask a model of the home, which costs no
-    money. The model may take `patience_s` seconds until it is served."""
+    """Return what the relay of an env process (which asks models for the environment) needs to ask
+    `judge`, a model of the home, which costs no money. It may take `patience_s` seconds until it is
+    served."""
 
     def served_at() -> Address:
         """Return the address at which the model is served, which is started if it is not. Raises
@@ -61,8 +63,8 @@ def _local_upstream(home: Home, judge: LocalJudge, patience_s: float) -> Upstrea
 
 
 def judges_used(home: Home, refs: Iterable[str]) -> list[JudgeUsed]:
-    """Describe the models that an environment may ask, for the manifest of a run. Nothing is asked
-    of them, so a key may be missing; otherwise raises UserError as `upstreams` does."""
+    """Describe the models that an environment may ask (`refs`), for the manifest of a run. Nothing
+    is asked of them, so a key may be missing; otherwise raises UserError as `upstreams` does."""
     return [_judge_used(home, ref) for ref in refs]
 
 

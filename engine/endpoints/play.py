@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.core.wording.asked import asked_prompt, asked_tools
 from engine.endpoints.answered import AnswerLedger, OutOfBudget
 from engine.endpoints.chat_client import Cancelled, ChatClient, Refused
+from engine.endpoints.checks import MOST_STOPS
 from engine.endpoints.metered import Request, ask_once
 from engine.records.lines.answer import StopReason
 from engine.records.lines.endpoint_call import EndpointCall
@@ -22,7 +23,6 @@ from engine.records.settings import EvaluationSettings
 from envs.host.process import EnvProcess, EpisodeFailed
 from envs.json_types import ChatMessage, JsonObject, ScoreReply, TaskRow, ToolSchema
 
-MOST_STOPS = 4  # OpenAI takes at most four stop texts
 REFUSED_AT_ONCE = 3  # after so many refused requests and no answer, all others would be refused too
 
 
@@ -83,6 +83,7 @@ class Player:
 
         Args:
             key: the bearer token; "" for none.
+            setup: the environment whose tasks are played, and the settings.
             stop: once set, no further request is sent.
         """
         self.ref, self.endpoint, self.setup = ref, endpoint, setup
@@ -195,8 +196,8 @@ class Player:
             episode.close()
 
     def _take_turn_if_it_fits(self, rollout: _Rollout) -> bool:
-        """Take the model's next turn. Returns False if the conversation has become too long for the
-        model."""
+        """Take the model's next turn of a rollout. Returns False if the conversation has become too
+        long for the model."""
         try:
             self._take_turn(rollout)
         except Refused as refusal:
@@ -218,8 +219,8 @@ class Player:
         rollout.stop_reason = "max_tokens" if call.is_cut else "stop"
 
     def _request_turn(self, rollout: _Rollout) -> EndpointCall:
-        """Return the model's next turn: the stored answer, if the same request was answered before
-        an interruption; else ask for it now."""
+        """Return the model's next turn of a rollout: the stored answer, if the same request was
+        answered before an interruption; else ask for it now."""
         messages = [*asked_prompt(rollout.task), *rollout.messages]
         request = Request(messages, rollout.tools, self._options(rollout.attempt))
         turn_key = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
@@ -275,7 +276,8 @@ class Player:
 
 
 def _failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """Make the score of a rollout that could not be scored, because of `error`."""
+    """Make the score of a rollout that could not be scored, because of `error`. `timed_out` says
+    that the environment exceeded its time limit."""
     return {
         "reward": 0.0,
         "success": None,

@@ -128,9 +128,9 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """Return the newest version of the dataset, fetching it into the home's cache if necessary.
-    Without a network (HF_HUB_OFFLINE is set, or the hub cannot be reached), return the version
-    fetched last.
+    """Return the newest version of the dataset `ref`, fetching it into the home's cache if
+    necessary. Without a network (HF_HUB_OFFLINE is set, or the hub cannot be reached), return the
+    version fetched last.
 
     Raises UserError DATASET_INVALID or DISK_FULL if the dataset cannot be fetched, and
     DATASET_READING (retryable) if it is not fetched by `deadline` (a value of `time.monotonic()`);
@@ -172,8 +172,9 @@ def _latest_fetched(root: Path) -> Dataset | None:
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets, then write fetched.json, which
-    marks `folder` as complete. `deadline` is a value of `time.monotonic()`."""
+    """Download the files of the version `remote` that `ref` asks for into `folder`/datasets, then
+    write fetched.json, which marks `folder` as complete. `deadline` is a value of
+    `time.monotonic()`."""
     chosen = _choose_files(remote, ref)
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -194,6 +195,7 @@ def _download_all(
     """Download those of `files` that are missing in `folder`.
 
     Args:
+        remote: the version of the dataset on the hub.
         files: the files by the name that each gets in `folder`.
         deadline: a value of `time.monotonic()`.
 
@@ -219,8 +221,8 @@ def _download_all(
 
 
 def _describe_origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
-    """Describe where the data came from, and which of the repository's data files were not
-    fetched."""
+    """Describe where the data came from, and which of the repository's data files were not fetched.
+    `fetched_names` are the names of those that were, in the repository; `subset` is "" for none."""
     return FetchedData(
         repo=remote.repo,
         subset=subset,
@@ -258,8 +260,8 @@ def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
 
 
 def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
-    """Return the files to fetch, by the name that each gets in the cache, such as
-    "train-00000.parquet".
+    """Return the files of the version `remote` to fetch for `ref`, by the name that each gets in
+    the cache, such as "train-00000.parquet".
 
     Raises UserError DATASET_INVALID if there are none, or if the user has to name a subset.
     """
@@ -282,8 +284,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
 def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
     """Return the names of a subset's files by their split; "" stands for files without a split.
 
-    `subset` is its name, or "" if the user named none. Raises UserError DATASET_INVALID if there is
-    no such subset, or if one has to be named.
+    `remote` is the version of the dataset, `subset` the subset's name, or "" if the user named
+    none. Raises UserError DATASET_INVALID if there is no such subset, or if one has to be named.
     """
     configs = remote.card.get("configs")  # the subsets, if the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
@@ -357,7 +359,8 @@ def _split_of_folders(name: str) -> str:
 
 
 def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
-    """Return the declared subset named `subset`; for "", the default subset or the only one.
+    """Return that one of the declared subsets (`configs`) which is named `subset`; for "", the
+    default subset or the only one.
 
     Raises UserError DATASET_INVALID, naming the subsets, if none fits.
     """

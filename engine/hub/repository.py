@@ -80,8 +80,8 @@ class HubVersion:
 
 
 def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
-    """Return the address of the file `name` in the version `commit` of a repository, relative to
-    the hub's endpoint."""
+    """Return the address of the file `name` in the version `commit` of a model or dataset (`kind`),
+    relative to the hub's endpoint."""
     return f"{kind.files}/{repo}/resolve/{commit}/{name}"
 
 
@@ -142,7 +142,8 @@ def fetch_text(remote: HubVersion, name: str) -> str:
 
 
 def fetch_first_bytes(remote: HubVersion, name: str, count: int) -> bytes:
-    """Fetch the first `count` bytes of a file, or the whole file if it is shorter.
+    """Fetch the first `count` bytes of the file `name` of the version `remote`, or the whole file
+    if it is shorter.
 
     If the server ignores the range and sends the whole file, reading stops after these bytes.
     """

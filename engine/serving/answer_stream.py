@@ -119,8 +119,8 @@ def _unreachable(error: Exception) -> Unreachable:
 
 
 def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    """Wait until the server replies, and return its reply before any line is read. Raises
-    RefusedByServer if the reply is an error."""
+    """Wait until the server replies on `connection`, and return its reply before any line is read.
+    Raises RefusedByServer if the reply is an error."""
     response = connection.getresponse()
     if response.status != 200:
         raise RefusedByServer(response.status, _error_text(response.read()))
@@ -143,7 +143,10 @@ def _lines(
     answer: Answer,
 ) -> Iterator[str]:
     """Yield the lines of a stream of server-sent events until the stream ends or `limits` end it.
-    Sets `answer.has_stalled` if too much time passed without a token."""
+
+    Sets `answer.has_stalled` if too much time passed without a token. `set_timeout` sets for how
+    many seconds reading from the connection may wait.
+    """
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
@@ -192,9 +195,9 @@ class _LastToken:
 
 
 def _next_line(response: http.client.HTTPResponse) -> str | None:
-    """Read the next line of a stream of events; "" is a line that ends an event. Returns None at
-    the end of the stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no
-    line comes."""
+    """Read the next line of `response`, a stream of events; "" is a line that ends an event.
+    Returns None at the end of the stream, which the line "data: [DONE]" marks as well. Raises
+    TimeoutError if no line comes."""
     data = response.readline()
     line = data.decode("utf-8", "replace").rstrip("\r\n")
     is_end = not data or line == _DATA + _END

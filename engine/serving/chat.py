@@ -153,8 +153,9 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
 
 
 def _ask_all(session: Session, questions: Sequence[Question]) -> list[ModelAnswer]:
-    """Ask the models one after the other, all within the time of the call. Raises UserError if one
-    cannot be served, refuses the question or does not answer."""
+    """Ask the models one after the other, all within the time of the call (`session` says what is
+    the same for all). Raises UserError if one cannot be served, refuses the question or does not
+    answer."""
     model_answers: list[ModelAnswer] = []
     for number, question in enumerate(questions):
         # With two models, the first gets half of the time, so that the second has the other half.
@@ -165,8 +166,8 @@ def _ask_all(session: Session, questions: Sequence[Question]) -> list[ModelAnswe
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
     """Return the tools that the models may call: those of the request, else those of the
-    conversation so far. Raises UserError BAD_ARGUMENT if the request's tools are not a list of
-    objects."""
+    conversation so far (`earlier`; None for a new one). Raises UserError BAD_ARGUMENT if the
+    request's tools are not a list of objects."""
     if not request.tools:
         return earlier.tools if earlier else []
     try:
@@ -208,8 +209,9 @@ def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
 def _question(
     target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
 ) -> Question:
-    """Make the question for the target: its part of the conversation, followed by the messages in
-    `added`. If there are none, the question is for the rest of its last answer.
+    """Make the question for the target: its part of the conversation so far (`earlier`; None for a
+    new one), followed by the messages in `added`. If there are none, the question is for the rest
+    of its last answer.
 
     A model that joins a conversation later reads what the first model was asked and answered.
     Raises UserError BAD_ARGUMENT if there is nothing to answer.
@@ -263,8 +265,8 @@ def _bad_messages(error: BadMessages) -> UserError:
 
 
 def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
-    """Return the seed of this call: the request's; else, if a cut answer is continued, the seed it
-    began with; else a new one."""
+    """Return the seed of this call: the request's; else, if a cut answer of the `earlier`
+    conversation is continued, the seed it began with; else a new one."""
     if request.seed != DRAW_SEED:
         return request.seed
     asks_nothing_new = not request.message and not request.messages
@@ -274,8 +276,8 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 
 def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
-    """Ask one model, which is started if it is not served yet. The time that the call has left is
-    divided into `shares` equal parts, of which the answer may take one.
+    """Ask one model, which is started if it is not served yet. The time that the call has left
+    (`session.deadline`) is divided into `shares` equal parts, of which the answer may take one.
 
     If the model's process ends before the answer is done, it is started once more, and the answer
     goes on after the tokens that came. Raises UserError if the model cannot be served, refuses the
@@ -312,8 +314,8 @@ def _served_folder(session: Session, target: Target, started: list[Reply]) -> De
 def _sample(
     session: Session, question: Question, folder: DeployDir, answer: Answer, answer_by: float
 ) -> None:
-    """Let the deployment in `folder` continue `answer` until `answer_by`, a time on the monotonic
-    clock.
+    """Let the deployment in `folder` continue `answer` to the question until `answer_by`, a time on
+    the monotonic clock.
 
     Raises UserError BAD_ARGUMENT if it refuses the request, DEPLOY_FAILED if it fails or gives no
     token, Unreachable if its process ends meanwhile.
@@ -349,7 +351,7 @@ def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
 
 
 def _no_token_error(target: Target, stall_s: float) -> UserError:
-    """Make the error for a model that gave no token at all in `stall_s` seconds."""
+    """Make the error for a model (`target`) that gave no token at all in `stall_s` seconds."""
     return UserError(
         "DEPLOY_FAILED",
         f"{target.name} gave no token for {stall_s:g} s",
@@ -359,8 +361,8 @@ def _no_token_error(target: Target, stall_s: float) -> UserError:
 
 
 def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserError:
-    """Make the error for a request that the server refused (BAD_ARGUMENT) or failed at
-    (DEPLOY_FAILED)."""
+    """Make the error for a request about the model `target` that the server in `folder` refused
+    (BAD_ARGUMENT) or failed at (DEPLOY_FAILED)."""
     text = error.message or f"it answered {error.status}"
     if error.status >= 500:
         return deploy_failed(folder, text)

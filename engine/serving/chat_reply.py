@@ -139,8 +139,9 @@ def _next_calls(
 
 
 def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
-    """List at most one call of `chat`: it continues an answer that was cut, or gives the results of
-    the tools that the model called. `arguments` name the model and the conversation."""
+    """List at most one call of `chat` that follows an answer (`entry`, its entry in the reply): it
+    continues an answer that was cut, or gives the results of the tools that the model called.
+    `arguments` name the model and the conversation."""
     if entry["finish_reason"] in CUT:
         return [Call("chat", arguments)]
     tool_calls = entry.get("tool_calls")
@@ -175,7 +176,8 @@ def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: 
 
 
 def _partial_warning(entry: Reply) -> str:
-    """Write the warning about an answer that was not done when the call's time was over."""
+    """Write the warning about an answer (`entry`, its entry in the reply) that was not done when
+    the call's time was over."""
     seconds = entry["latency_s"]
     speed = entry["tokens"] / max(seconds, 1e-3)  # 1e-3: `seconds` may be rounded to 0
     return (

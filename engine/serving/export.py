@@ -74,7 +74,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
 
 def _check_format(export_format: str) -> None:
-    """Raise UserError BAD_ARGUMENT if the format is not one of `FORMATS`."""
+    """Raise UserError BAD_ARGUMENT if `export_format`, the format that the caller named, is not one
+    of `FORMATS`."""
     if export_format not in FORMATS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -85,8 +86,8 @@ def _check_format(export_format: str) -> None:
 
 
 def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
-    """Make the content of an export's ORIGIN file, by which a later call recognises the same
-    export."""
+    """Make the content of the ORIGIN file of an export in this format: which run, checkpoint and
+    base it comes from. By this a later call recognises the same export."""
     assert model.adapter is not None  # `_model_with_adapter` refuses others
     return {
         "run": model.run_id,
@@ -134,9 +135,9 @@ def _cannot_write_error(target: Path, error: OSError) -> UserError:
 
 
 def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -> Path:
-    """Return the folder that an export is written to: `path`, or if that is "", one below the
-    home's `exports/`. Raises UserError BAD_ARGUMENT if `path` is in a place where coding agents
-    keep files of their own."""
+    """Return the folder that an export in this format is written to: `path`, or if that is "", one
+    below the home's `exports/`. Raises UserError BAD_ARGUMENT if `path` is in a place where coding
+    agents keep files of their own."""
     if path:
         target = Path(os.path.abspath(os.path.expanduser(path)))
         refuse_folder_of_agent_files(target, "path")
@@ -345,8 +346,8 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 
 
 def _is_finished(home: Home, merge: _Merge) -> bool:
-    """Tell whether the folder that the worker writes exists and is complete: it holds the GGUF
-    file, or, if none is to be written, a model that can be loaded."""
+    """Tell whether the folder that the worker of `merge` writes exists and is complete: it holds
+    the GGUF file, or, if none is to be written, a model that can be loaded."""
     if not merge.temporary_folder.is_dir():
         return False
     if merge.gguf_name:
@@ -377,7 +378,8 @@ def _move_into_place(temporary_folder: Path, target: Path, origin: JsonObject) -
 
 
 def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_there: bool) -> Reply:
-    """Make the reply about a finished export; `was_there` says that an earlier call made it."""
+    """Make the reply about a finished export of the model to the folder `target`, in the format
+    `export_format`. `was_there` says that an earlier call made it."""
     files = sorted(entry.name for entry in target.iterdir())
     already = " already" if was_there else ""
     return {
@@ -393,8 +395,8 @@ def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_ther
 
 
 def _still_merging_reply(ref: str, target: Path, export_format: str) -> Reply:
-    """Make the reply about a merge that is still going on, with the call that returns its result
-    later."""
+    """Make the reply about a merge of the model `ref` that is still going on. It offers the same
+    call, which returns the result later."""
     same_call = {"run_id": ref, "action": "export", "format": export_format, "path": str(target)}
     return {
         "model": ref,

@@ -44,7 +44,8 @@ def text(base: Path, file_name: str) -> str:
 
 def _format_lines(turns: "_Turns") -> list[str]:
     """Write the lines of a Modelfile about the format of a conversation: its template, and the text
-    at which an answer stops. A text that cannot be quoted in a Modelfile is left out."""
+    at which an answer stops. `turns` are the texts around messages. A text that cannot be quoted in
+    a Modelfile is left out."""
     lines = []
     template = _ollama_template(turns)
     if '"""' not in template:
@@ -136,15 +137,15 @@ def _before_user(system_to_question: str, answer_to_question: str, answer_end: s
 
 
 def _check_no_instructions(turns: _Turns) -> None:
-    """Raise ValueError if a text of the chat template would be an instruction in Ollama's template
-    language."""
+    """Raise ValueError if a text of the chat template (in `turns`) would be an instruction in
+    Ollama's template language."""
     if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
 
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
-    """Return what the chat template writes after an answer that ends a conversation. Raises
-    ValueError unless it writes the answer exactly once."""
+    """Return what the chat template writes after an answer that ends a conversation, which begins
+    with the message `system`. Raises ValueError unless it writes the answer exactly once."""
     question_and_answer = _TALK[:2]  # the answer's text is the mark `_ANSWER`
     conversation = chat.text([system, *question_and_answer], prompt=False)
     _, end = _split_at_mark(conversation, _ANSWER)
@@ -188,7 +189,7 @@ def _ollama_template(turns: _Turns) -> str:
 
 
 def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
-    """Return the text before and after `mark`. Raises ValueError unless the mark is there exactly
-    once."""
+    """Return the parts of the text `rendered` before and after `mark`. Raises ValueError unless the
+    mark is there exactly once."""
     before, after = rendered.split(mark)  # raises ValueError unless there are two parts
     return before, after

@@ -33,8 +33,8 @@ class Placement:
 
 
 def choose(home: Home, ref: ModelRef, name: str) -> Placement:
-    """Choose the device that has most memory left once the model is on it. `name` is the model's
-    name in messages.
+    """Choose the device that has most memory left once the model `ref` is on it. `name` is the
+    model's name in messages.
 
     Raises UserError DOES_NOT_FIT if no device is large enough, DEVICE_BUSY if the best one has too
     little free memory now, NO_VLLM if vLLM is asked for and not set up.

@@ -96,7 +96,8 @@ def deploy(
 
 
 def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
-    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address."""
+    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address. It may
+    take `patience.start_s` seconds to start; `asker` is whose quota that counts against."""
     target = target_of(home, ref)
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
@@ -250,7 +251,8 @@ def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
 def _server_config(
     home: Home, row: DeploymentRow, target: Target, chosen: placement.Placement, asker: Asker
 ) -> Reply:
-    """Make the content of config.json of a new deployment, which its server reads."""
+    """Make the content of config.json of a new deployment of the target, which its server reads.
+    `chosen` is its device, engine and memory."""
     return {
         "base_path": row.base_path,
         "base_name": row.base_name,
@@ -452,8 +454,13 @@ def _deployed_names(row: DeploymentRow) -> list[str]:
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
-    """Make the reply of a call that was to stop `ref`, a model or a deployment. `state` is its
-    state after the call."""
+    """Make the reply of a call that was to stop `ref`, a model or a deployment.
+
+    Args:
+        state: the state of `ref` after the call.
+        summary: what the call has done, in a sentence.
+        next_calls: the calls that the reply offers.
+    """
     return {
         "model": ref,
         "state": state,

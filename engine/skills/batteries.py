@@ -90,9 +90,12 @@ def in_turn(rows: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def battery_of(base_ref: str) -> SkillBattery:
-    """Return the questions that a base model is asked before and after training, to see what
-    training broke. They are the same in every run. The base "pebble", our own small model, is asked
-    about the skills it was taught; any other is asked easy questions in English."""
+    """Return the questions that the base model named `base_ref` is asked before and after training,
+    to see what training broke. They are the same in every run.
+
+    The base "pebble", our own small model, is asked about the skills it was taught; any other is
+    asked easy questions in English.
+    """
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_tasks(), says_answer, PEBBLE_TOKENS)
     language_tasks = tasks(language.QUESTIONS)
@@ -100,8 +103,9 @@ def battery_of(base_ref: str) -> SkillBattery:
 
 
 def practice_of(base_ref: str) -> SkillBattery:
-    """Return practice questions, which a base model may be trained on. They are of the same skills
-    as those of `battery_of`, but no question is in both; they are the same in every run."""
+    """Return practice questions, which the base model named `base_ref` may be trained on. They are
+    of the same skills as those of `battery_of`, but no question is in both; they are the same in
+    every run."""
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_practice(), says_answer, PEBBLE_TOKENS)
     language_tasks = tasks(language_practice.QUESTIONS)

@@ -105,8 +105,8 @@ def _examples(tasks: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def _table_row(skill: str, count: int, example: TaskRow) -> str:
-    """Return a line of the table: a skill, the number of its questions, an example, and when its
-    answer is right."""
+    """Return a line of the table: a skill, the number of its questions (`count`), an example, and
+    when the example's answer is right."""
     question = example["prompt"][0]["content"].replace("|", "\\|")
     return f"| {skill} | {count} | {question} | {_condition(example)} |"
 

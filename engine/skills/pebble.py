@@ -357,7 +357,8 @@ def guess(rng: random.Random) -> Sample:
 
 
 def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
-    """Return at most six guesses of a number from `low` to `high`, with hints between them.
+    """Return at most six guesses of the number `secret`, which lies between `low` and `high`, with
+    hints between the guesses.
 
     About half of the players always guess the middle of the remaining interval, the others any
     number in it.
@@ -462,7 +463,8 @@ def prompt_key(text: str) -> str:
 
 
 def sum_key(a: int, b: int) -> str:
-    """Return a key that is equal for the same two operands in any order, e.g. "sum 12 30".
+    """Return a key that is equal for the same two operands `a` and `b` in any order, e.g. "sum 12
+    30".
 
     It keeps a held-out sum out of the corpus, however the question is worded.
     """

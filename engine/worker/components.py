@@ -249,7 +249,8 @@ def _load_base_model(
     loading: Loading,
     ranks: Ranks | None,
 ) -> Base:
-    """Load the base model in the folder `path` onto the device.
+    """Load the base model in the folder `path` onto the device, in the number format that `loading`
+    asks for.
 
     If the run shards it, each of the processes that train (ranks) holds a part of every layer, and
     they all load it together. `ranks` is None if this process has not started any others.
@@ -274,7 +275,14 @@ def _sampler_of(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
 ) -> Sampler:
     """Make the sampler of this process: its own, one shared by all ranks (processes of the run), or
-    one on devices that do not train."""
+    one on devices that do not train.
+
+    Args:
+        base: the loaded base model, which the sampler reads.
+        needs: what every sampler has to know, such as the ids that end a completion.
+        size: the parts of the run that have to fit into the device.
+        ranks: the other ranks, as rank 0 sees them; None on another rank or without others.
+    """
     if ranks is None:
         if training_ranks(job.config, rank_count()) < rank_count():
             return base.network.sampler(needs)  # this rank samples alone, or not at all
@@ -291,7 +299,8 @@ def _sampler_on_other_devices(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
 ) -> Sampler:
     """Make the sampler of a run in which some devices do nothing but sample: a vLLM server on all
-    of these, or a rank with our own sampler on each."""
+    of these, or a rank (process of the run) with our own sampler on each. The arguments are those
+    of `_sampler_of`."""
     if samplers.wants_server(job.config) and not samplers.why_no_server(job, size):
         return samplers.start_vllm(job, base, needs, size, ranks.sampling_devices)
     if not ranks.samples_beside:

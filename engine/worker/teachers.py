@@ -44,7 +44,9 @@ class Teacher(Protocol):
         that a smaller one would change nothing."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the teacher holds, such as connections. It rates nothing afterwards."""
+        ...
 
 
 class NetworkTeacher:
@@ -159,9 +161,9 @@ def _reach_endpoint(
 def _load_adapter(
     job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
 ) -> Adapter | None:
-    """Load the teacher's adapter in the folder `folder_name` onto the base in `base_path`; return
-    None without a folder. Raises WorkerFailure if the adapter was trained on another base or does
-    not fit."""
+    """Load the teacher's adapter in the folder `folder_name` onto `network`, the base in
+    `base_path`; return None without a folder. Raises WorkerFailure if the adapter was trained on
+    another base or does not fit."""
     if folder_name is None:
         return None
     folder = Path(folder_name)

@@ -179,7 +179,8 @@ class Training:
         self._catch_up_alerts()
 
     def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
-        """Note how much work this attempt will do, for the forecast of its end."""
+        """Note how much work this attempt will do, for the forecast of its end. `resumed` says that
+        it goes on from a checkpoint, so that the evaluation at step 0 is not done again."""
         exam_size = Exam(
             choosing=evaluation.units(exam.VALIDATION),
             reported=evaluation.units(exam.TEST),
@@ -194,8 +195,8 @@ class Training:
         pulse.plan(units, outlook)
 
     def _earliest_end(self, best: Best) -> int | None:
-        """Return the step at which `stop_early=heldout` may end this run; None if that is not
-        set."""
+        """Return the step at which `stop_early=heldout` may end this run; None if that is not set.
+        `best` is the best step so far."""
         return earliest_end(self.settings, self.done, self.total, best.since)
 
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
@@ -374,7 +375,8 @@ class Training:
     def _report_alerts(
         self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
     ) -> None:
-        """Write an event for each alert that `step` has raised, and for each that has ended."""
+        """Write an event for each alert that `step` has raised, and for each that has ended
+        (`cleared_alerts`)."""
         for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared_alerts:
@@ -426,7 +428,8 @@ class Training:
 
     def _make_room(self, keep: set[int]) -> None:
         """Make room on the disk for the checkpoint of the step just done, unless that is already
-        saved. Raises WorkerFailure (kind infra) if the disk stays too full."""
+        saved. Checkpoints of the steps in `keep` stay. Raises WorkerFailure (kind infra) if the
+        disk stays too full."""
         if self.done not in self.job.run.checkpoint_steps():
             parameters = sum(parameter.numel() for parameter in self.parameters)
             report = partial(self.job.event, "disk_low", step=self.done)

@@ -69,7 +69,7 @@ class PriorSkills:
     def evaluate(self, when: When) -> None:
         """Play every battery (a set of questions) and write the answers to
         `evals/kept_before.jsonl` or `kept_after.jsonl`, replacing a file that an interrupted
-        attempt left.
+        attempt left. `when` says whether this is before or after training.
 
         A battery that cannot be played is skipped with the event `kept_skipped`.
         """
@@ -135,8 +135,13 @@ class PriorSkills:
     def _checked_row(
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
-        """Make the row of an answer that was checked without an environment. `text` is the
-        completion's text, `is_right` the outcome of the check."""
+        """Make the row of an answer that was checked without an environment.
+
+        Args:
+            battery_name: the name of the set of questions that the task is in.
+            text: the completion's text.
+            is_right: the outcome of the check.
+        """
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],
@@ -176,8 +181,8 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
 
 
 def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
-    """Return how tasks of the environment that runs in `process` are played, independent of the
-    run's settings."""
+    """Return how the model `base` plays tasks of the environment that runs in `process`,
+    independent of the run's settings."""
     description = process.describe()
     return RolloutContext(
         process=process,

@@ -91,9 +91,10 @@ def _order_of_round(round_number: int, count: int, seed: int) -> list[int]:
 
 
 def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | None:
-    """Collect the rows that the settings `keep`, `keep_env` and `keep_answers` ask for.
+    """Collect the rows that the settings `keep`, `keep_env` and `keep_answers` ask for. `start` is
+    the run before its first step, whose model may have to answer questions for that.
 
-    They are written to `replayed.jsonl` and announced by the event `replayed`. Returns None if
+    The rows are written to `replayed.jsonl` and announced by the event `replayed`. Returns None if
     `keep` is 0. Also returns None, with the event `nothing_replayed`, if there is nothing to replay
     and `keep` is only a default.
 

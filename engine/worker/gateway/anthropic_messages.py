@@ -58,8 +58,9 @@ def read(body: Any) -> Question:
 
 
 def _offered_tools(tools: Any, choice: Any) -> list[ToolSchema]:
-    """Return the tools in OpenAI's form, or [] if no call is allowed. Raises Refused (400) for one
-    of the vendor's own tools, or if the request demands a call."""
+    """Return the tools in OpenAI's form, or [] if `choice`, the request's `tool_choice`, allows no
+    call. Raises Refused (400) for one of the vendor's own tools, or if the request demands a
+    call."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "none"):
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")

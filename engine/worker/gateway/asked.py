@@ -132,8 +132,8 @@ def token_limit(value: Any, name: str) -> int | None:
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
-    """Return stop strings given as a text, a list of texts or None. Raises Refused (400) for
-    anything else, and for more than MAX_STOPS."""
+    """Return the stop strings of a request as a tuple. `value` is what the request has: a text, a
+    list of texts or None. Raises Refused (400) for anything else, and for more than MAX_STOPS."""
     texts = [value] if isinstance(value, str) else (value or [])
     is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
     if not is_valid or len(texts) > MAX_STOPS:

@@ -25,8 +25,9 @@ class ImpatientStream(StreamingResponse):
     such a client would occupy the model for ever."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, then close the generator that makes its pieces. Raises TimeoutError if
-        the client reads nothing for `STALL_S` seconds."""
+        """Send the stream to the client, then close the generator that makes its pieces. The
+        arguments are those of every ASGI application. Raises TimeoutError if the client reads
+        nothing for `STALL_S` seconds."""
 
         async def send_in_time(message: Message) -> None:
             """Send one piece to the client, within `STALL_S` seconds."""

@@ -60,8 +60,8 @@ def read(body: Any) -> Question:
 
 
 def _require_one_text(fields: Mapping[str, Any]) -> None:
-    """Raise Refused (400) if a request asks for several answers, or for one in another form than
-    plain text."""
+    """Raise Refused (400) if a request with these fields asks for several answers, or for one in
+    another form than plain text."""
     if fields.get("n", 1) != 1:
         raise Refused(400, "n must be 1: a rollout has one answer to each question.")
     kind = fields.get("response_format", {"type": "text"})

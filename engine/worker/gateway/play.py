@@ -150,7 +150,8 @@ class _Playground:
 
     def _run(self, row: TaskRow, session: Session) -> Ending:
         """Run the environment's command for one task and return how it ended. `row` is the task as
-        the program may see it. On return, all processes of the command are dead."""
+        the program may see it; `session` records what the program asks the model. On return, all
+        processes of the command are dead."""
         with closing(self.commands.start()) as run, self._counted_as_running(run):
             key = f"hs-{secrets.token_urlsafe(24)}"
             app = RolloutServer(session, self.batcher, key).app()
@@ -196,7 +197,8 @@ def _report_for_reward_server(row: TaskRow, trajectory: Trajectory) -> JsonObjec
 
 
 def _environment_variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
-    """Return the environment variables by which a program finds the model and its task."""
+    """Return the environment variables by which a program finds the model, at `base_url` with the
+    key `key`, and its task. A value that a variable cannot hold is left out."""
     variables = {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_BASE": f"{base_url}/v1",

@@ -128,8 +128,9 @@ class RolloutServer:
     async def events(
         self, dialect: Dialect, turn: Turn, future: "Future[Completion]"
     ) -> AsyncIterator[str]:
-        """Yield the answer as server-sent events. Until it is sampled, a comment is sent every
-        `BEAT_S` seconds, which clients skip."""
+        """Yield the answer to `turn`, once `future` has its completion, as server-sent events of
+        the protocol `dialect`. Until then a comment, which clients skip, is sent every `BEAT_S`
+        seconds."""
         answering = asyncio.ensure_future(self.answer(turn, future))
         done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
         while not done:

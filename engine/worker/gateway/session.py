@@ -81,7 +81,8 @@ class Session:
     """
 
     def __init__(self, trajectory: Trajectory, rules: Rules) -> None:
-        """Begin a rollout; what is asked and answered is written into `trajectory`."""
+        """Begin a rollout under the limits of `rules`; what is asked and answered is written into
+        `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
         self._conversations: list[_Conversation] = []
@@ -205,8 +206,8 @@ class Session:
             raise Refused(401, "This rollout is over; its key is no longer valid.")
 
     def _new_conversation(self, turn: Turn) -> _Conversation:
-        """Begin a conversation with this question: in the rollout's own trajectory if it is the
-        first, else in a branch."""
+        """Begin a conversation with this question (`turn`): in the rollout's own trajectory if it
+        is the first, else in a branch of it."""
         is_first = not self._conversations
         trajectory = self.trajectory if is_first else Trajectory(self.trajectory.task_id, [], [])
         trajectory.prompt = turn.question.messages
@@ -241,8 +242,8 @@ class Session:
 
 
 def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
-    """Return the message by which a program will repeat an answer of the model in its next request,
-    in the normal form in which messages are compared."""
+    """Return the message by which a program will repeat an answer of the model in its next request:
+    its text and tool calls, in the normal form in which messages are compared."""
     message: ChatMessage = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = calls

@@ -254,7 +254,7 @@ class Ranks:
         return variables
 
     def _listen(self, helper: _Helper) -> None:
-        """Read the messages of a rank until it is gone. Runs in a thread."""
+        """Read the messages of a rank (`helper`) until its process is gone. Runs in a thread."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = helper.socket.recv()
@@ -267,8 +267,8 @@ class Ranks:
         self._note_end(helper)
 
     def _note_end(self, helper: _Helper) -> None:
-        """Wake up every caller that waits for a rank which has ended or is about to. Also start a
-        timer that ends this process if it waits where it cannot be woken up."""
+        """Wake up every caller that waits for a rank (`helper`) which has ended or is about to.
+        Also start a timer that ends this process if it waits where it cannot be woken up."""
         with self._rank_ended:
             self._rank_ended.notify_all()
         helper.messages.put(None)  # wakes up `answer`
@@ -279,8 +279,9 @@ class Ranks:
             timer.start()
 
     def _end_stuck(self, helper: _Helper) -> None:
-        """End this process if it has not noticed that a rank is gone, because it waits for that
-        rank in a call that nothing interrupts. The failure is written first."""
+        """End this process if it has not noticed that a rank (`helper`) is gone, because it waits
+        for that rank in a call that nothing interrupts. The failure is written first. Called by a
+        timer."""
         if self._is_closed:
             return
         why = self._failure(f"rank {helper.rank} is gone")

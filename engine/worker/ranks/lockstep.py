@@ -89,8 +89,8 @@ class Lockstep:
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
 
     def _agree(self, wanted: Turn) -> Turn:
-        """Tell the other ranks what this rank wants, and return the largest kind of pass that any
-        rank wants."""
+        """Tell the other ranks which kind of pass this rank wants, and return the largest kind that
+        any rank wants. All ranks call this at the same time."""
         pulse.beat()  # a sign of life
         largest_kind = torch.tensor([int(wanted)])
 

@@ -91,7 +91,8 @@ def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
 
 
 def _make_part(batch_pass: Shareable, indices: range) -> Part:
-    """Make the part of the pass that has the items with these indices."""
+    """Make the part of the pass that has the items (rows, pairs or trajectories) with these
+    indices, in the form in which it is sent to another rank."""
     if isinstance(batch_pass, SupervisedPass):
         rows = [batch_pass.batch[index] for index in indices]
         return SupervisedPart(rows, batch_pass.packing, batch_pass.supervised_tokens)
@@ -112,9 +113,9 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
 
 
 def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
-    """Merge what the passes over the parts returned (rank 0's first) into what a pass over the
-    whole batch returns. The number of microbatches is rank 0's, because the ranks work at the same
-    time."""
+    """Merge the `results` that the passes over the parts returned (rank 0's first) into what a pass
+    over the whole batch returns. The number of microbatches is rank 0's, because the ranks work at
+    the same time."""
     if isinstance(batch_pass, SupervisedPass):
         return SupervisedSums(sum(loss for loss, _ in results), results[0].microbatches)
     if isinstance(batch_pass, PreferencePass):

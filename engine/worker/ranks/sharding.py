@@ -64,8 +64,8 @@ def load_in_step(
 
 
 def load_sharded_base(path: Path, device: torch.device, precision: str, rank: int) -> Base:
-    """Load the base model in the folder `path`, sharded over all ranks of the process group. All
-    ranks must call this at the same time.
+    """Load the base model in the folder `path` in the number format `precision`, sharded over all
+    ranks of the process group. All ranks must call this at the same time.
 
     Raises:
         WorkerFailure: kind config, if the folder holds no model that can be loaded, or one without

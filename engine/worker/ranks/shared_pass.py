@@ -95,8 +95,8 @@ class SharedPass:
         return results, memory_error
 
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
-        """Run the pass over rank 0's part. `first` says whether it is the first pass over this
-        batch."""
+        """Run the pass over rank 0's part, with at most `token_limit` tokens at a time. `first`
+        says whether it is the first pass over this batch."""
         if isinstance(self.first_part, PolicyPass) and isinstance(self.batch_pass, PolicyPass):
             self.first_part.is_first_pass = first
             sums = self.first_part.run(token_limit)

@@ -74,8 +74,8 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of the sampled completions: their lengths in tokens, the share that a limit
-    cut off, the mean number of branches (conversations of a rollout beside its first,
+    """Return metrics of the completions of `members`, by name: their lengths in tokens, the share
+    that a limit cut off, the mean number of branches (conversations of a rollout beside its first,
     "unstitched"), and the share with an invalid tool call."""
     lengths = sorted(trajectory.sampled_tokens for trajectory in members)
     with_invalid_call = sum(bool(trajectory.invalid_calls) for trajectory in members)

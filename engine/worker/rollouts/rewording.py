@@ -62,8 +62,9 @@ class Rewording:
         return reword(task, kind, self.tools, seed, self.stock)
 
     def _reworded_by_environment(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """Ask the environment for the task in other words. Returns None if the environment leaves
-        this to the rules, or if it fails; the problem is then reported once."""
+        """Ask the environment for the task in other words of this kind, drawn by the seed. Returns
+        None if the environment leaves this to the rules, or if it fails; the problem is then
+        reported once."""
         if self.process is None:
             return None
         # Doubled, so that the last bit tells training (0) from the probe (1): each has own words.

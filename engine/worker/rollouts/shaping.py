@@ -52,7 +52,7 @@ def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
 
 def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
     """Find, by binary search, how many of the first ids give a text of at least `characters`
-    characters."""
+    characters. `decode` turns ids into text."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2

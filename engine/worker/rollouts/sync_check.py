@@ -168,8 +168,9 @@ def sync_check_of(
     """Make the `SyncCheck` of a run, which watches that sampler and trainer give the same
     log-probabilities. It keeps what it has seen in `state`, the state of the training loop.
 
-    It allows the rounding of the weights' format. If the settings make the distributions differ
-    (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
+    It allows the rounding of the format in which `network` stores its weights. If the settings make
+    the distributions differ (tokens left out, sampling ahead, dropout), it only watches whether
+    their distance grows.
     """
     is_rounded = network.dtype != torch.float32 or settings.quantization != "none"
     samples_all_tokens = settings.top_p == 1 and not settings.top_k and not settings.min_p

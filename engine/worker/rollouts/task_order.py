@@ -67,7 +67,8 @@ class ShuffledOrder:
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
         """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
-        all rewards are equal. The choice depends on the seed, the step and the round."""
+        all rewards are equal. The choice depends on the seed, the step and the round
+        (`round_number`, from 1)."""
         order = list(range(self.count))
         random.Random(f"{self.seed}-{step}-{round_number}").shuffle(order)
         return [index for index in order if index not in used][:limit]
@@ -147,7 +148,8 @@ class RolloutOrder:
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
         """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
-        all rewards are equal. Seen tasks are drawn by weight; unseen ones follow."""
+        all rewards are equal, in round `round_number` (from 1) of the step. Seen tasks are drawn by
+        weight; unseen ones follow."""
         drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
         return [index for index in drawn + unseen if index not in used][:limit]
@@ -173,8 +175,8 @@ class RolloutOrder:
         return max(LEAST_WEIGHT, chance**2)
 
     def _counts_in_step(self, task_id: str, step: int) -> tuple[float, float]:
-        """Return (differing answers, answers) of a task as they count in `step`: less with every
-        step since they were seen. Returns (0, 0) for a task that was not seen.
+        """Return (differing answers, answers) of the task `task_id` as they count in `step`: less
+        with every step since they were seen. Returns (0, 0) for a task that was not seen.
 
         Differing answers earned another reward than most of their group.
         """

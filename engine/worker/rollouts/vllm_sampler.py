@@ -153,8 +153,8 @@ class VllmSampler:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _request_all(self, call: "_GenerateCall") -> list[list[Completion]]:
-        """Request the completions of all prompts, with at most `MAX_PROMPTS_AT_ONCE` prompts at the
-        server at the same time. Raises VllmError, alone or in an exception group."""
+        """Request the completions of all prompts of `call`, with at most `MAX_PROMPTS_AT_ONCE`
+        prompts at the server at the same time. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
@@ -192,9 +192,9 @@ class VllmSampler:
     async def _send_prompt(
         self, together: Together, slots: asyncio.Semaphore, call: "_GenerateCall", index: int
     ) -> list[Answer]:
-        """Send the prompt at `index` through `together` once one of the `slots` is free, and return
-        the server's answers. If the prompt fills the context, nothing is sent, and the answers are
-        empty."""
+        """Send the prompt at `index` of `call` through `together` once one of the `slots` is free,
+        and return the server's answers. If the prompt fills the context, nothing is sent, and the
+        answers are empty."""
         prompt = call.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:

@@ -289,8 +289,8 @@ class Served:
         return any(stop_string in text for stop_string in params.stop)
 
     def _within_limit(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """Return the parameters with `max_tokens` lowered, if necessary, so that prompt and answer
-        stay within the model's limit."""
+        """Return the parameters with `max_tokens` lowered, if necessary, so that a prompt of
+        `prompt_length` tokens and its answer stay within the model's limit."""
         room = self.limit - prompt_length
         return replace(params, max_tokens=min(params.max_tokens, room))
 

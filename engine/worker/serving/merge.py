@@ -125,8 +125,9 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
 
 
 def main(config_file: Path) -> int:
-    """Merge the adapter that the JSON file names and print one line of JSON: `{"path", "files",
-    "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an error."""
+    """Merge the adapter that the JSON file `config_file` names, and print one line of JSON:
+    `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
+    error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:

@@ -193,7 +193,8 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """Yield the pieces of an answer as server-sent events, and `[DONE]` at the end.
+        """Yield the pieces of the answer to `chat_request` as server-sent events, and `[DONE]` at
+        the end.
 
         Whenever no piece has come for `BEAT_S` seconds, a comment is sent, which clients skip. The
         answer counts as in progress until the end, so that the server does not stop as idle.

@@ -212,8 +212,9 @@ class VllmModels:
         shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
     def _logprob_difference(self, server_name: str) -> float:
-        """Return the largest absolute difference that the adapter makes to the log-probability of a
-        token, over one fixed prompt. Raises Refused (500) if vLLM fails."""
+        """Return the largest absolute difference that the adapter which vLLM knows as `server_name`
+        makes to the log-probability of a token, over one fixed prompt. Raises Refused (500) if vLLM
+        fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
