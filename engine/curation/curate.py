@@ -352,11 +352,9 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep those attempts at one task that `choices.select` prefers, and add them to `outcome`.
-
-    At most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
-    `outcome` as dropped, each with its reason.
-    """
+    """Keep those attempts at one task that `choices.select` prefers, and add them to `outcome`. At
+    most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
+    `outcome` as dropped, each with its reason."""
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
@@ -375,10 +373,8 @@ def _keep_best(
 
 def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Return the reason why an attempt cannot become a training row, as a key of REASONS; "" if it
-    can.
-
-    If the attempt holds a held-out task, the kind of match is counted in `outcome.overlaps`.
-    """
+    can. If it holds a held-out task, which `heldout` finds, the kind of match is counted in
+    `outcome.overlaps`."""
     if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
     last_message = attempt.messages[-1]

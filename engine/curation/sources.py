@@ -113,7 +113,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
     Raises UserError BAD_ARGUMENT if there is no id or more than 32, if a run is named beside one of
     its steps, or if a step has no rollouts; RUN_NOT_FOUND if there is no such run; NO_EVALUATION if
-    a run has no answers; ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed.
+    a run has no answers; ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed (reserved
+    for a final exam).
     """
     sources = []
     for ref in _distinct_refs(source_ids):
@@ -405,8 +406,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     held-out answers, or with split="train" its rollouts, of at most `MOST_STEPS` steps.
 
     Raises UserError RUN_NOT_FOUND if there is no such run, RUN_STATE if it is an evaluation or a
-    probe that has not ended, ENV_SEALED if its environment is sealed, and NO_EVALUATION if no
-    answer has a reward.
+    probe that has not ended, ENV_SEALED if its environment is sealed (reserved for a final exam),
+    and NO_EVALUATION if no answer has a reward.
     """
     with Store(home) as store:
         row = store.get_run(run_id)

@@ -44,8 +44,8 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     """Write those rollouts of a run whose token ids were kept to the file `path`, which is
     replaced.
 
-    Raises UserError ENV_SEALED if the run's environment is sealed, NO_EVALUATION if no token ids
-    were kept, and BAD_ARGUMENT if the file cannot be written.
+    Raises UserError ENV_SEALED if the run's environment is sealed (reserved for a final exam),
+    NO_EVALUATION if no token ids were kept, and BAD_ARGUMENT if the file cannot be written.
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")

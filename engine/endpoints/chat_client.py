@@ -364,7 +364,8 @@ def _calls_in(
             has_unreadable = True
             faults.append(f"the arguments of {name[:60]} are no JSON object: {str(text)[:120]}")
             continue
-        if fault := fault_of(ParsedCall(name, arguments), tools):
+        fault = fault_of(ParsedCall(name, arguments), tools)  # None if the call is valid
+        if fault:
             faults.append(fault)
         function = {"name": name, "arguments": arguments}
         call_id = str(call.get("id") or f"call_{number}")

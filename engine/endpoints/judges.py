@@ -86,13 +86,13 @@ def _judge_used(home: Home, ref: str) -> JudgeUsed:
 
 
 def judge_in(home: Home, rubric: Path, *, will_be_asked: bool = True) -> Judge:
-    """Return the judge (a model that scores answers) that a rubric file names, to be asked outside
-    an env process.
+    """Return the judge (a model that scores answers) that a rubric file names, to be asked by this
+    process itself.
 
-    `will_be_asked` False: the judge is only compared with other judges, so its key may be missing,
-    and no model is served. Raises ValueError if the file names no judge that can be used. Raises
-    UserError under the conditions of `upstreams` if the file names the judge by its name, and of
-    `serve` if it is a model of the home that cannot be served.
+    With `will_be_asked` False, the judge is only compared with other judges: its key may be
+    missing, and no model is served. Raises ValueError if the file names no judge that can be used.
+    Raises UserError under the conditions of `upstreams` if the file names the judge by its name,
+    and of `serve` if it is a model of the home that cannot be served.
     """
     ref = read_rubric_file(rubric).get("judge")
     if not is_reference(ref):

@@ -121,9 +121,9 @@ class Player:
                     except Exception as error:  # noqa: BLE001 - raised below, once all have ended
                         failure = self._note_failure(failure, error)
                         # Drop the jobs that have not begun; those under way are awaited.
-                        for other in pending:
-                            other.cancel()
-                        pending = {other for other in pending if not other.cancelled()}
+                        for unfinished in pending:
+                            unfinished.cancel()
+                        pending = {future for future in pending if not future.cancelled()}
                         continue
                     if row is not None:
                         on_row(row)

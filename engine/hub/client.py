@@ -102,7 +102,7 @@ def connect(endpoint: str = "") -> "httpx.Client":
         base_url=base.rstrip("/"),
         headers=headers,
         follow_redirects=True,  # httpx drops the token when a redirect leaves the host
-        timeout=httpx.Timeout(20, connect=8),
+        timeout=httpx.Timeout(20, connect=8),  # seconds
         verify=_certificates(),
     )
 

@@ -102,8 +102,8 @@ def parse(text: str) -> DatasetRef | None:
 def named_dataset(
     home: Home, path: str | Path, places: Sequence[Path], deadline: float
 ) -> Dataset | None:
-    """Return the dataset of the hub that `path` names, fetching it if necessary, or None if `path`
-    names no dataset.
+    """Return the dataset of the hub that `path` names, fetching it by `deadline` (a value of
+    `time.monotonic()`) if necessary, or None if `path` names no dataset.
 
     `hf://datasets/ORG/NAME` always names a dataset. ORG/NAME is a path instead if one of the
     folders `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.

@@ -112,7 +112,8 @@ def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
-    """Load the conversation that the request continues; None if it begins one."""
+    """Load the conversation that the request continues; None if it begins one. Only `asker`, who
+    began it, may continue it."""
     if not request.conversation:
         return None
     return conversations.load(home, request.conversation, asker.name)

@@ -131,14 +131,14 @@ def _next_calls(
     if conversation_id:
         for name, entry in zip(names, entries, strict=True):
             arguments = {"model": name, "conversation": conversation_id}
-            calls += _calls_that_go_on(entry, arguments)
+            calls += _continuing_calls(entry, arguments)
     calls += [
         Call("deploy", {"run_id": deployment["model"], "action": "stop"}) for deployment in started
     ]
     return [call.to_json() for call in calls]
 
 
-def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
+def _continuing_calls(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
     """List at most one call of `chat` that follows an answer (`entry`, its entry in the reply): it
     continues an answer that was cut, or gives the results of the tools that the model called.
     `arguments` name the model and the conversation."""
@@ -147,6 +147,7 @@ def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Cal
     tool_calls = entry.get("tool_calls")
     if not tool_calls:
         return []
+    # The caller replaces the dots by what each tool returned.
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "..."} for call in tool_calls
     ]

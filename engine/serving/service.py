@@ -160,8 +160,9 @@ def serve(
 def _serve_locked(
     home: Home, target: Target, deadline: float, asker: Asker
 ) -> tuple[DeploymentRow, float | None]:
-    """Find or start a deployment that serves the target. The caller holds the lock on starting.
-    Returns (its row, the seconds that its start took, or None if it was running already)."""
+    """Find or start a deployment that serves the target. The caller holds the lock on starting;
+    `asker` is whose quota a start counts against. Returns (its row, the seconds that its start
+    took, or None if it was running already)."""
     row = _find_serving(home, target)
     if row is not None:
         row = _until_ready(home, row, deadline)  # None: its process has ended
@@ -180,7 +181,9 @@ def _serve_locked(
 
 
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
-    """Start a deployment of the target, wait until it answers, and return its row."""
+    """Start a deployment of the target, which counts against the quota of `asker`, wait until it
+    answers, and return its row. Raises UserError if it is not ready at `deadline` (of
+    time.monotonic())."""
     row = _until_ready(home, _start(home, target, asker), deadline)
     if row is None:  # not expected, because no earlier call can have seen the new row ready
         raise _ended_meanwhile_error()
@@ -267,8 +270,8 @@ def _server_config(
         "served_length": placement.served_length(home, target.ref),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
-        "asker": asker.name,
-        "owner": viewer_id(home.viewer),
+        "asker": asker.name,  # whose quota it counts against
+        "owner": viewer_id(home.viewer),  # who may change and stop it
     }
 
 
@@ -400,9 +403,9 @@ def _stop(home: Home, ref: str) -> Reply:
     still_serving = _stop_living(home, ref)
     if still_serving is not None:
         return _stopped_reply(ref, still_serving)
-    others = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
-    if others:
-        return _not_own_reply(home, ref, others)
+    rows = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
+    if rows:  # all of other owners, because the viewer's own were stopped above
+        return _not_own_reply(home, ref, rows)
     ending = _how_it_ended(home, ref)
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
@@ -428,11 +431,11 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
     )
 
 
-def _not_own_reply(home: Home, ref: str, others: Sequence[DeploymentRow]) -> Reply:
-    """Make the reply of a call that stopped nothing, because only deployments of other owners serve
-    the model `ref`. It offers the calls that stop each of them."""
+def _not_own_reply(home: Home, ref: str, rows: Sequence[DeploymentRow]) -> Reply:
+    """Make the reply of a call that stopped nothing, because only deployments of other owners
+    (`rows`) serve the model `ref`. It offers the calls that stop each of them."""
     deployments_of_others = ", ".join(
-        f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in others
+        f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in rows
     )
     return _stop_reply(
         ref,
@@ -440,7 +443,7 @@ def _not_own_reply(home: Home, ref: str, others: Sequence[DeploymentRow]) -> Rep
         summary=f"Nothing was stopped: {ref} is served by {deployments_of_others}, and by none of "
         "yours.",
         next_calls=[
-            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in others
+            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in rows
         ],
     )
 

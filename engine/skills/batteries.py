@@ -113,8 +113,8 @@ def practice_of(base_ref: str) -> SkillBattery:
 
 
 def pebble_tasks() -> list[TaskRow]:
-    """Return pebble's battery: TASKS_PER_SKILL different tasks of every skill in SKILLS; the same
-    in every run.
+    """Return the questions about the skills of pebble, our own small model: TASKS_PER_SKILL
+    different tasks of every skill in SKILLS; the same in every run.
 
     Each has the keys `id` (e.g. "copy-0"), `family` (the skill), `prompt`, `answer` and `tools`
     (empty if the skill needs none). `answer` is what a right reply says; for "tool_call" it is the

@@ -338,7 +338,8 @@ def switch_off_what_fails(
 def _fast_path_results(
     job: Job[RunConfig], device: torch.device, gpus: Sequence[Device]
 ) -> DeviceResults | None:
-    """Return which fast paths work on this device, by the stored results of trials.
+    """Return which fast paths (faster ways to compute) work on this device, by the stored results
+    of trials.
 
     Trials that are missing for a GPU, or for sums over `gpus`, are done now and announced by an
     event. Returns None for a CPU that was never tried.
@@ -485,7 +486,8 @@ def training_tasks(
     every_task = tasks_of(components, "train")
     tasks = [task for task in every_task if fits(task, context, params)]
     require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-    if left_out := len(every_task) - len(tasks):
+    left_out = len(every_task) - len(tasks)
+    if left_out:
         text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"
         job.event("tasks_left_out", text, left_out=left_out, tasks=len(every_task))
     return sample_rows(tasks, settings.max_examples, settings.seed), left_out

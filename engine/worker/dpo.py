@@ -315,6 +315,7 @@ class PairLoss:
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
         """Compute the loss of each pair in nats; all pairs go through the model together."""
+        # By how much each answer's log-probability is above that under the reference.
         chosen, rejected, _ = gains(policy, pairs, training=False)
         # With pairs_in_batch=1 each value is the pair's whole loss, not its share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()

@@ -292,13 +292,13 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
 def _record_base(
     job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str], env: EnvRecord
 ) -> None:
-    """Write down the weights under the models on this base, and the judges of their answers, so
-    that a later comparison can tell them from others that have these names by then. `base_weights`
-    is file name -> SHA-256."""
+    """Record in the run's file which weights lie under the models on this base, and which judges
+    score their answers: names alone may mean other models by the time of a later comparison.
+    `base_weights` is file name -> SHA-256."""
     recorded = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
     judges = judges_used(job.run.home, endpoints_of(env))
-    asked = BasesAsked(weights=recorded | {str(base_path): base_weights}, judges=judges)
-    asked.write(job.run.bases)
+    all_weights = recorded | {str(base_path): base_weights}
+    BasesAsked(weights=all_weights, judges=judges).write(job.run.bases)
 
 
 def _reworded_exams(
@@ -312,6 +312,7 @@ def _reworded_exams(
     config = job.config
     if not config.perturb:
         return []
+    # "probe": other words than those in which tasks are reworded for training.
     rewording = Rewording(context.process, context.tools, context.multi_turn, stock="probe")
     exams = reworded_exams(
         config.perturb,

@@ -162,7 +162,7 @@ def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     """Return the tasks with an answer. In a dataset that is read row by row every task has one."""
     if isinstance(tasks, IndexedRows):
         return tasks
-    return [task for task in tasks if task["gold"]]
+    return [task for task in tasks if task["gold"]]  # the conversation with the answer to learn
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]) -> TrainingRows:

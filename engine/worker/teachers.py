@@ -122,8 +122,8 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
     # On the policy's base the teacher is a second adapter, or the base itself (adapter None).
     base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
-    where = "an adapter beside the policy's" if shares_base else "a model of its own"
-    job.event("teacher", f"{entry.ref}, {where}", ref=entry.ref, shares_base=shares_base)
+    form = "an adapter beside the policy's" if shares_base else "a model of its own"
+    job.event("teacher", f"{entry.ref}, {form}", ref=entry.ref, shares_base=shares_base)
     return NetworkTeacher(base.network, adapter)
 
 

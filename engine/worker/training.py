@@ -294,7 +294,7 @@ class Training:
         if self.ranks is None or not self.ranks.trainers or not isinstance(batch_pass, SHAREABLE):
             return batch_pass
         if self._shared_pass is None or self._shared_pass.batch_pass is not batch_pass:
-            seed = self.settings.seed * 1_000_003 + step
+            seed = self.settings.seed * 1_000_003 + step  # as in `steps`
             self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
         shared: Any = self._shared_pass
         return shared

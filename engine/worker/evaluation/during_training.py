@@ -319,7 +319,8 @@ class HeldoutEvaluation:
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        """Context manager with a second env process, to check that scores are repeatable.
+        """Context manager with a second process that runs the environment's code, to check that
+        scores are repeatable.
 
         Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
         sample of those answers again in the background. If the run plays no tasks, the function

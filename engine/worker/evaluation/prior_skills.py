@@ -83,8 +83,8 @@ class PriorSkills:
                 self._play(battery, path)
 
     def _play(self, battery: SkillBattery | EnvBattery, path: Path) -> None:
-        """Play one battery and append its rows to the file at `path`. If that fails, write the
-        event `kept_skipped` instead."""
+        """Play one battery (a set of questions) and append its rows to the file at `path`. If that
+        fails, write the event `kept_skipped` instead."""
         try:
             rows = list(self._rows(battery))  # all at once: a failing battery must leave no rows
         # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
@@ -101,15 +101,16 @@ class PriorSkills:
         return sum(len(battery.tasks) for battery in batteries)
 
     def _rows(self, battery: SkillBattery | EnvBattery) -> Iterator[EvaluationRow]:
-        """Play one battery and yield a row for each answer."""
+        """Play one battery (a set of questions) and yield a row for each answer."""
         if isinstance(battery, EnvBattery):
             yield from self._environment_rows(battery)
         else:
             yield from self._checked_rows(battery)
 
     def _environment_rows(self, battery: EnvBattery) -> Iterator[EvaluationRow]:
-        """Play a battery whose answers are scored by its environment, and yield a row for each
-        answer. Tasks whose prompts leave no room for an answer are left out."""
+        """Play a battery (a set of questions) whose answers are scored by its environment, and
+        yield a row for each answer. Tasks whose prompts leave no room for an answer are left
+        out."""
         with open_process(battery.record) as process:
             context = environment_context(self.base, process)
             params = answer_params(battery.tasks, context.renderer)

@@ -280,8 +280,8 @@ class ReplaySource:
         return [task for task in drawn_tasks if prompt_key(task["prompt"]) not in exam_prompts]
 
     def _exam_tasks(self) -> Iterator[TaskRow]:
-        """Yield every task that an exam of this run asks: those of its batteries, and the held-out
-        and dev tasks of its environment."""
+        """Yield every task that an exam (evaluation) of this run asks: those of its batteries (sets
+        of questions about earlier skills), and the held-out and dev tasks of its environment."""
         for split in ("heldout", "dev"):
             yield from read_tasks(self.start.env, split)
         for battery in batteries_of(self.job.config, self.job.run.home):
@@ -326,7 +326,7 @@ class _Answer:
 
     def row(self, source: str) -> ReplayedRow:
         """Return the answer as a row to train on, with the loss on the answer's tokens alone.
-        `source` names the battery or environment that the task comes from."""
+        `source` names the set of questions or the environment that the task comes from."""
         return ReplayedRow(
             source=source,
             task=self.task["id"],

@@ -96,7 +96,7 @@ class _Playground:
         self.batcher.close(error or RuntimeError("the rollouts are over"))
         with self.lock:
             for run in self.running:
-                run.close_lifeline()
+                run.close_lifeline()  # ends the run's processes
         self.threads.shutdown(cancel_futures=True)
         wait(self.futures)
 
@@ -179,8 +179,9 @@ class _Playground:
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
-    """Return the task as its program may see it, without `gold` and `asked`, which only this
-    project's own code uses. `prompt` is that of the task, or the same task in other words."""
+    """Return the task as its program may see it, without the reference answer (`gold`) and `asked`,
+    which only this project's own code uses. `prompt` is that of the task, or the same task in other
+    words."""
     fields = {name: value for name, value in task.items() if name not in ("gold", "asked")}
     return fields | {"prompt": prompt}
 

@@ -132,10 +132,10 @@ class RolloutServer:
         the protocol `dialect`. Until then a comment, which clients skip, is sent every `BEAT_S`
         seconds."""
         answering = asyncio.ensure_future(self.answer(turn, future))
-        done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
-        while not done:
+        finished, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+        while not finished:  # empty if the timeout came first
             yield ": waiting\n\n"  # a comment
-            done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+            finished, _ = await asyncio.wait({answering}, timeout=BEAT_S)
         try:
             for event in dialect.events(turn.question, answering.result()):
                 yield event
@@ -193,8 +193,8 @@ class Loop:
 
 async def _cancel_all() -> None:
     """Cancel all other tasks of the event loop and wait up to a second for them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    if others:  # `wait` refuses an empty set
-        await asyncio.wait(others, timeout=1.0)
+    if other_tasks:  # `wait` refuses an empty set
+        await asyncio.wait(other_tasks, timeout=1.0)

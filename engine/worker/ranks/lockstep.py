@@ -79,14 +79,18 @@ class Lockstep:
         """
         self._before()
         wanted = Turn.TRAIN if trains else Turn.READ
-        while (agreed := self._agree(wanted)) != wanted:
+        agreed = self._agree(wanted)
+        while agreed != wanted:  # another rank wants a larger kind of pass
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
+            agreed = self._agree(wanted)
 
     def idle(self) -> None:
         """Do empty passes (whose results are not used) along with the other ranks, until none of
         them wants a pass any more."""
-        while (agreed := self._agree(Turn.IDLE)) != Turn.IDLE:
+        agreed = self._agree(Turn.IDLE)
+        while agreed != Turn.IDLE:
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
+            agreed = self._agree(Turn.IDLE)
 
     def _agree(self, wanted: Turn) -> Turn:
         """Tell the other ranks which kind of pass this rank wants, and return the largest kind that

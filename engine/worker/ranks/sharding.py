@@ -71,8 +71,9 @@ def load_sharded_base(path: Path, device: torch.device, precision: str, rank: in
         WorkerFailure: kind config, if the folder holds no model that can be loaded, or one without
             a list of layers.
     """
-    if rank == 0:
-        model: Any = load_transformers(path, torch.device("cpu"), precision, runs_on=device)[0]
+    model: Any
+    if rank == 0:  # the only one that reads the weights
+        model, _tokenizer = load_transformers(path, torch.device("cpu"), precision, runs_on=device)
     else:
         model = empty_transformers(path, precision, device)
     shard(model, device)
@@ -115,9 +116,10 @@ def _broadcast_module(
     Args:
         leave_out: ids of parameters that are not copied, because they have been already.
     """
-    places = _tensors_with_owners(module, leave_out)
-    shapes_and_types = _shapes_of_rank_0(module, [tensor for tensor, _ in places])
-    for (tensor, owners), (shape, dtype) in zip(places, shapes_and_types, strict=True):
+    tensors_with_owners = _tensors_with_owners(module, leave_out)
+    tensors = [tensor for tensor, _owners in tensors_with_owners]
+    shapes_and_types = _shapes_of_rank_0(module, tensors)
+    for (tensor, owners), (shape, dtype) in zip(tensors_with_owners, shapes_and_types, strict=True):
         values = torch.empty(shape, dtype=dtype, device=device)
         if not tensor.is_meta:  # on rank 0; another rank's tensors may have no memory yet
             values.copy_(tensor)
@@ -151,9 +153,9 @@ def _shapes_of_rank_0(
 def _tensors_with_owners(
     module: torch.nn.Module, leave_out: AbstractSet[int]
 ) -> list[tuple[torch.Tensor, Owners]]:
-    """List every tensor in `module` and its submodules once, with all places that hold it:
-    parameters, buffers, and plain attributes. The order is the same on every rank. Tensors whose id
-    is in `leave_out` are skipped."""
+    """List every tensor in `module` and its submodules once, with all places that hold it, each as
+    (module, name of the attribute): parameters, buffers, and plain attributes. The order is the
+    same on every rank. Tensors whose id is in `leave_out` are skipped."""
     owners: dict[int, tuple[torch.Tensor, Owners]] = {}
     for part in module.modules():
         attributes = {**part._parameters, **part._buffers, **vars(part)}

@@ -173,6 +173,9 @@ class _SharedCall:
 
     def _record_rest(self, rank: int) -> None:
         """Wait until a rank has sampled all of its part, and record each completion as it comes."""
-        while isinstance(answer := self.ranks.answer(rank), Ended):
+        while True:
+            answer = self.ranks.answer(rank)
+            if not isinstance(answer, Ended):  # the rank says that it is done
+                return
             self._record(rank, answer.index, answer.completion)
             pulse.beat()  # a sign of life

@@ -40,7 +40,7 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None
         "reward_errors": (len(members) - len(scored)) / len(members),
         "sample_s": batch.times.sample_s,
         "reward_s": batch.times.reward_s,
-        "tokens_per_s": sampled_tokens / max(1e-9, seconds),
+        "tokens_per_s": sampled_tokens / max(1e-9, seconds),  # never divides by 0
         **_judge_metrics(batch.times.judge),
         **_environment_metrics(scored),
     }

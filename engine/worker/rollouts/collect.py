@@ -196,8 +196,8 @@ def _start_rollouts(
     processes: Sequence[EnvProcess],
     background: BackgroundWorker,
 ) -> list[_Rollout]:
-    """Start an episode for every trajectory, with the env processes taking turns. If that fails,
-    the trajectory gets the error and is left out."""
+    """Start an episode for every trajectory, with the processes of the environment taking turns. If
+    that fails, the trajectory gets the error and is left out."""
     starts = [
         (task, trajectory)
         for task, group in zip(tasks, groups, strict=True)
@@ -206,7 +206,7 @@ def _start_rollouts(
     rollouts: list[_Rollout | None] = [None] * len(starts)
 
     def start(index: int, lane: int) -> None:
-        """Start the episode at `index` of `starts` in the env process number `lane`."""
+        """Start the episode at `index` of `starts` in the process number `lane`."""
         task, trajectory = starts[index]
         try:
             rollouts[index] = _Rollout(trajectory, processes[lane].start(task), lane)
@@ -290,6 +290,7 @@ def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWork
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + play.params.max_tokens > play.context.max_length:
         trajectory.stop_reason = "max_context"
+        # In the lane (thread) of the env process that holds the episode.
         background.submit_to(rollout.lane, _score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)

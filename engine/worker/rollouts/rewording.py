@@ -49,7 +49,8 @@ class Rewording:
         """Return the task in other words of this kind, drawn by this seed; None if it cannot be
         reworded.
 
-        The environment rewords the task, or else the rules do.
+        The environment rewords the task, or else the rules do. The reference conversation (`gold`)
+        gets the new words too.
         """
         env_task = self._reworded_by_environment(task, kind, seed)
         if env_task is not None:

@@ -30,7 +30,8 @@ def _record(
     """Turn one trajectory into a record for the rollout file.
 
     `group` is the number of its group within the step, `member` its own number within the group,
-    both from 0. `dropped` says whether its group was replaced by another.
+    both from 0. `dropped` says whether its group was replaced by another. Branches are further
+    conversations of the same rollout.
     """
     fields = answer_fields(trajectory) | {
         "step": step,

@@ -133,16 +133,17 @@ class RolloutOrder:
         """Return the indices of the tasks that step `step` (from 1) plays.
 
         Unseen tasks come first, in the shuffled order of a first epoch, but they get at most the
-        share `UNSEEN_PLACES` of the step if there are others. The others follow in the order of a
-        weighted draw.
+        share `UNSEEN_PLACES` of the step's places if there are others. The others follow in the
+        order of a weighted draw.
         """
         per_step = self.settings.prompts_per_step
-        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
+        seen = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(drawn))
-        chosen = (unseen[:unseen_places] + drawn + unseen[unseen_places:])[:per_step]
+        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(seen))
+        in_order = unseen[:unseen_places] + seen + unseen[unseen_places:]
+        first_tasks = in_order[:per_step]
         # If there are fewer tasks than places, the tasks repeat.
-        return [chosen[place % len(chosen)] for place in range(per_step)]
+        return [first_tasks[place % len(first_tasks)] for place in range(per_step)]
 
     def fresh_tasks(
         self, step: int, round_number: int, limit: int, used: Collection[int]
@@ -150,9 +151,9 @@ class RolloutOrder:
         """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
         all rewards are equal, in round `round_number` (from 1) of the step. Seen tasks are drawn by
         weight; unseen ones follow."""
-        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
+        seen = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        return [index for index in drawn + unseen if index not in used][:limit]
+        return [index for index in seen + unseen if index not in used][:limit]
 
     def record(self, step: int, groups: Sequence[Group]) -> None:
         """Add the groups of a step to what is known of their tasks: how many answers there were,

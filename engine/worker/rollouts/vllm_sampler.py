@@ -221,6 +221,8 @@ class VllmSampler:
             "detokenize": bool(params.stop),  # only stop strings need text
         }
         if params.temperature:  # with 0 nothing is drawn, so these have no meaning
+            # `places` says where in a larger batch the prompt stands, if this is a part of one:
+            # (number of the prompt, number of the completion).
             prompt, member = params.places[index] if params.places else (index, 0)
             request["seed"] = prompt_seed(params.seed, prompt) + member
             if params.top_k:

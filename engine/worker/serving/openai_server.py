@@ -206,10 +206,10 @@ class Server:
             while True:
                 # The result is None after the last piece.
                 sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
-                done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
-                while not done:  # empty if the timeout came first
-                    yield ": waiting\n\n"
-                    done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
+                finished, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
+                while not finished:  # empty if the timeout came first
+                    yield ": waiting\n\n"  # a comment
+                    finished, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
                 piece = sampling.result()
                 if piece is None:
                     break
