@@ -489,7 +489,7 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
     # The config of a regraded evaluation holds the settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if isinstance(config, LearningConfig) and split != "train":
-        sampling |= _evaluation_sampling(run)
+        sampling |= _evaluation_sampling(run)  # a training run evaluates in a way of its own
     return sampling
 
 

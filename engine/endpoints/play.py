@@ -201,6 +201,7 @@ class Player:
         try:
             self._take_turn(rollout)
         except Refused as refusal:
+            # A first prompt that is too long is a fault of the task, not an end of the rollout.
             if rollout.turns and refusal.is_too_long:
                 return False
             raise

@@ -131,7 +131,8 @@ class Training:
                 self.ranks.explain(error)
         finally:
             if self.ranks is not None:
-                self.ranks.close(failed=not isinstance(error, Stopped | None))
+                ended_well = error is None or isinstance(error, Stopped)
+                self.ranks.close(failed=not ended_well)
 
     def start(
         self,

@@ -9,9 +9,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     stop_strings,
     token_limit,
 )
@@ -43,7 +43,7 @@ def read(body: Any) -> Question:
         messages += _as_openai_messages(message)
     if fields.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
@@ -144,7 +144,7 @@ def _as_openai_call(block: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(block.get("id", "")), "function": function}
 
 
-def whole(question: Question, answer: Answer) -> JsonObject:
+def reply(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as Anthropic's message object, for a reply that is not streamed."""
     return _message(question, answer) | {
         "content": _content(answer),

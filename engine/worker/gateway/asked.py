@@ -62,7 +62,7 @@ class Dialect(Protocol):
         """Parse the decoded JSON body of a request. Raises Refused if it cannot be served."""
         ...
 
-    def whole(self, question: Question, answer: Answer) -> JsonObject:
+    def reply(self, question: Question, answer: Answer) -> JsonObject:
         """Return the answer as the JSON object of a reply that is not streamed."""
         ...
 
@@ -109,7 +109,7 @@ def same_form(message: Mapping[str, Any]) -> ChatMessage:
     return Message.from_dict(message).to_dict()
 
 
-def sized(question: Question) -> Question:
+def checked_size(question: Question) -> Question:
     """Check the size and the tools of a request, and return the request unchanged.
 
     Raises Refused (400) for tools that have no valid form, Refused (413) for too many messages,

@@ -11,9 +11,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     stop_strings,
     token_limit,
 )
@@ -44,7 +44,7 @@ def read(body: Any) -> Question:
     _require_one_text(fields)
     options = fields.get("stream_options", {})
     tools = fields.get("tools", [])
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(fields.get("messages")),
@@ -76,7 +76,7 @@ def _may_call(choice: Any) -> bool:
     return choice == "auto"
 
 
-def whole(question: Question, answer: Answer) -> Reply:
+def reply(question: Question, answer: Answer) -> Reply:
     """Return the answer as OpenAI's chat.completion object, for a reply that is not streamed."""
     message: JsonObject = {"role": "assistant", "content": answer.text}
     if answer.reasoning:

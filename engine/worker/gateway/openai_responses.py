@@ -10,9 +10,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     token_limit,
 )
 from engine.worker.gateway.chat_request import Refused
@@ -39,7 +39,7 @@ def read(body: Any) -> Question:
     messages = _as_messages(fields.get("input"))
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
@@ -120,7 +120,7 @@ def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
 
 
-def whole(question: Question, answer: Answer) -> JsonObject:
+def reply(question: Question, answer: Answer) -> JsonObject:
     """Return the answer as OpenAI's response object, for a reply that is not streamed."""
     return _empty_response(question) | _final_fields(answer) | {"output": _output_items(answer)}
 

@@ -67,7 +67,9 @@ class RolloutServer:
         """Make the application with all routes."""
         routes = [Route("/v1/models", self.guarded(self.models))]
         for path, dialect in _DIALECTS.items():
-            routes.append(Route(path, self.guarded(self.asker(dialect)), methods=["POST"]))
+            routes.append(
+                Route(path, self.guarded(self.question_handler(dialect)), methods=["POST"])
+            )
         return Starlette(routes=routes)
 
     def guarded(self, handler: Handler) -> Handler:
@@ -96,7 +98,7 @@ class RolloutServer:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "honesmith"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    def asker(self, dialect: Dialect) -> Handler:
+    def question_handler(self, dialect: Dialect) -> Handler:
         """Make the handler of a route whose requests and replies are in the protocol `dialect`,
         such as OpenAI's chat completions."""
 
@@ -111,7 +113,7 @@ class RolloutServer:
                     self.events(dialect, turn, future), media_type="text/event-stream"
                 )
             answer = await self.answer(turn, future)
-            return JSONResponse(dialect.whole(question, answer))
+            return JSONResponse(dialect.reply(question, answer))
 
         return ask
 

@@ -229,7 +229,7 @@ class Session:
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        conversation.messages = [*turn.question.messages, _as_sent_back(text, calls)]
+        conversation.messages = [*turn.question.messages, _as_program_repeats(text, calls)]
         finish = "stop" if completion.finished else "length"
         return Answer(
             text=text,
@@ -241,7 +241,7 @@ class Session:
         )
 
 
-def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
+def _as_program_repeats(text: str, calls: list[JsonObject]) -> ChatMessage:
     """Return the message by which a program will repeat an answer of the model in its next request:
     its text and tool calls, in the normal form in which messages are compared."""
     message: ChatMessage = {"role": "assistant", "content": text}

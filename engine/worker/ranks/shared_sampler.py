@@ -47,6 +47,7 @@ class SharedSampler:
         # Ranks that train as well have the policy's present weights after each step.
         elif self.sampler is not None and self.ranks.have(adapter):
             self.ranks.carry_out(Load("policy"), self.ranks.samplers)
+        # Ranks that only sample keep what they were sent last.
         elif self.sampler is not None or version != self._loaded:
             broadcast_weights = partial(collective.broadcast_weights, adapter)
             self.ranks.carry_out(

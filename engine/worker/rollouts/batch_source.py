@@ -102,12 +102,14 @@ class Collector:
         task, in order, and the seconds spent."""
         settings = self.settings
         # No run has a million steps, so runs of different seeds never share a step's sampling seed.
-        params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
+        step_seed = settings.seed * 1_000_003 + step
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
-        params = replace(params, seed=params.seed + round_number * 2**52)
+        params = SamplingParams.drawn(settings, step_seed + round_number * 2**52)
         tasks = [self.tasks[index] for index in task_indices]
         if self.varied is not None:
-            tasks = self.varied.of_all(tasks, step, lambda task: fits(task, self.context, params))
+            tasks = self.varied.tasks_at_step(
+                tasks, step, lambda task: fits(task, self.context, params)
+            )
         groups, times = collect(tasks, settings.group_size, self.context, self.sampler, params)
         if settings.thinking_length_penalty > 0:
             penalise_thinking(

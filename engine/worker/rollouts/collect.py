@@ -149,7 +149,7 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
             trajectory = groups[index].members[member]
             append_turn(trajectory, completion, play.context.renderer, play.params.stop)
             pulse.advance()
-            scoring.ended(index, tasks[index], trajectory, size=n)
+            scoring.add(index, tasks[index], trajectory, size=n)
 
         began = time.monotonic()
         prompts = [group.members[0].prompt_ids for group in groups]

@@ -42,7 +42,7 @@ class Scoring:
         self._incomplete_groups: dict[int, list[Trajectory]] = {}
         self._lock = threading.Lock()
 
-    def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
+    def add(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
         """Queue a completion, which has just been sampled, for scoring. If whole groups are scored,
         this waits until its group (the completions of its task) is complete. Returns at once.
 
