@@ -122,7 +122,7 @@ def with_varied_wording(
         return rows
     return VariedRows(
         rows,
-        in_other_words=varied.task_at_step,
+        in_other_words=varied.task_at,
         render=lambda task: _rows_of(job, components, task),
     )
 

@@ -297,7 +297,7 @@ class Training:
         if self._shared_pass is None or self._shared_pass.batch_pass is not batch_pass:
             seed = self.settings.seed * 1_000_003 + step  # as in `steps`
             self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
-        shared: Any = self._shared_pass
+        shared: Any = self._shared_pass  # it returns what `batch_pass` would: `Sums`
         return shared
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:

@@ -42,6 +42,7 @@ class SharedPass:
         Raises torch.OutOfMemoryError if memory ran out on any rank, after all ranks have ended the
         pass.
         """
+        # Only GRPO may pass over a batch several times.
         first = self.batch_pass.is_first_pass if isinstance(self.batch_pass, PolicyPass) else True
         self._start_helpers(token_limit, first=first)
         # The result of rank 0's part, or a message that memory ran out there.

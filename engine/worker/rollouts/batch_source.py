@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.records.settings import GRPOSettings
 from engine.worker.core import pulse
@@ -107,9 +107,7 @@ class Collector:
         params = SamplingParams.drawn(settings, step_seed + round_number * 2**52)
         tasks = [self.tasks[index] for index in task_indices]
         if self.varied is not None:
-            tasks = self.varied.tasks_at_step(
-                tasks, step, lambda task: fits(task, self.context, params)
-            )
+            tasks = self.varied.tasks_at(tasks, step, lambda task: fits(task, self.context, params))
         groups, times = collect(tasks, settings.group_size, self.context, self.sampler, params)
         if settings.thinking_length_penalty > 0:
             penalise_thinking(

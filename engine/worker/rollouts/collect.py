@@ -282,8 +282,7 @@ def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWork
     """Append the environment's reply to the trajectory, so that the next turn can be sampled, and
     return True. Return False if the rollout has ended, or ends now because another completion would
     exceed the length limit."""
-    trajectory = rollout.trajectory
-    replies = rollout.replies
+    trajectory, replies = rollout.trajectory, rollout.replies
     if replies is None:
         return False
     reply_ids = _reply_ids(trajectory, replies, play.context)

@@ -154,7 +154,7 @@ class VariedWording:
     share: float
     seed: int
 
-    def task_at_step(self, task: TaskRow, step: int) -> TaskRow:
+    def task_at(self, task: TaskRow, step: int) -> TaskRow:
         """Return the task as optimizer step `step` sees it: in other words with the probability
         `share`, else the same object unchanged."""
         rng = random.Random(f"{self.seed}-vary-{step}-{task['id']}")
@@ -167,12 +167,12 @@ class VariedWording:
         ]
         return self._in_other_words(task, kinds, rng.randrange(2**31))
 
-    def tasks_at_step(
+    def tasks_at(
         self, tasks: Sequence[TaskRow], step: int, fits: Callable[[TaskRow], bool]
     ) -> list[TaskRow]:
         """Return the tasks as `step` sees them, some in other words. A task stays unchanged if its
         rewording would leave no room for an answer; `fits` tells whether one does."""
-        reworded_tasks = [self.task_at_step(task, step) for task in tasks]
+        reworded_tasks = [self.task_at(task, step) for task in tasks]
         return [
             reworded if fits(reworded) else task
             for reworded, task in zip(reworded_tasks, tasks, strict=True)
