@@ -201,7 +201,7 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
             continue
         if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
-        if not target.adapter:  # the base is served the same way with and without thinking
+        if not target.adapter:  # for a base, any deployment of it will do
             return row
         if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row

@@ -61,12 +61,12 @@ class TaughtAnswers:
     `opposed` counts the rows that `agreeing` left out.
     """
 
-    def __init__(self, trained: Sequence[TaskRow]) -> None:
-        """Collect the reference answers of `trained`, the train tasks of the run. A task without
-        one teaches none."""
+    def __init__(self, train_tasks: Sequence[TaskRow]) -> None:
+        """Collect the reference answers of the run's train tasks. A task without one teaches
+        none."""
         self._by_prompt: dict[str, set[str]] = {}  # the texts of the answers to each prompt
         self.opposed = 0
-        for task in trained:
+        for task in train_tasks:
             gold = task.get("gold")
             if gold:
                 texts = self._by_prompt.setdefault(prompt_key(task["prompt"]), set())
@@ -105,8 +105,9 @@ class ReplaySource:
         self.start = start
         self.needed = min(needed, MOST_ROWS)
         # Large data are read row by row and would not fit into a table of answers.
-        trained = () if start.env.version.data else read_tasks(start.env, "train")
-        self.taught_answers = TaughtAnswers(trained)
+        is_large = bool(start.env.version.data)
+        train_tasks = () if is_large else read_tasks(start.env, "train")
+        self.taught_answers = TaughtAnswers(train_tasks)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
