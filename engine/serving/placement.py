@@ -134,7 +134,7 @@ def _busy_with(home: Home) -> str:
     if not rows:
         return ""
     row = rows[0]
-    viewer = home.viewer  # who asks; None for the owner of the machine
+    viewer = home.viewer  # whoever asks; None sees everything
     if viewer and not viewer.sees_all and row.owner != viewer.owner:
         return " while a run of another key is under way"  # its name is not for this viewer
     seconds_left = read_progress(home.run(row.run_id), row).eta_s

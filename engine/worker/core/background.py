@@ -30,9 +30,10 @@ class BackgroundWorker:
     def __exit__(self, *_: object) -> None:
         """Wait for the calls that are running. Calls that have not begun are dropped: they only
         exist after an error, because `wait` leaves none."""
-        for executor in (self._threads, *self._lanes):
+        executors = (self._threads, *self._lanes)
+        for executor in executors:  # all at once, so that none begins another call meanwhile
             executor.shutdown(wait=False, cancel_futures=True)
-        for executor in (self._threads, *self._lanes):
+        for executor in executors:
             executor.shutdown()
 
     def submit(self, work: Callable[..., None], *arguments: Any) -> None:

@@ -139,7 +139,7 @@ class _Pulse:
             tally = self.tally(open_phase.phase)
             if not open_phase.of:
                 tally.done += 1
-                tally.squares += open_phase.seconds**2  # for the spread of the units' lengths
+                tally.squares += open_phase.seconds**2  # for the variance of a unit's seconds
             self.write_now(self.clock())
 
 

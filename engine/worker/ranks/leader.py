@@ -304,7 +304,7 @@ class Ranks:
         if not failed:  # after a failure the ranks may be anywhere in a pass
             self._end_empty_passes()
         for helper in self._helpers.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the rank is gone already
                 helper.socket.send(End())
         collective.leave(broken=any(helper.gone.is_set() for helper in self._helpers.values()))
         for helper in self._helpers.values():
