@@ -80,7 +80,8 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
 
 
 def trace_of(record: TrajectoryRecord, run_id: str) -> JsonObject:
-    """Convert a rollout to a training trace. If its tokens were not kept, `turns` is empty."""
+    """Convert a rollout to a training trace in OpenEnv's form, with one turn for each answer of the
+    model. If the rollout's tokens were not kept, `turns` is empty."""
     name = f"{run_id}-{record.step}-{record.group}-{record.member}"
     metadata = {
         "task": record.task,

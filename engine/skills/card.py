@@ -112,7 +112,8 @@ def _table_row(skill: str, count: int, example: TaskRow) -> str:
 
 
 def _condition(task: TaskRow) -> str:
-    """Return when a reply to a task is right, in words, e.g. "it says `paris` or `lyon`"."""
+    """Return when a reply to a task is right, in words, e.g. "it says `paris` or `lyon`". A task of
+    pebble has its answer as a text, any other as a list of texts."""
     answer = task["answer"]
     if task.get("tools"):
         return f"it makes the call `{answer}`"

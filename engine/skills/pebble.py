@@ -296,7 +296,8 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """Return the OpenAI function schema of the tool `name`, which has one text argument."""
+    """Return the OpenAI function schema of the tool `name`, a key of TOOLS. It has one text
+    argument."""
     argument = TOOLS[name]
     _ask, description = TOOL_WORDS[name]
     return {

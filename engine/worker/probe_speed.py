@@ -211,7 +211,9 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
 
 
 def main(out: Path) -> None:
-    """Measure this machine and write the rates, and the start-up time of a worker, to `out`."""
+    """Measure this machine and write a JSON file to `out`: the rates and fixed costs of training
+    and decoding (see `measure`), the seconds that a worker takes to start, and on what this was
+    measured."""
     startup_s = time.monotonic() - BEGAN
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))

@@ -212,7 +212,8 @@ class _RenderedRows:
 def _render_all(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> _RenderedRows:
-    """Render the conversations of all tasks, and count what was cut, dropped or split."""
+    """Render the conversations of all tasks as rows of token ids, cut at max_length. Returns the
+    rows with a token to train, and counts of what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
         pulse.beat()  # a sign of life, since rendering may take minutes

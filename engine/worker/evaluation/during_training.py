@@ -214,8 +214,8 @@ class HeldoutEvaluation:
         return result
 
     def _play(self, tasks: Sequence[TaskRow], context: RolloutContext) -> HalfResult:
-        """Play the tasks with the policy as it is now, and return the numbers and rows of its
-        answers."""
+        """Play and score the tasks with the policy as it is now. Returns the metrics, the score and
+        the rows of its answers; no loss is measured here."""
         self.sampler.load(self.policy.adapter)
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
         rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))

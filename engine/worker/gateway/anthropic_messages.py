@@ -154,7 +154,8 @@ def reply(question: Question, answer: Answer) -> JsonObject:
 
 
 def _message(question: Question, answer: Answer) -> JsonObject:
-    """Return Anthropic's message object as a stream begins with it: without any content yet."""
+    """Return Anthropic's message object as a stream begins with it: without any content yet, so
+    that the usage counts the prompt's tokens alone."""
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",

@@ -82,7 +82,7 @@ def reply(question: Question, answer: Answer) -> Reply:
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
-        message["content"] = answer.text or None
+        message["content"] = answer.text or None  # as OpenAI writes a message of calls alone
         message["tool_calls"] = answer.tool_calls
     choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
     counts = usage(answer.prompt_tokens, answer.completion_tokens)

@@ -148,7 +148,8 @@ def _empty_response(question: Question) -> JsonObject:
 
 
 def _final_fields(answer: Answer) -> JsonObject:
-    """Return the fields that the end of the answer sets in a response object."""
+    """Return the fields of OpenAI's response object that are known once the answer has ended: the
+    status, why it is incomplete if a limit cut it, and the numbers of tokens."""
     is_cut = answer.finish == "length"
     return {
         "status": "incomplete" if is_cut else "completed",
@@ -164,7 +165,8 @@ def _final_fields(answer: Answer) -> JsonObject:
 
 
 def _output_items(answer: Answer) -> list[JsonObject]:
-    """Return the items of the answer. An empty answer becomes one message with an empty text."""
+    """Return the answer as OpenAI's output items: a message with its text, then one `function_call`
+    per call. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
     if answer.text or not answer.tool_calls:
         items.append(
@@ -242,7 +244,8 @@ def _argument_events(item: JsonObject, position: JsonObject) -> list[JsonObject]
 
 
 def _item_events(index: int, item: JsonObject) -> list[JsonObject]:
-    """Return the events that write one item of the answer, which has the number `index`."""
+    """Return the stream's events for one output item, number `index` of the answer: it is added
+    without content, then its text or arguments follow, then the whole item is repeated as done."""
     position: JsonObject = {"item_id": item["id"], "output_index": index}
     item_at_start = item | {"status": "in_progress"}
     if item["type"] == "message":

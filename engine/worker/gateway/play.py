@@ -165,7 +165,8 @@ class _Playground:
 
     @contextmanager
     def _counted_as_running(self, run: CommandRun) -> Iterator[None]:
-        """Context manager within which `run` counts as running."""
+        """Context manager within which `run` counts as running: `__exit__` ends its processes, and
+        a batch of questions waits for one of it."""
         with self.lock:
             self.running.add(run)
             if self.is_over:  # `__exit__` has already ended all others, and would miss this one

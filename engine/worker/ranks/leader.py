@@ -125,7 +125,8 @@ class _Helper:
         return self.has_ended and not (self.failed is not None and self.failed.is_consequence)
 
     def failure(self) -> WorkerFailure:
-        """Make the failure of the run that this rank's end causes."""
+        """Make the failure of the run that the end of this rank causes: what the rank reported
+        itself, or, if it reported nothing, that its process is gone."""
         failed = self.failed
         if failed is not None:
             message = f"Rank {self.rank}: {failed.message}"
@@ -470,8 +471,8 @@ class Ranks:
         return self._delivered is not None and self._delivered == (adapter, adapter.version)
 
     def broadcast_state(self, adapter: Adapter, optimizer: AdamW) -> None:
-        """Copy the policy's weights and the optimizer's state of this rank to all ranks that
-        train."""
+        """Copy this rank's weights of `adapter` and the state of its optimizer to all other ranks
+        that train."""
         if not self.trainers:
             return
         has_moments = [parameter in optimizer.state for parameter in adapter.parameters()]

@@ -60,8 +60,8 @@ class Scoring:
         self._background.submit(self._score_waiting)
 
     def _score_waiting(self) -> None:
-        """Score as many waiting completions as a process scores at once; runs in a background
-        thread."""
+        """Score as many waiting completions as one process of the environment takes at once, and
+        write the scores into their trajectories; runs in a background thread."""
         process = self._idle_processes.get()
         try:
             at_once = process.at_once
@@ -81,7 +81,8 @@ class Scoring:
             self._idle_processes.put(process)
 
     def _score_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> None:
-        """Score the completions of one task together; runs in a background thread."""
+        """Score the completions of one task together, because the environment compares them with
+        each other; runs in a background thread."""
         process = self._idle_processes.get()
         try:
             completions = [trajectory.completion for trajectory in trajectories]
@@ -122,7 +123,8 @@ def judge_use(process: EnvProcess) -> JudgeUse:
 
 
 def out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
-    """Return the failure of a run whose judges may not be asked any more."""
+    """Return the failure of a run whose judges (language models that score answers) may not be
+    asked any more, because a limit of calls or money is reached."""
     budget = process.judge_budget
     assert budget is not None  # only a budget refuses
     limit = budget.spent or "what is left of the judge's limit is less than one score needs"
