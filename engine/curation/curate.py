@@ -87,7 +87,8 @@ class _Outcome:
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
-        """Count attempts as dropped; `reason` is a key of REASONS."""
+        """Count the attempts as dropped for `reason`, a key of REASONS, and keep the first as an
+        example of it."""
         if attempts:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(attempts)
             self.first_dropped.setdefault(reason, attempts[0])

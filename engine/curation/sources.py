@@ -217,7 +217,8 @@ class _StoredAttempts:
     skipped: int = 0
 
     def read(self, run: RunDir, row: RunRow, file: _AnswerFile) -> None:
-        """Add the attempts in one file of the run, and the hash of the file."""
+        """Add the attempts in one file of the run, whose database row is `row`, and the hash of the
+        file. Damaged lines are counted."""
         answers = file.record.read_file(file.path)
         self.skipped += answers.skipped
         if not answers.records:  # the file is empty or does not exist yet: it gets no hash

@@ -39,7 +39,7 @@ class Use:
     seconds: float = 0.0
 
     def plus(self, call: EndpointCall) -> "Use":
-        """Return the sum of this use and one more call."""
+        """Return the sum of this use and what one more call took."""
         return Use(
             self.calls + 1,
             self.retries + call.retries,

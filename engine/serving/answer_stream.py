@@ -27,7 +27,7 @@ class RefusedByServer(Exception):
     """The deployment answered with an error: its HTTP `status` and `message`."""
 
     def __init__(self, status: int, message: str) -> None:
-        """Keep the HTTP status and the message of the server's error."""
+        """Keep the HTTP status and the message with which the deployment refused a request."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -98,7 +98,8 @@ def sample(
 
 
 def _check_end(answer: Answer, limits: Limits) -> None:
-    """Raise Unreachable if the answer is neither done nor ended by `limits`."""
+    """Raise Unreachable if the stream has ended although the answer is neither done nor ended by
+    `limits`."""
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")

@@ -280,7 +280,8 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 
 
 def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
-    """Write the Modelfile beside the GGUF file of a finished merge."""
+    """Write the Modelfile, with which Ollama serves the model, beside the GGUF file of a finished
+    merge."""
     text = modelfile.text(model.base_path, merge.gguf_name)
     (merge.temporary_folder / "Modelfile").write_text(text, encoding="utf-8")
 

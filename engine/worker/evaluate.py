@@ -189,7 +189,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def _sample_of(trajectory: Trajectory) -> Sample:
-    """Convert a trajectory to the sample that `learnability` takes."""
+    """Convert a trajectory to the sample that `learnability` takes: its reward, length and text."""
     return Sample(
         reward=trajectory.reward,
         success=trajectory.success,

@@ -92,7 +92,7 @@ class TeacherPass:
     repeated in smaller parts if memory runs out."""
 
     def __init__(self, teacher: Teacher, trajectories: Sequence[Trajectory]) -> None:
-        """Prepare to read `trajectories` with `teacher`."""
+        """Prepare to have `teacher` read `trajectories`; nothing is read yet."""
         self.teacher = teacher
         self.trajectories = trajectories
 

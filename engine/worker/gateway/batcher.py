@@ -67,7 +67,8 @@ class Batcher:
         return question.future
 
     def wake(self) -> None:
-        """End the wait of `take`, because a program has ended."""
+        """End the wait of `take` in another thread: a program has ended, so the questions that have
+        come may be all there will be."""
         with self._changed:
             self._changed.notify()
 

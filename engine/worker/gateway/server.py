@@ -64,7 +64,8 @@ class RolloutServer:
         self.key = key.encode()
 
     def app(self) -> Starlette:
-        """Make the application with all routes."""
+        """Make the application with all routes: the list of models, and one route for each protocol
+        in which a program may ask the model."""
         routes = [Route("/v1/models", self.guarded(self.models))]
         for path, dialect in _DIALECTS.items():
             routes.append(
@@ -154,12 +155,13 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway", daemon=True)
 
     def __enter__(self) -> "Loop":
-        """Start the thread."""
+        """Start the thread, in which the event loop then runs."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every server that is left, then the thread."""
+        """End every server that is left, then the thread in which they run. Waits a few seconds for
+        each of both."""
         ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
         ended.result(_STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)

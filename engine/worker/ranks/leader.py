@@ -150,7 +150,8 @@ class _Helper:
         self.socket.close()
 
     def _end_in_words(self) -> str:
-        """Say how the rank's process ended, such as "it was ended by signal 9"."""
+        """Say how the rank's process ended, such as "it was ended by signal 9" or "its exit status
+        is 1". Waits at most a second for its end."""
         try:
             status = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:

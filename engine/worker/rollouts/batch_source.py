@@ -191,7 +191,7 @@ class BatchSource:
             self._sampled_ahead = step, future.result()
 
     def _load(self, adapter: Adapter) -> None:
-        """Hand the adapter's weights to the sampler."""
+        """Hand the adapter's weights to the sampler, and note the seconds in `load_s`."""
         began = time.monotonic()
         self.collector.sampler.load(adapter)
         self.load_s = time.monotonic() - began

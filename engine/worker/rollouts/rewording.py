@@ -123,7 +123,7 @@ class Rewording:
 
 
 def _is_same_task(env_task: TaskRow, task: TaskRow) -> bool:
-    """Tell whether the environment returned the task unchanged."""
+    """Tell whether the environment, asked to reword `task`, returned it unchanged (`env_task`)."""
     keys = ("prompt", "tools", "answer", "metadata")
     return all(env_task.get(key) == task.get(key) for key in keys)
 
