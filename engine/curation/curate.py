@@ -87,7 +87,8 @@ class _Outcome:
     unindexed: int = 0
 
     def drop(self, reason: str, attempts: Sequence[Attempt]) -> None:
-        """Count attempts as dropped; `reason` is a key of REASONS."""
+        """Count the attempts as dropped for `reason`, a key of REASONS, and keep the first as an
+        example of it."""
         if attempts:
             self.dropped[reason] = self.dropped.get(reason, 0) + len(attempts)
             self.first_dropped.setdefault(reason, attempts[0])
@@ -177,7 +178,7 @@ def curate(home: Home, name: str, choices: Choices, preview: bool = True) -> Cur
         warnings += [warning for warning in push_reply.warnings if warning not in warnings]
     complete_reply = replace(
         reply,
-        summary=_sentence(reply, name, is_pairs=choices.select == PAIRS),
+        summary=_summary(reply, name, is_pairs=choices.select == PAIRS),
         next=_next_calls(reply, name, choices, sources),
         warnings=warnings,
     )
@@ -198,8 +199,8 @@ def _select(home: Home, choices: Choices) -> _Selection:
 
 
 def _push_dataset(home: Home, name: str, selection: _Selection, choices: Choices) -> PushReply:
-    """Push the chosen attempts as the dataset `name`. Raises UserError BAD_ARGUMENT if none was
-    chosen, and every error of `push_env`."""
+    """Push the attempts that `selection` has chosen as the dataset `name`. Raises UserError
+    BAD_ARGUMENT if none was chosen, and every error of `push_env`."""
     if not selection.outcome.kept:
         raise _nothing_to_save(selection.outcome, selection.sources)
     chosen = Chosen(selection.outcome.kept, selection.outcome.worse)
@@ -207,7 +208,8 @@ def _push_dataset(home: Home, name: str, selection: _Selection, choices: Choices
 
 
 def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
-    """Make the reply about a selection. Its summary, env_id, next calls and warnings are empty."""
+    """Make the reply about a selection; `redact` hides secrets. Its summary, env_id, next calls and
+    warnings are empty."""
     outcome, sources = selection.outcome, selection.sources
     return CurationReply(
         summary="",
@@ -226,8 +228,8 @@ def _reply_of(selection: _Selection, redact: Redactor) -> CurationReply:
 
 
 def _dropped_by_reason(outcome: _Outcome) -> dict[str, int]:
-    """Return reason -> number of dropped attempts, in the order of REASONS; reasons with no attempt
-    are left out."""
+    """Return reason -> number of attempts that `outcome` counts as dropped, in the order of
+    REASONS; reasons with no attempt are left out."""
     return {reason: outcome.dropped[reason] for reason in REASONS if reason in outcome.dropped}
 
 
@@ -238,7 +240,8 @@ def _heldout_tasks(tasks: Mapping[str, list[TaskRow]]) -> list[TaskRow]:
 
 
 def _dropped_examples(outcome: _Outcome, redact: Redactor) -> dict[str, Example]:
-    """Return reason -> the first attempt that was dropped for it, in the order of REASONS."""
+    """Return reason -> the first attempt that was dropped for it, in the order of REASONS. `redact`
+    hides secrets."""
     return {
         reason: replace(_example(redact, outcome.first_dropped[reason]), why=why)
         for reason, why in REASONS.items()
@@ -264,9 +267,8 @@ def _keep_or_drop(
     rule: Rule,
     choices: Choices,
 ) -> _Outcome:
-    """Decide for every attempt whether it is kept or dropped, and why.
-
-    This function itself drops the groups at tasks that are no training tasks.
+    """Decide for every attempt whether it is kept as a training row or dropped, and why. Attempts
+    at tasks that are no training tasks are dropped.
 
     Args:
         groups: the attempts of each group, as `groups_of` returns them.
@@ -295,8 +297,9 @@ def _keep_or_drop_group(
     heldout: HeldOut,
     outcome: _Outcome,
 ) -> None:
-    """Keep or drop each attempt of one group (attempts at one training task); add the result to
-    `outcome`."""
+    """Keep or drop each attempt of one group (attempts at one training task), and add the result to
+    `outcome`. `rule` keeps or drops the group as a whole; `heldout` finds held-out tasks in answers
+    of the group."""
     # The rule may count attempts with an error (n_error), so it is applied before they are dropped.
     rule_holds = rule.matches(group)
     outcome.drop("error", [attempt for attempt in group if attempt.error is not None])
@@ -334,7 +337,8 @@ def _keep_pairs(
 def _usable_attempts(
     attempts: Sequence[Attempt], heldout: HeldOut, outcome: _Outcome
 ) -> list[Attempt]:
-    """Return the attempts that can become training rows; `outcome` counts the others as dropped."""
+    """Return the attempts that can become training rows; `outcome` counts the others as dropped.
+    `heldout` finds held-out tasks in answers."""
     usable_attempts: list[Attempt] = []
     for attempt in attempts:
         reason = _drop_reason(attempt, heldout, outcome)
@@ -349,11 +353,9 @@ def _usable_attempts(
 def _keep_best(
     attempts: Sequence[Attempt], choices: Choices, heldout: HeldOut, outcome: _Outcome
 ) -> None:
-    """Keep those attempts at one task that `choices.select` prefers, and add them to `outcome`.
-
-    At most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
-    `outcome` as dropped, each with its reason.
-    """
+    """Keep those attempts at one task that `choices.select` prefers, and add them to `outcome`. At
+    most `choices.max_per_task` are kept, unless `select` is "all". The others are counted in
+    `outcome` as dropped, each with its reason."""
     candidates, ruled_out = ranked(attempts, choices.select)
     outcome.drop("not_correct", ruled_out)
     kept_count = 0
@@ -372,10 +374,8 @@ def _keep_best(
 
 def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
     """Return the reason why an attempt cannot become a training row, as a key of REASONS; "" if it
-    can.
-
-    If the attempt holds a held-out task, the kind of match is counted in `outcome.overlaps`.
-    """
+    can. If it holds a held-out task, which `heldout` finds, the kind of match is counted in
+    `outcome.overlaps`."""
     if attempt.stop_reason in OUT_OF_TOKENS:
         return "truncated"
     last_message = attempt.messages[-1]
@@ -391,9 +391,8 @@ def _drop_reason(attempt: Attempt, heldout: HeldOut, outcome: _Outcome) -> str:
 
 
 def _overlap_with_heldout(attempt: Attempt, heldout: HeldOut) -> str:
-    """Return how an attempt's conversation holds a held-out task: the kind of the strongest match,
-    such as "exact". Returns "" if it holds none.
-    """
+    """Return how an attempt's conversation holds a held-out task, which `heldout` finds: the kind
+    of the strongest match, such as "exact". Returns "" if it holds none."""
     # Build the training row that the attempt would become; "gold" is prompt and answer together.
     conversation = [*attempt.prompt, *attempt.messages]
     training_row = {"id": attempt.task, "prompt": attempt.prompt, "gold": conversation}
@@ -416,7 +415,7 @@ def _conversation_text(attempt: Attempt) -> str:
 
 
 def _example(redact: Redactor, attempt: Attempt) -> Example:
-    """Return the attempt as a reply shows it, with texts cut and secrets hidden."""
+    """Return the attempt as a reply shows it, with texts cut and secrets hidden by `redact`."""
     return Example(
         task=clip(redact.text(attempt.task), 80),
         run=attempt.source,
@@ -473,7 +472,8 @@ def _warnings_of_several_versions(sources: Sequence[Source]) -> list[str]:
 
 
 def _nothing_to_save(outcome: _Outcome, sources: Sequence[Source]) -> UserError:
-    """Make the error for a call that should save a dataset but keeps no attempt."""
+    """Make the error for a call that should save a dataset but keeps no attempt; `outcome` counts
+    why."""
     dropped_counts = _dropped_by_reason(outcome)
     return UserError(
         "BAD_ARGUMENT",
@@ -503,7 +503,7 @@ def _advice_without_rows(outcome: _Outcome, sources: Sequence[Source]) -> Hint:
     return Hint("A preview shows an example of every reason; more attempts give more to choose.")
 
 
-def _sentence(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
+def _summary(reply: CurationReply, name: str, *, is_pairs: bool) -> str:
     """Return the summary: how many attempts or pairs are kept and dropped, and whether they were
     saved.
 
@@ -594,5 +594,5 @@ def _shortened_to_fit(reply: CurationReply) -> CurationReply:
 
 
 def _is_short_enough(reply: CurationReply) -> bool:
-    """Whether the reply is short enough to be sent."""
+    """Tell whether the reply is short enough to be sent."""
     return json_chars(reply.to_json()) <= BODY_CHARS

@@ -144,10 +144,8 @@ def save_dataset(
 def _write_dataset(
     folder: Path, card: str, train: Sequence[DatasetRow], heldout: Sequence[DatasetRow]
 ) -> None:
-    """Write the files of a dataset into `folder`, which does not exist yet.
-
-    `card` is the content of its curation.json.
-    """
+    """Write the files of a dataset into `folder`, which does not exist yet: its program, its rows
+    for training and its held-out rows. `card` is the content of its curation.json."""
     (folder / "datasets").mkdir(parents=True)
     (folder / "environment.py").write_text(_ENVIRONMENT, "utf-8")
     (folder / CARD).write_text(card, "utf-8")
@@ -253,7 +251,8 @@ def _heldout_rows(
 
 
 def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
-    """Return hash of an environment version -> prefix of the ids of its rows.
+    """Return hash of an environment version -> prefix of the ids of its rows, for each version in
+    `records`.
 
     With several versions the prefix is six digits of the hash and a slash, because their tasks may
     have equal ids. With one version it is "".
@@ -266,8 +265,8 @@ def _id_prefixes(records: Mapping[str, EnvRecord]) -> dict[str, str]:
 def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
     """Return the tasks whose pairs are held out, as (hash of the version, task id).
 
-    It is every fifth task with a pair; none if the attempts are no pairs. Held-out pairs are needed
-    to measure a run of DPO, because the held-out tasks have no worse answer.
+    It is every fifth task with a pair; none if the `chosen` attempts are no pairs. Held-out pairs
+    are needed to measure a run of DPO, because the held-out tasks have no worse answer.
     """
     if not chosen.worse:
         return set()
@@ -277,12 +276,14 @@ def _tasks_of_heldout_pairs(chosen: Chosen) -> set[tuple[str, str]]:
 
 def _write_rows(path: Path, rows: Sequence[DatasetRow]) -> None:
     """Write the rows into the file `path`, one JSON object per line."""
+    lines = (json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
     with open(path, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(lines)
 
 
 def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow:
-    """Make the training row of a chosen attempt, with its whole conversation and its origin."""
+    """Make the training row of a chosen attempt, with its whole conversation and its origin.
+    `record` is its environment version, `row_id` becomes the row's id."""
     origin = Origin(
         env_id=attempt.env_id,
         task=attempt.task,
@@ -305,10 +306,8 @@ def _attempt_row(attempt: Attempt, record: EnvRecord, row_id: str) -> DatasetRow
 
 
 def _heldout_row(row: TaskRow, record: EnvRecord, prefix: str) -> DatasetRow:
-    """Convert a held-out task of an environment to a dataset row with the same prompt and answer.
-
-    The id of the row is `prefix` and the id of the task.
-    """
+    """Convert a held-out task (`row`) of an environment (`record`) to a dataset row with the same
+    prompt and answer. The id of the dataset row is `prefix` and the id of the task."""
     # A task row stores every prompt as messages. Its "text" lists the fields that the environment
     # gave as strings.
     prompt_was_string = "prompt" in (row.get("text") or [])

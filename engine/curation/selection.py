@@ -124,9 +124,12 @@ def groups_of(attempts: Iterable[Attempt], pool_models: bool) -> dict[Key, list[
     for attempt in attempts:
         model = "" if pool_models else attempt.model
         groups.setdefault((attempt.env_hash, attempt.task, model), []).append(attempt)
-    return {
-        key: sorted(groups[key], key=lambda attempt: attempt.sort_key) for key in sorted(groups)
-    }
+
+    def sort_key_of(attempt: Attempt) -> tuple[str, int, int, str, str]:
+        """Return the attempt's sort key, which does not depend on the order of the sources."""
+        return attempt.sort_key
+
+    return {key: sorted(groups[key], key=sort_key_of) for key in sorted(groups)}
 
 
 class Rule:
@@ -137,15 +140,12 @@ class Rule:
     - the names of `TaskFacts`;
     - metrics of the environment, by name or as metrics["name"];
     - pass@k, the unbiased chance that one of k attempts is correct.
-
-    Args:
-        metrics: the names of the environment's own metrics.
-
-    Raises UserError BAD_ARGUMENT if the text is not such an expression.
     """
 
     def __init__(self, expression: str, metrics: Iterable[str] = ()) -> None:
-        """Parse the expression; the docstring of the class describes the arguments and errors."""
+        """Parse the expression, such as "pass@4 > 0.5 and n >= 8". `metrics` are the names of the
+        environment's own metrics, which it may use beside the names of `TaskFacts` and pass@k.
+        Raises UserError BAD_ARGUMENT if the text is not such an expression."""
         self.expression = expression
         self.k_by_variable: dict[str, int] = {}  # e.g. {"pass_at_4": 4}
         # `pass@4` is no Python expression. `_variable_for_pass_at_k` replaces it by a variable, and
@@ -162,11 +162,11 @@ class Rule:
         )
 
     def matches(self, group: Sequence[Attempt]) -> bool:
-        """Whether the attempts at one task match the rule.
+        """Tell whether the attempts at one task (`group`) match the rule.
 
-        False if the rule compares a value that is None. Raises UserError BAD_ARGUMENT if the
-        expression divides by zero, if its value is neither true nor false, or if it asks for pass@k
-        and there are fewer than k scored attempts.
+        Returns False if the rule compares a value that is None. Raises UserError BAD_ARGUMENT if
+        the expression divides by zero, if its value is neither true nor false, or if it asks for
+        pass@k and there are fewer than k scored attempts.
         """
         facts = facts_of(group)
         # A fact replaces a metric of the same name.

@@ -87,7 +87,7 @@ class Source:
         return list(dict.fromkeys(attempt.model for attempt in self.attempts))
 
     def summary(self, *, with_files: bool = False) -> SourceSummary:
-        """Return what replies show of the source; `with_files` adds the hashes of its files."""
+        """Return what replies show of the source; `with_files` adds the SHA-256 of its files."""
         row = self.row
         return SourceSummary(
             id=self.ref,
@@ -101,7 +101,8 @@ class Source:
 
     @property
     def providers(self) -> dict[str, str]:
-        """For models behind a URL: reference -> name of the model there and the host."""
+        """Map the reference of each model behind a URL to the name of the model there and the host;
+        {} if there are none."""
         if not isinstance(self.config, EvaluateConfig):
             return {}
         return {ref: str(endpoint) for ref, endpoint in self.config.endpoints.items()}
@@ -112,7 +113,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
     Raises UserError BAD_ARGUMENT if there is no id or more than 32, if a run is named beside one of
     its steps, or if a step has no rollouts; RUN_NOT_FOUND if there is no such run; NO_EVALUATION if
-    a run has no answers; ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed.
+    a run has no answers; ENV_NOT_FOUND or ENV_SEALED if its environment is gone or sealed (reserved
+    for a final exam).
     """
     sources = []
     for ref in _distinct_refs(source_ids):
@@ -125,8 +127,8 @@ def load_sources(home: Home, source_ids: Sequence[str]) -> list[Source]:
 
 
 def _distinct_refs(source_ids: Sequence[str]) -> list[str]:
-    """Return the references, each once. Raises UserError BAD_ARGUMENT if there are none or more
-    than `MOST_SOURCES`."""
+    """Return the references in `source_ids`, each once and without white space around it. Raises
+    UserError BAD_ARGUMENT if there are none or more than `MOST_SOURCES`."""
     refs = list(dict.fromkeys(str(ref).strip() for ref in source_ids if str(ref).strip()))
     if not 1 <= len(refs) <= MOST_SOURCES:
         raise UserError(
@@ -215,7 +217,8 @@ class _StoredAttempts:
     skipped: int = 0
 
     def read(self, run: RunDir, row: RunRow, file: _AnswerFile) -> None:
-        """Add the attempts in one file of the run, and the hash of the file."""
+        """Add the attempts in one file of the run, whose database row is `row`, and the hash of the
+        file. Damaged lines are counted."""
         answers = file.record.read_file(file.path)
         self.skipped += answers.skipped
         if not answers.records:  # the file is empty or does not exist yet: it gets no hash
@@ -258,8 +261,9 @@ def _answer_files(
 ) -> list[_AnswerFile]:
     """List the files with a run's answers: one per training step, or one per evaluated model.
 
-    `step_name`, such as "step20", asks for one step; "" asks for all. Raises UserError BAD_ARGUMENT
-    if that step has no rollouts, or if a step of an evaluation is asked for.
+    `step_name`, such as "step20", asks for one step; "" asks for all. `ref` is the reference as the
+    caller wrote it, for messages. Raises UserError BAD_ARGUMENT if that step has no rollouts, or if
+    a step of an evaluation is asked for.
     """
     if row.kind == "train":
         # The model that made the rollouts changes at every step, so the run's id stands for it.
@@ -349,7 +353,7 @@ def warnings_of_providers(sources: Sequence[Source]) -> list[str]:
 
 
 def redactor_of_sources(home: Home, sources: Sequence[Source]) -> Redactor:
-    """Return a redactor that hides the secrets of the environments of all sources."""
+    """Return a redactor, which hides in a text the secrets of the environments of all sources."""
     # One redactor is enough if all sources are of the same environment version.
     if len({source.record.env_id for source in sources}) == 1:
         return redactor_for(home, sources[0].config.env_dir)
@@ -403,8 +407,8 @@ def stored_answers(home: Home, run_id: str, split: str = "heldout") -> Stored:
     held-out answers, or with split="train" its rollouts, of at most `MOST_STEPS` steps.
 
     Raises UserError RUN_NOT_FOUND if there is no such run, RUN_STATE if it is an evaluation or a
-    probe that has not ended, ENV_SEALED if its environment is sealed, and NO_EVALUATION if no
-    answer has a reward.
+    probe that has not ended, ENV_SEALED if its environment is sealed (reserved for a final exam),
+    and NO_EVALUATION if no answer has a reward.
     """
     with Store(home) as store:
         row = store.get_run(run_id)
@@ -486,7 +490,7 @@ def _sampling_of(run: RunDir, config: RunConfig, split: str) -> JsonObject:
     # The config of a regraded evaluation holds the settings as a plain dict.
     sampling = settings if isinstance(settings, dict) else settings.model_dump()
     if isinstance(config, LearningConfig) and split != "train":
-        sampling |= _evaluation_sampling(run)
+        sampling |= _evaluation_sampling(run)  # a training run evaluates in a way of its own
     return sampling
 
 
@@ -545,9 +549,11 @@ def _spread_steps(steps: Sequence[int], best: int | None) -> list[int]:
 
 
 def _evenly_spaced(steps: Sequence[int], count: int) -> set[int]:
-    """Choose about `count` of the steps at evenly spaced positions, without the first and last."""
+    """Choose about `count` of the steps at evenly spaced positions, without the first and last. It
+    is fewer if two positions are rounded to the same."""
     gaps = count + 1
-    positions = {round(number * (len(steps) - 1) / gaps) for number in range(1, gaps)}
+    last_position = len(steps) - 1
+    positions = {round(number * last_position / gaps) for number in range(1, gaps)}
     return {steps[position] for position in positions}
 
 

@@ -44,8 +44,8 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
     """Write those rollouts of a run whose token ids were kept to the file `path`, which is
     replaced.
 
-    Raises UserError ENV_SEALED if the run's environment is sealed, NO_EVALUATION if no token ids
-    were kept, and BAD_ARGUMENT if the file cannot be written.
+    Raises UserError ENV_SEALED if the run's environment is sealed (reserved for a final exam),
+    NO_EVALUATION if no token ids were kept, and BAD_ARGUMENT if the file cannot be written.
     """
     run = home.run(run_id)
     refuse_if_of_sealed(run.find_config(), "its answers cannot be read")
@@ -80,7 +80,8 @@ def write_traces(home: Home, run_id: str, path: Path) -> WrittenTraces:
 
 
 def trace_of(record: TrajectoryRecord, run_id: str) -> JsonObject:
-    """Convert a rollout to a training trace. If its tokens were not kept, `turns` is empty."""
+    """Convert a rollout to a training trace in OpenEnv's form, with one turn for each answer of the
+    model. If the rollout's tokens were not kept, `turns` is empty."""
     name = f"{run_id}-{record.step}-{record.group}-{record.member}"
     metadata = {
         "task": record.task,

@@ -39,7 +39,7 @@ class Use:
     seconds: float = 0.0
 
     def plus(self, call: EndpointCall) -> "Use":
-        """Return the sum of this use and one more call."""
+        """Return the sum of this use and what one more call took."""
         return Use(
             self.calls + 1,
             self.retries + call.retries,
@@ -50,7 +50,7 @@ class Use:
         )
 
     def to_json(self) -> JsonObject:
-        """Return the fields by name, with money and seconds rounded."""
+        """Return the fields by name, with money rounded to 6 and seconds to 2 decimal places."""
         rounded = {"cost": round(self.cost, 6), "seconds": round(self.seconds, 2)}
         return asdict(self) | rounded
 
@@ -64,8 +64,8 @@ class AnswerLedger:
     """
 
     def __init__(self, path: Path, max_calls: int | None, max_cost: float | None) -> None:
-        """Read the turns in the file at `path`, which is created with the first turn. With None,
-        there is no cap."""
+        """Read the turns in the file at `path`, which is created with the first turn. `max_calls`
+        and `max_cost` cap the requests of the run and what they cost; None sets no cap."""
         self.use: dict[str, Use] = {}
         self.stopped_by = ""
         self._max_calls, self._max_cost = max_calls, max_cost
@@ -105,8 +105,8 @@ class AnswerLedger:
                 self._budget_freed.wait()
 
     def _cap_reached_by(self, most_cost: float) -> str:
-        """Return the cap that one more request might pass, with its value, such as "max_calls =
-        100"; "" if it passes none."""
+        """Return the cap that one more request of at most `most_cost` might pass, with its value,
+        such as "max_calls = 100"; "" if it passes none."""
         total = self.total
         if self._max_calls is not None and total.calls + self._calls_under_way >= self._max_calls:
             return f"max_calls = {self._max_calls}"
@@ -117,7 +117,8 @@ class AnswerLedger:
         return ""
 
     def keep(self, call: EndpointCall, most_cost: float) -> None:
-        """Store an answer whose request was admitted with `most_cost`."""
+        """Write the answered turn `call` to the file, and count what it took instead of
+        `most_cost`, with which its request was admitted."""
         with self._budget_freed:
             self._file.append(call.to_line())
             self._add(call)
@@ -136,7 +137,7 @@ class AnswerLedger:
         self._budget_freed.notify_all()
 
     def _add(self, call: EndpointCall) -> None:
-        """Remember an answered turn, and add it to the use of its model."""
+        """Remember an answered turn (`call`), and add it to the use of its model."""
         self._turns[(call.model, call.task, call.attempt, call.turn)] = call
         self.use[call.model] = self.use.get(call.model, Use()).plus(call)
 
@@ -149,7 +150,8 @@ class AnswerLedger:
 
 
 def hash_of(request: JsonObject) -> str:
-    """Hash a request, to recognise the same request after an interruption."""
+    """Return a hash of a request (32 hex digits), by which the same request is recognised after an
+    interruption of the run."""
     text = json.dumps(request, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

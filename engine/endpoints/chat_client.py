@@ -63,7 +63,8 @@ class Refused(Exception):
     def is_about_all(self) -> bool:
         """Whether every other request would be refused too, because the key, the model or the path
         is wrong."""
-        return self.status in (401, 402, 403, 404, 405) or 300 <= self.status < 400
+        is_redirect = 300 <= self.status < 400  # the client follows none
+        return is_redirect or self.status in (401, 402, 403, 404, 405)
 
     @property
     def is_too_long(self) -> bool:
@@ -154,7 +155,8 @@ class ChatClient:
         while attempt < ATTEMPTS:
             if self._stop.is_set():
                 raise Cancelled
-            # The form of this request. Another thread may change the form while this one waits.
+            # The form of this request: which parameters are left out, and how the token limit is
+            # named. Another thread may change the form while this one waits.
             form = list(self.left_out), self._limit_name
             try:
                 return self._send(body | self._accepted_options(options)), attempt
@@ -185,8 +187,12 @@ class ChatClient:
         self, refusal: Refused, options: JsonObject, sent_form: tuple[list[str], str]
     ) -> bool:
         """Change the form of later requests if the server refused a parameter by name. Returns
-        whether the request may be sent again. `sent_form` says how it was sent: (parameters left
-        out, name of the token limit)."""
+        whether the request may be sent again.
+
+        Args:
+            options: the parameters of the request.
+            sent_form: how it was sent: (parameters left out, name of the token limit).
+        """
         if refusal.status not in (400, 422):
             return False
         text = refusal.text
@@ -300,7 +306,9 @@ def _call_to_openai(call: JsonObject) -> JsonObject:
 
 
 def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: int) -> Turn:
-    """Read the model's turn from a decoded reply. Raises Refused if the reply holds no answer."""
+    """Read the model's turn from a decoded reply, which came after `seconds` and `retries` further
+    attempts. Tool calls are checked against `tools`. Raises Refused if the reply holds no
+    answer."""
     try:
         choice = reply["choices"][0]
         answer = choice["message"]
@@ -328,7 +336,7 @@ def _turn_in(reply: Any, tools: Sequence[ToolSchema], seconds: float, retries: i
 
 
 def _count(value: Any) -> int | None:
-    """Return `value` if it is a number of tokens, else None."""
+    """Return `value`, a server's number of tokens, if it is an integer of at least 0, else None."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return value if is_count else None
 
@@ -356,7 +364,8 @@ def _calls_in(
             has_unreadable = True
             faults.append(f"the arguments of {name[:60]} are no JSON object: {str(text)[:120]}")
             continue
-        if fault := fault_of(ParsedCall(name, arguments), tools):
+        fault = fault_of(ParsedCall(name, arguments), tools)  # None if the call is valid
+        if fault:
             faults.append(fault)
         function = {"name": name, "arguments": arguments}
         call_id = str(call.get("id") or f"call_{number}")
@@ -367,7 +376,8 @@ def _calls_in(
 
 
 def _object_in(text: Any) -> JsonObject | None:
-    """Return the JSON object that the arguments of a call are, or None if they are none."""
+    """Return the arguments of a tool call, which servers send as JSON text, as an object. Returns
+    None if they are no JSON object."""
     if isinstance(text, dict):
         return text
     try:

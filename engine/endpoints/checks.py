@@ -8,7 +8,7 @@ from engine.home.user_config import Endpoint
 from engine.models.catalog import ModelRef
 from engine.records.settings import GivenSettings, SamplingSettings
 
-_MOST_STOPS = 4  # OpenAI takes at most four stop texts
+MOST_STOPS = 4  # OpenAI takes at most four stop texts
 
 
 def check(
@@ -93,6 +93,6 @@ def warnings(models: Sequence[ModelRef], settings: SamplingSettings) -> list[str
     doubts = []
     if behind_url and settings.max_cost is None and settings.max_calls is None:
         doubts.append(f"nothing caps what {behind_url[0].ref} takes: settings max_cost, max_calls")
-    if behind_url and len(settings.stop) > _MOST_STOPS:
-        doubts.append(f"{behind_url[0].ref} is given the first {_MOST_STOPS} of the stop texts")
+    if behind_url and len(settings.stop) > MOST_STOPS:
+        doubts.append(f"{behind_url[0].ref} is given the first {MOST_STOPS} of the stop texts")
     return doubts

@@ -48,7 +48,7 @@ def ask_once(
     endpoint, most_tokens_answered = client.endpoint, request.options["max_tokens"]
     most_tokens_sent = most_tokens_in(body)
     most_cost = cost_of(endpoint, most_tokens_sent, most_tokens_answered)
-    ledger.admit(most_cost)
+    ledger.admit(most_cost)  # from now on the cost is reserved, until `drop` or `keep`
     try:
         turn = client.ask(request.messages, request.tools, request.options)
     except BaseException:

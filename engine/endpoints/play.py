@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from engine.core.wording.asked import asked_prompt, asked_tools
 from engine.endpoints.answered import AnswerLedger, OutOfBudget
 from engine.endpoints.chat_client import Cancelled, ChatClient, Refused
+from engine.endpoints.checks import MOST_STOPS
 from engine.endpoints.metered import Request, ask_once
 from engine.records.lines.answer import StopReason
 from engine.records.lines.endpoint_call import EndpointCall
@@ -82,6 +83,7 @@ class Player:
 
         Args:
             key: the bearer token; "" for none.
+            setup: the environment whose tasks are played, and the settings.
             stop: once set, no further request is sent.
         """
         self.ref, self.endpoint, self.setup = ref, endpoint, setup
@@ -97,8 +99,8 @@ class Player:
         self, jobs: Sequence[tuple[TaskRow, int]], on_row: Callable[[EvaluationRow], None]
     ) -> None:
         """Play each job, which is a task and the number of the attempt. `on_row` is called in this
-        thread with each row as soon as it is complete. Jobs that the caps of `answered` do not
-        allow are left out.
+        thread with each row as soon as it is complete. Jobs that the run's caps on requests and
+        cost do not allow are left out.
 
         Raises Refused if the endpoint refuses everything, EndpointDown if it does not answer,
         Cancelled if the run was asked to stop. Rollouts under way are awaited first.
@@ -119,9 +121,9 @@ class Player:
                     except Exception as error:  # noqa: BLE001 - raised below, once all have ended
                         failure = self._note_failure(failure, error)
                         # Drop the jobs that have not begun; those under way are awaited.
-                        for other in pending:
-                            other.cancel()
-                        pending = {other for other in pending if not other.cancelled()}
+                        for unfinished in pending:
+                            unfinished.cancel()
+                        pending = {future for future in pending if not future.cancelled()}
                         continue
                     if row is not None:
                         on_row(row)
@@ -194,18 +196,20 @@ class Player:
             episode.close()
 
     def _take_turn_if_it_fits(self, rollout: _Rollout) -> bool:
-        """Take the model's next turn. Returns False if the conversation has become too long for the
-        model."""
+        """Take the model's next turn of a rollout. Returns False if the conversation has become too
+        long for the model."""
         try:
             self._take_turn(rollout)
         except Refused as refusal:
+            # A first prompt that is too long is a fault of the task, not an end of the rollout.
             if rollout.turns and refusal.is_too_long:
                 return False
             raise
         return True
 
     def _take_turn(self, rollout: _Rollout) -> None:
-        """Append the model's next turn to the rollout."""
+        """Ask the model for its next turn and append that to the rollout. Raises OutOfBudget,
+        Refused, EndpointDown or Cancelled if there is no answer."""
         call = self._request_turn(rollout)
         self._has_answered = True
         rollout.turns += 1
@@ -216,20 +220,21 @@ class Player:
         rollout.stop_reason = "max_tokens" if call.is_cut else "stop"
 
     def _request_turn(self, rollout: _Rollout) -> EndpointCall:
-        """Return the model's next turn: the stored answer, if the same request was answered before
-        an interruption; else ask for it now."""
+        """Return the model's next turn of a rollout: the stored answer, if the same request was
+        answered before an interruption; else ask for it now."""
         messages = [*asked_prompt(rollout.task), *rollout.messages]
         request = Request(messages, rollout.tools, self._options(rollout.attempt))
         turn_key = (self.ref, rollout.task["id"], rollout.attempt, rollout.turns)
         return ask_once(self.client, self._ledger, turn_key, request)
 
     def _options(self, attempt: int) -> JsonObject:
-        """Make the parameters of a request. A single attempt takes the likeliest tokens; several
-        attempts are drawn, each with a seed of its own."""
+        """Make the sampling parameters of a request for attempt number `attempt` (from 0). A single
+        attempt takes the likeliest tokens; several attempts are drawn, each with a seed of its
+        own."""
         settings = self.setup.settings
         options: JsonObject = {"max_tokens": settings.max_tokens, "temperature": 0}
         if settings.stop:
-            options["stop"] = list(settings.stop)[:4]  # OpenAI takes at most four
+            options["stop"] = list(settings.stop)[:MOST_STOPS]
         if self.setup.attempts == 1:
             return options
         options |= {"temperature": settings.temperature, "seed": settings.seed + attempt}
@@ -252,6 +257,7 @@ class Player:
             "reason": score.get("reason"),
             "parts": score.get("parts"),
         }
+        present = {name: value for name, value in optional.items() if value}
         return EvaluationRow(
             model=self.ref,
             half=self.setup.half_of_task.get(rollout.task["id"], "report"),
@@ -266,12 +272,13 @@ class Player:
             error=score["error"],
             stop_reason=reason,
             tokens=rollout.tokens,
-            **{name: value for name, value in optional.items() if value},
+            **present,
         )
 
 
 def _failed_score(error: str, *, timed_out: bool = False) -> ScoreReply:
-    """Make the score of a rollout that could not be scored, because of `error`."""
+    """Make the score of a rollout that could not be scored, because of `error`. `timed_out` says
+    that the environment exceeded its time limit."""
     return {
         "reward": 0.0,
         "success": None,

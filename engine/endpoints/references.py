@@ -10,7 +10,7 @@ _PER_MILLION = 1e6
 
 
 def is_endpoint(ref: str) -> bool:
-    """Whether a model reference names an endpoint, such as "openai:big"."""
+    """Tell whether a model reference names an endpoint (a model behind a URL): "openai:big"."""
     return ref.strip().startswith(PREFIX)
 
 
@@ -81,10 +81,10 @@ def entry_of(endpoint: Endpoint) -> EndpointEntry:
 def cost_of(endpoint: Endpoint | EndpointEntry, tokens_in: float, tokens_out: float) -> float:
     """Compute the money for these numbers of prompt and answer tokens. Tokens without a price cost
     nothing."""
-    prices = (endpoint.price_in or 0.0, endpoint.price_out or 0.0)
-    return (tokens_in * prices[0] + tokens_out * prices[1]) / _PER_MILLION
+    price_in, price_out = endpoint.price_in or 0.0, endpoint.price_out or 0.0  # per million tokens
+    return (tokens_in * price_in + tokens_out * price_out) / _PER_MILLION
 
 
 def is_priced(endpoint: Endpoint) -> bool:
-    """Whether config.toml has prices for both prompts and answers."""
+    """Tell whether config.toml has prices of the endpoint for both prompts and answers."""
     return endpoint.price_in is not None and endpoint.price_out is not None

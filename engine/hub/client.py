@@ -39,14 +39,15 @@ class RepoKind:
     instead: str
 
     def absent(self, message: str, hint: str, retryable: bool = False) -> UserError:
-        """Return the error for a repository that cannot be fetched; `retryable` if a later try may
-        succeed."""
+        """Return the error for a repository of this kind that cannot be fetched. `retryable` says
+        that a later try may succeed; `hint` says what to do."""
         return UserError(
             self.absent_code, message, hint=hint, field=self.field, retryable=retryable
         )
 
     def unusable(self, message: str, hint: str) -> UserError:
-        """Return the error for a repository whose content cannot be used."""
+        """Return the error for a repository of this kind whose content cannot be used; `hint` says
+        what to do."""
         return UserError(self.unusable_code, message, hint=hint, field=self.field)
 
 
@@ -101,7 +102,7 @@ def connect(endpoint: str = "") -> "httpx.Client":
         base_url=base.rstrip("/"),
         headers=headers,
         follow_redirects=True,  # httpx drops the token when a redirect leaves the host
-        timeout=httpx.Timeout(20, connect=8),
+        timeout=httpx.Timeout(20, connect=8),  # seconds
         verify=_certificates(),
     )
 

@@ -102,8 +102,8 @@ def parse(text: str) -> DatasetRef | None:
 def named_dataset(
     home: Home, path: str | Path, places: Sequence[Path], deadline: float
 ) -> Dataset | None:
-    """Return the dataset of the hub that `path` names, fetching it if necessary, or None if `path`
-    names no dataset.
+    """Return the dataset of the hub that `path` names, fetching it by `deadline` (a value of
+    `time.monotonic()`) if necessary, or None if `path` names no dataset.
 
     `hf://datasets/ORG/NAME` always names a dataset. ORG/NAME is a path instead if one of the
     folders `places` holds a folder ORG. Raises UserError if the dataset cannot be fetched.
@@ -128,9 +128,9 @@ def named_dataset(
 
 
 def fetch(home: Home, ref: DatasetRef, deadline: float) -> Dataset:
-    """Return the newest version of the dataset, fetching it into the home's cache if necessary.
-    Without a network (HF_HUB_OFFLINE is set, or the hub cannot be reached), return the version
-    fetched last.
+    """Return the newest version of the dataset `ref`, fetching it into the home's cache if
+    necessary. Without a network (HF_HUB_OFFLINE is set, or the hub cannot be reached), return the
+    version fetched last.
 
     Raises UserError DATASET_INVALID or DISK_FULL if the dataset cannot be fetched, and
     DATASET_READING (retryable) if it is not fetched by `deadline` (a value of `time.monotonic()`);
@@ -164,13 +164,17 @@ def _dataset_in(folder: Path) -> Dataset:
 
 def _latest_fetched(root: Path) -> Dataset | None:
     """Return the dataset in the newest complete folder below `root`, or None if there is none."""
-    complete = sorted(root.glob(f"*/{_FETCHED}"), key=lambda path: path.stat().st_mtime)
-    return _dataset_in(complete[-1].parent) if complete else None
+    markers = list(root.glob(f"*/{_FETCHED}"))  # such a file is in each complete folder
+    if not markers:
+        return None
+    markers.sort(key=lambda path: path.stat().st_mtime)
+    return _dataset_in(markers[-1].parent)
 
 
 def _fetch_files(remote: HubVersion, ref: DatasetRef, folder: Path, deadline: float) -> None:
-    """Download the files that `ref` names into `folder`/datasets, then write fetched.json, which
-    marks `folder` as complete. `deadline` is a value of `time.monotonic()`."""
+    """Download the files of the version `remote` that `ref` asks for into `folder`/datasets, then
+    write fetched.json, which marks `folder` as complete. `deadline` is a value of
+    `time.monotonic()`."""
     chosen = _choose_files(remote, ref)
     data_folder = folder / "datasets"
     data_folder.mkdir(parents=True, exist_ok=True)
@@ -191,6 +195,7 @@ def _download_all(
     """Download those of `files` that are missing in `folder`.
 
     Args:
+        remote: the version of the dataset on the hub.
         files: the files by the name that each gets in `folder`.
         deadline: a value of `time.monotonic()`.
 
@@ -216,8 +221,8 @@ def _download_all(
 
 
 def _describe_origin(remote: HubVersion, subset: str, fetched_names: set[str]) -> FetchedData:
-    """Describe where the data came from, and which of the repository's data files were not
-    fetched."""
+    """Describe where the data came from, and which of the repository's data files were not fetched.
+    `fetched_names` are the names of those that were, in the repository; `subset` is "" for none."""
     return FetchedData(
         repo=remote.repo,
         subset=subset,
@@ -232,9 +237,10 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
     data of `repo`."""
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
+        needed_mb, free_mb = needed_bytes >> 20, free_bytes >> 20
         raise UserError(
             "DISK_FULL",
-            f"{repo} has {needed_bytes >> 20} MB of data, {free_bytes >> 20} MB are free",
+            f"{repo} has {needed_mb} MB of data, {free_mb} MB are free",
             hint="Free disk space, or set HONESMITH_HOME to a volume with room.",
         )
 
@@ -242,10 +248,11 @@ def _check_room(folder: Path, needed_bytes: int, repo: str) -> None:
 def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
     """Return the error for a dataset that is still being fetched, with its progress. `total_bytes`
     is 0 if the sizes of its files are unknown."""
-    of_all = f" of {total_bytes >> 20}" if total_bytes else ""
+    fetched_mb, total_mb = fetched_bytes >> 20, total_bytes >> 20
+    of_total = f" of {total_mb}" if total_bytes else ""
     return UserError(
         "DATASET_READING",
-        f"{repo} is being fetched, {fetched_bytes >> 20}{of_all} MB so far; nothing is stored yet",
+        f"{repo} is being fetched, {fetched_mb}{of_total} MB so far; nothing is stored yet",
         hint="Call again; it goes on from there.",
         field="path",
         retryable=True,
@@ -253,8 +260,8 @@ def _not_ready(repo: str, fetched_bytes: int, total_bytes: int) -> UserError:
 
 
 def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
-    """Return the files to fetch, by the name that each gets in the cache, such as
-    "train-00000.parquet".
+    """Return the files of the version `remote` to fetch for `ref`, by the name that each gets in
+    the cache, such as "train-00000.parquet".
 
     Raises UserError DATASET_INVALID if there are none, or if the user has to name a subset.
     """
@@ -277,8 +284,8 @@ def _choose_files(remote: HubVersion, ref: DatasetRef) -> dict[str, RemoteFile]:
 def _files_by_split(remote: HubVersion, subset: str) -> dict[str, list[str]]:
     """Return the names of a subset's files by their split; "" stands for files without a split.
 
-    `subset` is its name, or "" if the user named none. Raises UserError DATASET_INVALID if there is
-    no such subset, or if one has to be named.
+    `remote` is the version of the dataset, `subset` the subset's name, or "" if the user named
+    none. Raises UserError DATASET_INVALID if there is no such subset, or if one has to be named.
     """
     configs = remote.card.get("configs")  # the subsets, if the dataset's card declares any
     if isinstance(configs, list) and any(_data_files_of(config) for config in configs):
@@ -352,7 +359,8 @@ def _split_of_folders(name: str) -> str:
 
 
 def _choose_subset(repo: str, configs: Sequence[Any], subset: str) -> Any:
-    """Return the declared subset named `subset`; for "", the default subset or the only one.
+    """Return that one of the declared subsets (`configs`) which is named `subset`; for "", the
+    default subset or the only one.
 
     Raises UserError DATASET_INVALID, naming the subsets, if none fits.
     """
@@ -387,7 +395,8 @@ def _no_subset(repo: str, names: Sequence[str], subset: str) -> UserError:
 
 
 def _data_files_of(config: Any) -> Any:
-    """Return what a declared subset says of its files, or None if it says nothing."""
+    """Return the entry `data_files` of a subset that a dataset's card declares; None if it has
+    none, or if `config` is no object."""
     return config.get("data_files") if isinstance(config, dict) else None
 
 
@@ -425,8 +434,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """Return the names that match one of the patterns. `*` also matches "/", like the hub's
-    `**`."""
+    """Return the file names that match one of the patterns, as in a shell. `*` also matches "/",
+    like the hub's `**`."""
     return [
         name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     ]

@@ -80,7 +80,8 @@ class HubVersion:
 
 
 def file_url(kind: RepoKind, repo: str, commit: str, name: str) -> str:
-    """Return the address of a file of one version, relative to the hub's endpoint."""
+    """Return the address of the file `name` in the version `commit` of a model or dataset (`kind`),
+    relative to the hub's endpoint."""
     return f"{kind.files}/{repo}/resolve/{commit}/{name}"
 
 
@@ -141,7 +142,8 @@ def fetch_text(remote: HubVersion, name: str) -> str:
 
 
 def fetch_first_bytes(remote: HubVersion, name: str, count: int) -> bytes:
-    """Fetch the first `count` bytes of a file, or the whole file if it is shorter.
+    """Fetch the first `count` bytes of the file `name` of the version `remote`, or the whole file
+    if it is shorter.
 
     If the server ignores the range and sends the whole file, reading stops after these bytes.
     """
@@ -203,7 +205,8 @@ def _own_partial_file(target: Path) -> Iterator[Path]:
 
 
 def _is_open_file(descriptor: int, path: Path) -> bool:
-    """Tell whether the open file is the one that lies at `path` now."""
+    """Tell whether the file that is open as `descriptor` is the one that lies at `path` now. It is
+    not if that was renamed or deleted since it was opened."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -27,7 +27,7 @@ class RefusedByServer(Exception):
     """The deployment answered with an error: its HTTP `status` and `message`."""
 
     def __init__(self, status: int, message: str) -> None:
-        """Keep the HTTP status and the message of the server's error."""
+        """Keep the HTTP status and the message with which the deployment refused a request."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -98,15 +98,16 @@ def sample(
 
 
 def _check_end(answer: Answer, limits: Limits) -> None:
-    """Raise Unreachable if the answer is neither done nor ended by `limits`."""
+    """Raise Unreachable if the stream has ended although the answer is neither done nor ended by
+    `limits`."""
     is_cut = answer.has_stalled or time.monotonic() >= limits.deadline
     if not answer.finish_reason and not is_cut:
         raise Unreachable("the answer ended in its middle")
 
 
 def _port_and_key(folder: DeployDir) -> tuple[int, str]:
-    """Read the port on which the deployment listens, and the key that it asks for. Raises
-    Unreachable if the deployment is not ready."""
+    """Read (the port on which the deployment listens, the key that it asks for) from the files in
+    its folder. Raises Unreachable if the deployment is not ready."""
     try:
         return int(read_json(folder.ready)["port"]), folder.key.read_text().strip()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -119,8 +120,8 @@ def _unreachable(error: Exception) -> Unreachable:
 
 
 def _accepted_response(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    """Wait until the server replies, and return its reply before any line is read. Raises
-    RefusedByServer if the reply is an error."""
+    """Wait until the server replies on `connection`, and return its reply before any line is read.
+    Raises RefusedByServer if the reply is an error."""
     response = connection.getresponse()
     if response.status != 200:
         raise RefusedByServer(response.status, _error_text(response.read()))
@@ -143,7 +144,10 @@ def _lines(
     answer: Answer,
 ) -> Iterator[str]:
     """Yield the lines of a stream of server-sent events until the stream ends or `limits` end it.
-    Sets `answer.has_stalled` if too much time passed without a token."""
+
+    Sets `answer.has_stalled` if too much time passed without a token. `set_timeout` sets for how
+    many seconds reading from the connection may wait.
+    """
     last_token = _LastToken(answer, at=time.monotonic())
     while True:
         now = time.monotonic()
@@ -192,9 +196,9 @@ class _LastToken:
 
 
 def _next_line(response: http.client.HTTPResponse) -> str | None:
-    """Read the next line of a stream of events; "" is a line that ends an event. Returns None at
-    the end of the stream, which the line "data: [DONE]" marks as well. Raises TimeoutError if no
-    line comes."""
+    """Read the next line of `response`, a stream of events; "" is a line that ends an event.
+    Returns None at the end of the stream, which the line "data: [DONE]" marks as well. Raises
+    TimeoutError if no line comes."""
     data = response.readline()
     line = data.decode("utf-8", "replace").rstrip("\r\n")
     is_end = not data or line == _DATA + _END
@@ -210,7 +214,8 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
     text = ""
     if line.startswith(_DATA):
         chunk = json.loads(line.removeprefix(_DATA))
-        answer.prompt_tokens = (chunk.get("usage") or {}).get("prompt_tokens", answer.prompt_tokens)
+        usage = chunk.get("usage") or {}  # only the last piece has it
+        answer.prompt_tokens = usage.get("prompt_tokens", answer.prompt_tokens)
         for choice in chunk.get("choices") or []:  # at most one: one answer was asked for
             text = _add_choice(choice, answer)
     elif not line.startswith(_COMMENT):
@@ -219,8 +224,8 @@ def _add_line(line: str, answer: Answer, model: str, listener: Listener) -> None
 
 
 def _add_choice(choice: JsonObject, answer: Answer) -> str:
-    """Add `choice`, one piece of the answer in the stream, to `answer`, and return the text in
-    it."""
+    """Add one piece of a streamed answer to `answer`, and return the text in it. `choice` is the
+    piece in the form of OpenAI's chat.completion.chunk; each of its parts may be missing."""
     delta = choice.get("delta") or {}
     text = delta.get("content") or ""
     answer.content += text
@@ -236,7 +241,8 @@ def _add_choice(choice: JsonObject, answer: Answer) -> str:
 
 
 def _without_index(call: JsonObject) -> JsonObject:
-    """Drop the key `index` of a tool call, which whole answers do not have."""
+    """Return a tool call without its key `index`, which it has in a stream but not in a whole
+    answer."""
     return {name: value for name, value in call.items() if name != "index"}
 
 

@@ -98,20 +98,22 @@ def chat(
 
 
 def _model_names(request: ChatRequest) -> list[str]:
-    """List the models to ask, by the names that the caller gave, without duplicates."""
-    return list(dict.fromkeys(name for name in (request.model, request.compare_to) if name))
+    """List the one or two models to ask, by the names that the caller gave, without duplicates."""
+    names = [request.model, request.compare_to]  # either may be ""
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def _save(home: Home, request: ChatRequest, conversation: Conversation) -> Saved:
-    """Save the conversation after a call. The seed is returned only if tokens were drawn with it;
-    at temperature 0 the model takes the likeliest ones."""
+    """Save the conversation after a call. Returns its id, a warning, and its seed. The seed is None
+    unless tokens were drawn with it; at temperature 0 the model takes the likeliest ones."""
     conversation_id, warning = conversations.save(home, request.conversation, conversation)
     draws_tokens = request.temperature > 0
     return Saved(conversation_id, warning, conversation.seed if draws_tokens else None)
 
 
 def _earlier_conversation(home: Home, request: ChatRequest, asker: Asker) -> Conversation | None:
-    """Load the conversation that the request continues; None if it begins one."""
+    """Load the conversation that the request continues; None if it begins one. Only `asker`, who
+    began it, may continue it."""
     if not request.conversation:
         return None
     return conversations.load(home, request.conversation, asker.name)
@@ -124,7 +126,8 @@ def _questions(
     tools: list[ToolSchema],
     earlier: Conversation | None,
 ) -> list[Question]:
-    """Make the question for each of the named models.
+    """Make the question for each of the named models: what it is asked in this call, after its part
+    of the `earlier` conversation (None for a new one).
 
     Raises UserError BAD_ARGUMENT if there is nothing to answer or the messages have a wrong form,
     MODEL_* if a model does not exist.
@@ -151,8 +154,9 @@ def _sampling_body(request: ChatRequest, seed: int, tools: list[ToolSchema]) -> 
 
 
 def _ask_all(session: Session, questions: Sequence[Question]) -> list[ModelAnswer]:
-    """Ask the models one after the other, all within the time of the call. Raises UserError if one
-    cannot be served, refuses the question or does not answer."""
+    """Ask the models one after the other, all within the time of the call (`session` says what is
+    the same for all). Raises UserError if one cannot be served, refuses the question or does not
+    answer."""
     model_answers: list[ModelAnswer] = []
     for number, question in enumerate(questions):
         # With two models, the first gets half of the time, so that the second has the other half.
@@ -163,8 +167,8 @@ def _ask_all(session: Session, questions: Sequence[Question]) -> list[ModelAnswe
 
 def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSchema]:
     """Return the tools that the models may call: those of the request, else those of the
-    conversation so far. Raises UserError BAD_ARGUMENT if the request's tools are not a list of
-    objects."""
+    conversation so far (`earlier`; None for a new one). Raises UserError BAD_ARGUMENT if the
+    request's tools are not a list of objects."""
     if not request.tools:
         return earlier.tools if earlier else []
     try:
@@ -174,8 +178,9 @@ def _tools_of(request: ChatRequest, earlier: Conversation | None) -> list[ToolSc
 
 
 def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[ChatMessage]:
-    """List the messages that this call adds. Raises UserError BAD_ARGUMENT if a system prompt would
-    not come first, or if a new conversation has nothing to answer."""
+    """List the messages that this call adds to the `earlier` conversation (None for a new one).
+    Raises UserError BAD_ARGUMENT if a system prompt would not come first, or if a new conversation
+    has nothing to answer."""
     added: list[ChatMessage] = []
     if request.system:
         if earlier or _begins_with_system(request.messages):
@@ -196,8 +201,8 @@ def _added_messages(request: ChatRequest, earlier: Conversation | None) -> list[
 
 
 def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
-    """Whether the first message is a system message. The messages are not checked yet, so the first
-    may be something else than an object."""
+    """Tell whether the first message is a system message. The messages are not checked yet, so the
+    first may be something else than an object."""
     first = messages[0] if messages else None
     return isinstance(first, dict) and first.get("role") == "system"
 
@@ -205,8 +210,9 @@ def _begins_with_system(messages: Sequence[ChatMessage]) -> bool:
 def _question(
     target: Target, added: Sequence[ChatMessage], earlier: Conversation | None
 ) -> Question:
-    """Make the question for the target: its part of the conversation, followed by the messages in
-    `added`. If there are none, the question is for the rest of its last answer.
+    """Make the question for the target: its part of the conversation so far (`earlier`; None for a
+    new one), followed by the messages in `added`. If there are none, the question is for the rest
+    of its last answer.
 
     A model that joins a conversation later reads what the first model was asked and answered.
     Raises UserError BAD_ARGUMENT if there is nothing to answer.
@@ -260,8 +266,8 @@ def _bad_messages(error: BadMessages) -> UserError:
 
 
 def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
-    """Return the seed of this call: the request's; else, if a cut answer is continued, the seed it
-    began with; else a new one."""
+    """Return the seed of this call: the request's; else, if a cut answer of the `earlier`
+    conversation is continued, the seed it began with; else a new one."""
     if request.seed != DRAW_SEED:
         return request.seed
     asks_nothing_new = not request.message and not request.messages
@@ -271,14 +277,14 @@ def _seed_of(request: ChatRequest, earlier: Conversation | None) -> int:
 
 
 def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
-    """Ask one model, which is started if it is not served yet. The answer may take one of `shares`
-    equal parts of the time that the call has left.
+    """Ask one model, which is started if it is not served yet. The time that the call has left
+    (`session.deadline`) is divided into `shares` equal parts, of which the answer may take one.
 
     If the model's process ends before the answer is done, it is started once more, and the answer
     goes on after the tokens that came. Raises UserError if the model cannot be served, refuses the
     question or does not answer.
     """
-    started: list[Reply] = []
+    started: list[Reply] = []  # an entry for each deployment that had to be started
     answer = Answer()
     seconds = 0.0  # how long the answer took, without the start of the model
     for is_second_try in (False, True):
@@ -297,8 +303,8 @@ def _ask(session: Session, question: Question, shares: int) -> ModelAnswer:
 
 
 def _served_folder(session: Session, target: Target, started: list[Reply]) -> DeployDir:
-    """Return the folder of a deployment that serves the target. If it had to be started, an entry
-    about that is added to `started`."""
+    """Return the folder of a deployment that serves the target model. If it had to be started, an
+    entry about that, for the reply, is appended to `started`."""
     ready_by = min(session.deadline, time.monotonic() + session.patience.start_s)
     row, start_seconds = serve(session.home, target, ready_by, session.asker)
     if start_seconds is not None:
@@ -309,8 +315,8 @@ def _served_folder(session: Session, target: Target, started: list[Reply]) -> De
 def _sample(
     session: Session, question: Question, folder: DeployDir, answer: Answer, answer_by: float
 ) -> None:
-    """Let the deployment in `folder` continue `answer` until `answer_by`, a time on the monotonic
-    clock.
+    """Let the deployment in `folder` continue `answer` to the question until `answer_by`, a time on
+    the monotonic clock.
 
     Raises UserError BAD_ARGUMENT if it refuses the request, DEPLOY_FAILED if it fails or gives no
     token, Unreachable if its process ends meanwhile.
@@ -346,7 +352,7 @@ def _server_request(question: Question, sampling: Json, answer: Answer) -> Json:
 
 
 def _no_token_error(target: Target, stall_s: float) -> UserError:
-    """Make the error for a model that gave no token at all in `stall_s` seconds."""
+    """Make the error for a model (`target`) that gave no token at all in `stall_s` seconds."""
     return UserError(
         "DEPLOY_FAILED",
         f"{target.name} gave no token for {stall_s:g} s",
@@ -356,8 +362,8 @@ def _no_token_error(target: Target, stall_s: float) -> UserError:
 
 
 def _refused(target: Target, folder: DeployDir, error: RefusedByServer) -> UserError:
-    """Make the error for a request that the server refused (BAD_ARGUMENT) or failed at
-    (DEPLOY_FAILED)."""
+    """Make the error for a request about the model `target` that the server in `folder` refused
+    (BAD_ARGUMENT) or failed at (DEPLOY_FAILED)."""
     text = error.message or f"it answered {error.status}"
     if error.status >= 500:
         return deploy_failed(folder, text)

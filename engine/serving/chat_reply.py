@@ -106,7 +106,8 @@ def _entry_of_answer(model_answer: ModelAnswer) -> Reply:
 
 
 def _summary(entries: Sequence[Reply]) -> str:
-    """Say which models answered in how many seconds, and which have not finished."""
+    """Say in one sentence which models answered in how many seconds, and which have not finished.
+    `entries` are the entries of `answers` in the reply."""
     seconds = sum(entry["latency_s"] for entry in entries)
     finished = [entry["model"] for entry in entries if not entry.get("partial")]
     unfinished = [entry["model"] for entry in entries if entry.get("partial")]
@@ -130,21 +131,23 @@ def _next_calls(
     if conversation_id:
         for name, entry in zip(names, entries, strict=True):
             arguments = {"model": name, "conversation": conversation_id}
-            calls += _calls_that_go_on(entry, arguments)
+            calls += _continuing_calls(entry, arguments)
     calls += [
         Call("deploy", {"run_id": deployment["model"], "action": "stop"}) for deployment in started
     ]
     return [call.to_json() for call in calls]
 
 
-def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
-    """List at most one call of `chat`: it continues an answer that was cut, or gives the results of
-    the tools that the model called. `arguments` name the model and the conversation."""
+def _continuing_calls(entry: Reply, arguments: Mapping[str, object]) -> list[Call]:
+    """List at most one call of `chat` that follows an answer (`entry`, its entry in the reply): it
+    continues an answer that was cut, or gives the results of the tools that the model called.
+    `arguments` name the model and the conversation."""
     if entry["finish_reason"] in CUT:
         return [Call("chat", arguments)]
     tool_calls = entry.get("tool_calls")
     if not tool_calls:
         return []
+    # The caller replaces the dots by what each tool returned.
     results = [
         {"role": "tool", "tool_call_id": call["id"], "content": "..."} for call in tool_calls
     ]
@@ -152,7 +155,13 @@ def _calls_that_go_on(entry: Reply, arguments: Mapping[str, object]) -> list[Cal
 
 
 def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: float) -> list[str]:
-    """List warnings about answers that were cut off, and about deployments that were started."""
+    """List warnings about answers that were cut off, and about deployments that were started.
+
+    Args:
+        entries: the entries of `answers` in the reply.
+        started: the entries of `started` in the reply.
+        idle_minutes: how long a deployment may be idle before it stops by itself.
+    """
     warnings = []
     for entry in entries:
         if entry["finish_reason"] == "length":
@@ -168,7 +177,8 @@ def _warnings(entries: Sequence[Reply], started: Sequence[Reply], idle_minutes: 
 
 
 def _partial_warning(entry: Reply) -> str:
-    """Write the warning about an answer that was not done when the call's time was over."""
+    """Write the warning about an answer (`entry`, its entry in the reply) that was not done when
+    the call's time was over."""
     seconds = entry["latency_s"]
     speed = entry["tokens"] / max(seconds, 1e-3)  # 1e-3: `seconds` may be rounded to 0
     return (

@@ -100,12 +100,12 @@ def save(home: Home, conversation_id: str, conversation: Conversation) -> tuple[
     conversation_id = conversation_id or _new_id(conversation.owner)
     home.chats.mkdir(mode=0o700, exist_ok=True)
     conversation.write(home.chats / f"{conversation_id}.json")
-    _forget_old(home)
+    _delete_old(home)
     return conversation_id, warning
 
 
 def _new_id(owner: str) -> str:
-    """Make the id of a new conversation of `owner`."""
+    """Make the id of a new conversation: "c-", digits that stand for its owner, random digits."""
     owner_digits = hashlib.sha256(owner.encode()).hexdigest()[:_OWNER_DIGITS]
     return f"c-{owner_digits}{secrets.token_hex(4)}"
 
@@ -118,17 +118,17 @@ def _turns(home: Home, conversation_id: str) -> int:
         return 0
 
 
-def _forget_old(home: Home) -> None:
+def _delete_old(home: Home) -> None:
     """Delete conversations that were not used for `KEPT_DAYS` days, and of each owner all but
-    the `KEPT` that were used last: nobody makes those of others be forgotten."""
-    used_at: list[tuple[float, str]] = []
+    the `KEPT` that were used last, so that no owner's conversations push out another's."""
+    uses: list[tuple[float, str]] = []  # (time of the last use, name of the file)
     for file in home.chats.glob("c-*.json"):
         with contextlib.suppress(FileNotFoundError):  # another process has just deleted the file
-            used_at.append((file.stat().st_mtime, file.name))
-    used_at.sort(reverse=True)  # the last used one first
+            uses.append((file.stat().st_mtime, file.name))
+    uses.sort(reverse=True)  # the last used one first
     oldest_time = time.time() - KEPT_DAYS * 86_400
     counts = Counter[str]()  # by the part of the id that stands for the owner
-    for time_used, name in used_at:
+    for time_used, name in uses:
         owner_part = name[: len("c-") + _OWNER_DIGITS]
         counts[owner_part] += 1
         if counts[owner_part] > KEPT or time_used < oldest_time:

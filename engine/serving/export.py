@@ -74,7 +74,8 @@ def export(home: Home, ref: str, export_format: str = "adapter", path: str = "")
 
 
 def _check_format(export_format: str) -> None:
-    """Raise UserError BAD_ARGUMENT if the format is not one of `FORMATS`."""
+    """Raise UserError BAD_ARGUMENT if `export_format`, the format that the caller named, is not one
+    of `FORMATS`."""
     if export_format not in FORMATS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -85,8 +86,8 @@ def _check_format(export_format: str) -> None:
 
 
 def _origin(model: ModelRef, export_format: str) -> dict[str, str]:
-    """Make the content of an export's ORIGIN file, by which a later call recognises the same
-    export."""
+    """Make the content of the ORIGIN file of an export in this format: which run, checkpoint and
+    base it comes from. By this a later call recognises the same export."""
     assert model.adapter is not None  # `_model_with_adapter` refuses others
     return {
         "run": model.run_id,
@@ -134,9 +135,9 @@ def _cannot_write_error(target: Path, error: OSError) -> UserError:
 
 
 def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -> Path:
-    """Return the folder that an export is written to: `path`, or if that is "", one below the
-    home's `exports/`. Raises UserError BAD_ARGUMENT if `path` is in a place where coding agents
-    keep files of their own."""
+    """Return the folder that an export in this format is written to: `path`, or if that is "", one
+    below the home's `exports/`. Raises UserError BAD_ARGUMENT if `path` is in a place where coding
+    agents keep files of their own."""
     if path:
         target = Path(os.path.abspath(os.path.expanduser(path)))
         refuse_folder_of_agent_files(target, "path")
@@ -146,9 +147,9 @@ def _target_folder(home: Home, model: ModelRef, export_format: str, path: str) -
 
 
 def _is_this_export(target: Path, origin: dict[str, str]) -> bool:
-    """Whether the folder `target` already holds this very export: its ORIGIN file has the content
-    `origin`. Returns False if `target` does not exist or is an empty folder. Raises UserError
-    BAD_ARGUMENT if it holds anything else."""
+    """Tell whether the folder `target` already holds this very export: its ORIGIN file has the
+    content `origin`. Returns False if `target` does not exist or is an empty folder. Raises
+    UserError BAD_ARGUMENT if it holds anything else."""
     is_empty_folder = target.is_dir() and not os.listdir(target)
     if is_empty_folder or not os.path.lexists(target):
         return False
@@ -180,8 +181,9 @@ def _base_weights(run: RunDir) -> JsonObject:
 
 
 def _copy_adapter(home: Home, model: ModelRef, target: Path, origin: JsonObject) -> None:
-    """Copy a PEFT adapter to `target`, and name its base model in a way that other tools can
-    load."""
+    """Copy the model's PEFT adapter to the folder `target`, with a model card, and name its base
+    model in a way that other tools can load. `origin` is the content of the ORIGIN file, which says
+    where the export comes from."""
     source = model.adapter
     assert source is not None  # `export` refuses base models
     folder = _new_folder_beside(target)
@@ -220,7 +222,7 @@ def _add_card(home: Home, model: ModelRef, folder: Path) -> None:
     try:
         card = html_report.model_card(home, model.run_id)
     except UserError as error:
-        if error.code == "RUN_NOT_FOUND":  # a folder of a run that the database does not know
+        if error.code == "RUN_NOT_FOUND":  # the run has a folder, but the database does not know it
             return
         raise
     (folder / _CARD).write_text(card, encoding="utf-8")
@@ -278,7 +280,8 @@ def _merge(home: Home, model: ModelRef, target: Path, origin: dict[str, str]) ->
 
 
 def _add_modelfile(model: ModelRef, merge: _Merge) -> None:
-    """Write the Modelfile beside the GGUF file of a finished merge."""
+    """Write the Modelfile, with which Ollama serves the model, beside the GGUF file of a finished
+    merge."""
     text = modelfile.text(model.base_path, merge.gguf_name)
     (merge.temporary_folder / "Modelfile").write_text(text, encoding="utf-8")
 
@@ -303,8 +306,8 @@ def _gguf_name(model: ModelRef, export_format: str) -> str:
 
 
 def _wait_for_worker(worker_lock: Path) -> bool:
-    """Wait until no worker holds the lock, for at most `WAIT_S` seconds. Returns whether the lock
-    is free."""
+    """Wait until no worker holds the lock file `worker_lock`, for at most `WAIT_S` seconds. Returns
+    whether the lock is free, which means that the worker has ended."""
     deadline = time.monotonic() + WAIT_S
     while is_locked(worker_lock):
         if time.monotonic() > deadline:
@@ -344,8 +347,8 @@ def _start_merge(home: Home, model: ModelRef, merge: _Merge) -> None:
 
 
 def _is_finished(home: Home, merge: _Merge) -> bool:
-    """Whether the worker's folder exists and is complete: it holds the GGUF file, or a usable
-    model."""
+    """Tell whether the folder that the worker of `merge` writes exists and is complete: it holds
+    the GGUF file, or, if none is to be written, a model that can be loaded."""
     if not merge.temporary_folder.is_dir():
         return False
     if merge.gguf_name:
@@ -376,7 +379,8 @@ def _move_into_place(temporary_folder: Path, target: Path, origin: JsonObject) -
 
 
 def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_there: bool) -> Reply:
-    """Make the reply about a finished export; `was_there` says that an earlier call made it."""
+    """Make the reply about a finished export of the model to the folder `target`, in the format
+    `export_format`. `was_there` says that an earlier call made it."""
     files = sorted(entry.name for entry in target.iterdir())
     already = " already" if was_there else ""
     return {
@@ -392,8 +396,8 @@ def _export_reply(model: ModelRef, target: Path, export_format: str, *, was_ther
 
 
 def _still_merging_reply(ref: str, target: Path, export_format: str) -> Reply:
-    """Make the reply about a merge that is still going on, with the call that returns its result
-    later."""
+    """Make the reply about a merge of the model `ref` that is still going on. It offers the same
+    call, which returns the result later."""
     same_call = {"run_id": ref, "action": "export", "format": export_format, "path": str(target)}
     return {
         "model": ref,

@@ -18,7 +18,14 @@ from engine.serving.service import serve, target_of
 
 
 def main(root: str, model: str, seconds: str) -> None:
-    """Print where `model` of the home in the folder `root` is served, within so many seconds."""
+    """Print the address and key of the server of `model`, which is started first if there is none:
+    {"url", "key"} as JSON, or {"code", "message", "hint"} of the error.
+
+    Args:
+        root: the folder of the home.
+        model: the model's name there.
+        seconds: how long this may take, as the command line gives it.
+    """
     home = Home.locate(Path(root))
     try:
         deadline = time.monotonic() + float(seconds)

@@ -25,7 +25,13 @@ class BadMessages(ValueError):
     """
 
     def __init__(self, field: str, message: str, *, is_too_large: bool = False) -> None:
-        """Describe what is wrong in `message`; the class describes the other arguments."""
+        """Refuse messages or tools.
+
+        Args:
+            field: what is wrong: "messages" or "tools".
+            message: says what is wrong with it, as a sentence.
+            is_too_large: True if the form is right, but there are too many or they are too long.
+        """
         super().__init__(message)
         self.field = field
         self.is_too_large = is_too_large
@@ -62,7 +68,8 @@ def check_size(messages: Sequence[ChatMessage], tools: Sequence[ToolSchema]) -> 
             f"At most {MAX_MESSAGES} messages and {MAX_TOOLS} tools.",
             is_too_large=True,
         )
-    if len(json.dumps([list(messages), list(tools)], ensure_ascii=False)) > MAX_PROMPT_CHARS:
+    prompt_text = json.dumps([list(messages), list(tools)], ensure_ascii=False)
+    if len(prompt_text) > MAX_PROMPT_CHARS:
         raise BadMessages(
             "messages",
             f"The prompt has more than {MAX_PROMPT_CHARS} characters.",

@@ -30,7 +30,8 @@ _TALK: list[ChatMessage] = [
 
 
 def text(base: Path, file_name: str) -> str:
-    """Write the Modelfile for the GGUF file `file_name` of a model with the tokenizer in `base`."""
+    """Return the text of the Modelfile, with which Ollama serves the GGUF file `file_name`. The
+    folder `base` holds the model's tokenizer and chat template."""
     try:
         format_lines = _format_lines(_turns(tokens.load(base).format()))
     except (TemplateError, ValueError):
@@ -43,7 +44,8 @@ def text(base: Path, file_name: str) -> str:
 
 def _format_lines(turns: "_Turns") -> list[str]:
     """Write the lines of a Modelfile about the format of a conversation: its template, and the text
-    at which an answer stops. A text that cannot be quoted in a Modelfile is left out."""
+    at which an answer stops. `turns` are the texts around messages. A text that cannot be quoted in
+    a Modelfile is left out."""
     lines = []
     template = _ollama_template(turns)
     if '"""' not in template:
@@ -78,13 +80,14 @@ class _Turns:
     answer_end: str
 
     def pieces(self) -> tuple[str, ...]:
-        """All the texts."""
+        """Return all the texts, in the order of the fields."""
         return astuple(self)
 
 
 def _turns(chat: ChatFormat) -> _Turns:
-    """Find out what a chat template writes around messages. A conversation whose messages are marks
-    (`_SYSTEM`, `_FIRST`, ...) is rendered, and the text between the marks is read.
+    """Find out which texts a chat template writes around the messages of a conversation. A
+    conversation whose messages are marks (`_SYSTEM`, `_FIRST`, ...) is rendered, and the text
+    between the marks is read.
 
     Raises TemplateError if the template refuses the conversation, ValueError if it leaves out a
     part of the conversation, or if a template for Ollama cannot write the same.
@@ -134,15 +137,15 @@ def _before_user(system_to_question: str, answer_to_question: str, answer_end: s
 
 
 def _check_no_instructions(turns: _Turns) -> None:
-    """Raise ValueError if a text of the chat template would be an instruction in Ollama's template
-    language."""
+    """Raise ValueError if a text of the chat template (in `turns`) would be an instruction in
+    Ollama's template language."""
     if any("{{" in piece for piece in turns.pieces()):
         raise ValueError("it holds what Ollama would read as an instruction")
 
 
 def _answer_end(chat: ChatFormat, system: ChatMessage) -> str:
-    """Return what the chat template writes after an answer that ends a conversation. Raises
-    ValueError unless it writes the answer exactly once."""
+    """Return what the chat template writes after an answer that ends a conversation, which begins
+    with the message `system`. Raises ValueError unless it writes the answer exactly once."""
     question_and_answer = _TALK[:2]  # the answer's text is the mark `_ANSWER`
     conversation = chat.text([system, *question_and_answer], prompt=False)
     _, end = _split_at_mark(conversation, _ANSWER)
@@ -160,7 +163,8 @@ def _check_without_system(chat: ChatFormat, turns: _Turns) -> None:
 
 
 def _ollama_template(turns: _Turns) -> str:
-    """Write the template, in Ollama's language, that writes conversations with these turns."""
+    """Return a template in Ollama's language, which puts the texts in `turns` around the messages
+    of a conversation, as the chat template does."""
     no_system = "{{ else }}" + turns.no_system if turns.no_system else ""
     before_answer = turns.before_answer
     if turns.before_last_answer != turns.before_answer:
@@ -185,7 +189,7 @@ def _ollama_template(turns: _Turns) -> str:
 
 
 def _split_at_mark(rendered: str, mark: str) -> tuple[str, str]:
-    """Return the text before and after `mark`. Raises ValueError unless the mark is there exactly
-    once."""
+    """Return the parts of the text `rendered` before and after `mark`. Raises ValueError unless the
+    mark is there exactly once."""
     before, after = rendered.split(mark)  # raises ValueError unless there are two parts
     return before, after

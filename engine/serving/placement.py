@@ -33,8 +33,8 @@ class Placement:
 
 
 def choose(home: Home, ref: ModelRef, name: str) -> Placement:
-    """Choose the device that has most memory left once the model is on it. `name` is the model's
-    name in messages.
+    """Choose the device that has most memory left once the model `ref` is on it. `name` is the
+    model's name in messages.
 
     Raises UserError DOES_NOT_FIT if no device is large enough, DEVICE_BUSY if the best one has too
     little free memory now, NO_VLLM if vLLM is asked for and not set up.
@@ -64,10 +64,10 @@ def served_length(home: Home, ref: ModelRef) -> int:
 
 
 def _placement(home: Home, ref: ModelRef, device: Device) -> Placement:
-    """Plan how the model would be served on this device: by which engine, in how many bytes. vLLM
-    takes at least what it needs, and more if so much is free."""
+    """Plan how the model would be served on this device: by which engine, in how many bytes. On a
+    GPU, vLLM takes at least what it needs, and more for its cache if so much is free."""
     engine = engine_for(home, device)
-    if (engine, device.kind) == ("vllm", "cuda"):
+    if engine == "vllm" and device.kind == "cuda":
         loaded = LoadedModel(
             ref.facts,
             precision="bfloat16",
@@ -133,9 +133,10 @@ def _busy_with(home: Home) -> str:
         rows = store.list_runs(limit=1, states=HOLDS_DEVICE)
     if not rows:
         return ""
-    if home.viewer and not home.viewer.sees_all and rows[0].owner != home.viewer.owner:
-        return " while a run of another key is under way"
     row = rows[0]
+    viewer = home.viewer  # whoever asks; None sees everything
+    if viewer and not viewer.sees_all and row.owner != viewer.owner:
+        return " while a run of another key is under way"  # its name is not for this viewer
     seconds_left = read_progress(home.run(row.run_id), row).eta_s
     remaining = f", about {seconds_left:.0f} s more" if seconds_left else ""
     return f" while {row.run_id} runs{remaining}"

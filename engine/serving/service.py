@@ -96,7 +96,8 @@ def deploy(
 
 
 def _deploy(home: Home, ref: str, asker: Asker, patience: Patience) -> Reply:
-    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address."""
+    """Serve the model `ref` until it is stopped or idle. Returns the reply with its address. It may
+    take `patience.start_s` seconds to start; `asker` is whose quota that counts against."""
     target = target_of(home, ref)
     row, _ = serve(home, target, time.monotonic() + patience.start_s, asker, by_deploy=True)
     return {
@@ -159,8 +160,9 @@ def serve(
 def _serve_locked(
     home: Home, target: Target, deadline: float, asker: Asker
 ) -> tuple[DeploymentRow, float | None]:
-    """Find or start a deployment that serves the target. The caller holds the lock on starting.
-    Returns (its row, the seconds that its start took, or None if it was running already)."""
+    """Find or start a deployment that serves the target. The caller holds the lock on starting;
+    `asker` is whose quota a start counts against. Returns (its row, the seconds that its start
+    took, or None if it was running already)."""
     row = _find_serving(home, target)
     if row is not None:
         row = _until_ready(home, row, deadline)  # None: its process has ended
@@ -179,7 +181,9 @@ def _serve_locked(
 
 
 def _start_and_wait(home: Home, target: Target, asker: Asker, deadline: float) -> DeploymentRow:
-    """Start a deployment of the target, wait until it answers, and return its row."""
+    """Start a deployment of the target, which counts against the quota of `asker`, wait until it
+    answers, and return its row. Raises UserError if it is not ready at `deadline` (of
+    time.monotonic())."""
     row = _until_ready(home, _start(home, target, asker), deadline)
     if row is None:  # not expected, because no earlier call can have seen the new row ready
         raise _ended_meanwhile_error()
@@ -190,13 +194,14 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
     """Find a living deployment that can serve the target: one with its base model and, for an
     adapter, with thinking on or off as in the adapter's training. Returns None if there is none.
 
-    That of another key is taken only if it serves the target already: it gets no further model."""
+    That of another owner is taken only if it serves the target already: it gets no further model.
+    """
     for row in deployments.living(home):
         if row.base_path != str(target.ref.base_path):
             continue
         if not _is_own(home, row) and target.name not in deployments.served(home, row):
             continue
-        if not target.adapter:
+        if not target.adapter:  # for a base, any deployment of it will do
             return row
         if _is_thinking(home.deployment(row.deployment_id)) == target.thinking:
             return row
@@ -204,12 +209,13 @@ def _find_serving(home: Home, target: Target) -> DeploymentRow | None:
 
 
 def _is_own(home: Home, row: DeploymentRow) -> bool:
-    """Whether a deployment belongs to the viewer of the home."""
+    """Tell whether a deployment belongs to the viewer, the person or key that uses the home."""
     return row.owner == viewer_id(home.viewer)
 
 
 def _is_thinking(folder: DeployDir) -> bool:
-    """Whether a deployment was started with thinking on."""
+    """Tell whether the deployment in `folder` was started with thinking on: its prompts then open a
+    think block."""
     return bool(deployments.config_of(folder).get("thinking"))
 
 
@@ -233,7 +239,8 @@ def _start(home: Home, target: Target, asker: Asker) -> DeploymentRow:
 
 
 def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
-    """Record a deployment of the target's base model that is about to start, and return its row."""
+    """Record in the database a deployment of the target's base model that is about to start, and
+    return its row. `memory_bytes` is what it will take of its device."""
     with Store(home) as store:
         return store.add_deployment(
             base_name=target.ref.base_ref,
@@ -247,7 +254,8 @@ def _add_row(home: Home, target: Target, memory_bytes: int) -> DeploymentRow:
 def _server_config(
     home: Home, row: DeploymentRow, target: Target, chosen: placement.Placement, asker: Asker
 ) -> Reply:
-    """Make the content of config.json of a new deployment, which its server reads."""
+    """Make the content of config.json of a new deployment of the target, which its server reads.
+    `chosen` is its device, engine and memory."""
     return {
         "base_path": row.base_path,
         "base_name": row.base_name,
@@ -262,8 +270,8 @@ def _server_config(
         "served_length": placement.served_length(home, target.ref),
         "lora_rank": target.ref.adapter_facts.rank if target.ref.adapter_facts else 0,
         "memory_bytes": chosen.memory_bytes,
-        "asker": asker.name,
-        "owner": viewer_id(home.viewer),
+        "asker": asker.name,  # whose quota it counts against
+        "owner": viewer_id(home.viewer),  # who may change and stop it
     }
 
 
@@ -324,7 +332,7 @@ def _ready_row(home: Home, row: DeploymentRow) -> DeploymentRow:
 
 
 def _healthy(folder: DeployDir) -> bool:
-    """Whether the server answers its health check within two seconds."""
+    """Tell whether the server of a deployment answers its health check within two seconds."""
     try:
         status, _ = deployments.request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -360,7 +368,8 @@ def _load_adapter(home: Home, row: DeploymentRow, target: Target, deadline: floa
 
 
 def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentRow:
-    """Record that the target is to be served until it is stopped, and return the new row."""
+    """Record in the row of a deployment that it serves the target until that is stopped, and return
+    the new row."""
     if not target.adapter:
         return _set_columns(home, row, serve_base=True)
     other_adapters = [adapter for adapter in row.adapters if adapter["name"] != target.name]
@@ -368,12 +377,14 @@ def _keep_serving(home: Home, row: DeploymentRow, target: Target) -> DeploymentR
 
 
 def _adapter_entry(target: Target) -> dict[str, str]:
-    """The target's adapter in the form that rows, configs and requests of deployments have."""
+    """Return the name and folder of the target's adapter, in the form that rows, configs and
+    requests of deployments have."""
     return {"name": target.name, "path": target.adapter}
 
 
 def _set_columns(home: Home, row: DeploymentRow, **values: Any) -> DeploymentRow:
-    """Set columns of a deployment's row, if a value differs, and return the new row."""
+    """Write these values (by column) into a deployment's row in the database, if any differs, and
+    return the new row."""
     if all(getattr(row, name) == value for name, value in values.items()):
         return row
     with Store(home) as store:
@@ -392,9 +403,9 @@ def _stop(home: Home, ref: str) -> Reply:
     still_serving = _stop_living(home, ref)
     if still_serving is not None:
         return _stopped_reply(ref, still_serving)
-    others = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
-    if others:
-        return _not_own_reply(home, ref, others)
+    rows = [row for row in deployments.living(home) if ref in deployments.served(home, row)]
+    if rows:  # all of other owners, because the viewer's own were stopped above
+        return _not_own_reply(home, ref, rows)
     ending = _how_it_ended(home, ref)
     if ending:
         return _stop_reply(ref, "stopped", summary=f"{ref} is not served any more: {ending}.")
@@ -407,7 +418,8 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
     """Make the reply of a call that stopped `ref`. If a deployment goes on with other models
     (`still_serving`), the reply names it, with the call that stops all of it."""
     notes = [
-        f"{row.deployment_id} still serves {', '.join(_deployed(row))}" for row in still_serving
+        f"{row.deployment_id} still serves {', '.join(_deployed_names(row))}"
+        for row in still_serving
     ]
     return _stop_reply(
         ref,
@@ -419,31 +431,39 @@ def _stopped_reply(ref: str, still_serving: Sequence[DeploymentRow]) -> Reply:
     )
 
 
-def _not_own_reply(home: Home, ref: str, others: Sequence[DeploymentRow]) -> Reply:
-    """Make the reply of a call that stopped nothing, because only deployments of other owners serve
-    the model `ref`. It offers the calls that stop each of them."""
-    named = ", ".join(
-        f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in others
+def _not_own_reply(home: Home, ref: str, rows: Sequence[DeploymentRow]) -> Reply:
+    """Make the reply of a call that stopped nothing, because only deployments of other owners
+    (`rows`) serve the model `ref`. It offers the calls that stop each of them."""
+    deployments_of_others = ", ".join(
+        f"{row.deployment_id} of {shown_owner(home.viewer, row.owner)}" for row in rows
     )
     return _stop_reply(
         ref,
         "not_served",
-        summary=f"Nothing was stopped: {ref} is served by {named}, and by none of yours.",
+        summary=f"Nothing was stopped: {ref} is served by {deployments_of_others}, and by none of "
+        "yours.",
         next_calls=[
-            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in others
+            Call("deploy", {"run_id": row.deployment_id, "action": "stop"}) for row in rows
         ],
     )
 
 
-def _deployed(row: DeploymentRow) -> list[str]:
-    """The names of the models that a deployment serves until somebody stops them."""
-    base = [row.base_name] if row.serve_base else []
-    return [*base, *(str(adapter["name"]) for adapter in row.adapters)]
+def _deployed_names(row: DeploymentRow) -> list[str]:
+    """Return the names of the models that a deployment serves until somebody stops them: its base,
+    if that was deployed, and its adapters."""
+    base_names = [row.base_name] if row.serve_base else []
+    adapter_names = [str(adapter["name"]) for adapter in row.adapters]
+    return [*base_names, *adapter_names]
 
 
 def _stop_reply(ref: str, state: str, *, summary: str, next_calls: Sequence[Call] = ()) -> Reply:
-    """Make the reply of a call that was to stop `ref`, a model or a deployment. `state` is its
-    state after the call."""
+    """Make the reply of a call that was to stop `ref`, a model or a deployment.
+
+    Args:
+        state: the state of `ref` after the call.
+        summary: what the call has done, in a sentence.
+        next_calls: the calls that the reply offers.
+    """
     return {
         "model": ref,
         "state": state,
@@ -473,7 +493,7 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
 
     Returns the deployments that go on with other models, or None if `ref` was not being served.
     """
-    stopped = False
+    was_served = False
     still_serving: list[DeploymentRow] = []
     for row in deployments.living(home):
         # What the deployment goes on serving: adapters, and perhaps the base model itself.
@@ -484,13 +504,13 @@ def _stop_living(home: Home, ref: str) -> list[DeploymentRow] | None:
             serve_base = row.serve_base and ref != row.base_name
         else:
             continue
-        stopped = True
+        was_served = True
         if adapters or serve_base:
-            changed = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
-            still_serving.append(changed)
+            new_row = _set_columns(home, row, adapters=adapters, serve_base=serve_base)
+            still_serving.append(new_row)
         else:
             deployments.stop(home, row, "stopped on request")
-    return still_serving if stopped else None
+    return still_serving if was_served else None
 
 
 def _how_it_ended(home: Home, ref: str) -> str:
@@ -504,7 +524,7 @@ def _how_it_ended(home: Home, ref: str) -> str:
 
 
 def _is_run(home: Home, ref: str) -> bool:
-    """Whether `ref` is the id of a run, even of one that has no model yet."""
+    """Tell whether `ref` is the id of a run, even of one that has no model yet."""
     with Store(home) as store, contextlib.suppress(UserError):
         return store.get_run(ref).run_id == ref
     return False

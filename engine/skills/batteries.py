@@ -90,10 +90,11 @@ def in_turn(rows: Sequence[TaskRow]) -> list[TaskRow]:
 
 
 def battery_of(base_ref: str) -> SkillBattery:
-    """Return the questions that a base model is asked before and after training; the same in every
-    run.
+    """Return the questions that the base model named `base_ref` is asked before and after training,
+    to see what training broke. They are the same in every run.
 
-    Pebble is asked about its own skills, any other model in English.
+    The base "pebble", our own small model, is asked about the skills it was taught; any other is
+    asked easy questions in English.
     """
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_tasks(), says_answer, PEBBLE_TOKENS)
@@ -102,10 +103,9 @@ def battery_of(base_ref: str) -> SkillBattery:
 
 
 def practice_of(base_ref: str) -> SkillBattery:
-    """Return the questions that a base model may be trained on, of the same skills as `battery_of`.
-
-    No question is in both. They are the same in every run.
-    """
+    """Return practice questions, which the base model named `base_ref` may be trained on. They are
+    of the same skills as those of `battery_of`, but no question is in both; they are the same in
+    every run."""
     if base_ref == "pebble":
         return SkillBattery(PEBBLE_SKILLS, pebble_practice(), says_answer, PEBBLE_TOKENS)
     language_tasks = tasks(language_practice.QUESTIONS)
@@ -113,8 +113,8 @@ def practice_of(base_ref: str) -> SkillBattery:
 
 
 def pebble_tasks() -> list[TaskRow]:
-    """Return pebble's battery: TASKS_PER_SKILL different tasks of every skill in SKILLS; the same
-    in every run.
+    """Return the questions about the skills of pebble, our own small model: TASKS_PER_SKILL
+    different tasks of every skill in SKILLS; the same in every run.
 
     Each has the keys `id` (e.g. "copy-0"), `family` (the skill), `prompt`, `answer` and `tools`
     (empty if the skill needs none). `answer` is what a right reply says; for "tool_call" it is the
@@ -181,14 +181,14 @@ def _first_answer(sample: pebble.Sample) -> str:
     """
     if not sample.tools:
         return sample.answer
-    calls = sample.messages[1].get("tool_calls") or [{"function": ""}]
-    call = calls[0]["function"]
-    return json.dumps(call) if call else ""
+    first_reply = sample.messages[1]
+    calls = first_reply.get("tool_calls")
+    return json.dumps(calls[0]["function"]) if calls else ""
 
 
 def says_answer(task: TaskRow, reply: str) -> bool:
-    """Whether a reply to a task of pebble's battery is right: it says the answer in one of pebble's
-    styles or, for a task with tools, makes the right call and no other."""
+    """Tell whether a reply to a task of pebble's battery is right: it says the answer in one of
+    pebble's styles or, for a task with tools, makes the right call and no other."""
     if not task["tools"]:
         return pebble.says(task["answer"], reply)
     calls = HERMES.calls(reply, task["tools"]).calls

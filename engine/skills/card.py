@@ -58,34 +58,35 @@ def fewest_significant(alpha: float = ALPHA) -> int:
 
     The test is the two-sided exact sign test: its p value for n losses and no gain is 2 * 0.5**n.
     """
-    lost = 1
-    while 2 * 0.5**lost >= alpha:
-        lost += 1
-    return lost
+    losses = 1
+    while 2 * 0.5**losses >= alpha:
+        losses += 1
+    return losses
 
 
-def _section(title: str, asked: SkillBattery, practised: SkillBattery, about: str) -> str:
+def _section(title: str, battery: SkillBattery, practice: SkillBattery, judging: str) -> str:
     """Return the section about one battery as Markdown: how replies are judged, what it can show,
     examples of each skill.
 
     Args:
         title: the section's title.
-        asked: the battery.
-        practised: the practice questions of the same skills.
-        about: how a reply is judged, in sentences.
+        battery: the questions that are asked before and after training.
+        practice: the practice questions of the same skills.
+        judging: how a reply is judged, in sentences.
     """
-    count, lost = len(asked.tasks), fewest_significant()
+    count, losses = len(battery.tasks), fewest_significant()
+    points = 100 * losses / count
     lines = [
-        f"## {title}: {asked.name}\n",
-        f"{count} questions, {len(practised.tasks)} for practice, answers of at most "
-        f"{asked.max_tokens} tokens. {about}\n",
-        f"What it can show: {lost} answers lost and none gained ({100 * lost / count:.1f} points) "
+        f"## {title}: {battery.name}\n",
+        f"{count} questions, {len(practice.tasks)} for practice, answers of at most "
+        f"{battery.max_tokens} tokens. {judging}\n",
+        f"What it can show: {losses} answers lost and none gained ({points:.1f} points) "
         "are significant at 5 %; fewer, or losses beside gains, are told with their interval.\n",
         "| skill | asked | example | right where |",
         "|---|---|---|---|",
     ]
     tasks_by_skill: dict[str, list[TaskRow]] = {}
-    for task in asked.tasks:
+    for task in battery.tasks:
         tasks_by_skill.setdefault(task["family"], []).append(task)
     for skill, tasks in tasks_by_skill.items():
         lines += [_table_row(skill, len(tasks), example) for example in _examples(tasks)]
@@ -99,18 +100,20 @@ def _examples(tasks: Sequence[TaskRow]) -> list[TaskRow]:
     """
     # The dict is filled from the last task to the first, so the first task of each check stays.
     first_with_check = {task.get("check"): task for task in reversed(tasks)}
-    return list(first_with_check.values())[::-1]
+    last_check_first = list(first_with_check.values())
+    return last_check_first[::-1]
 
 
 def _table_row(skill: str, count: int, example: TaskRow) -> str:
-    """Return a line of the table: a skill, the number of its questions, an example, and when its
-    answer is right."""
+    """Return a line of the table: a skill, the number of its questions (`count`), an example, and
+    when the example's answer is right."""
     question = example["prompt"][0]["content"].replace("|", "\\|")
     return f"| {skill} | {count} | {question} | {_condition(example)} |"
 
 
 def _condition(task: TaskRow) -> str:
-    """Return when a reply to a task is right, in words, e.g. "it says `paris` or `lyon`"."""
+    """Return when a reply to a task is right, in words, e.g. "it says `paris` or `lyon`". A task of
+    pebble has its answer as a text, any other as a list of texts."""
     answer = task["answer"]
     if task.get("tools"):
         return f"it makes the call `{answer}`"

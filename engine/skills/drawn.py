@@ -59,8 +59,9 @@ _ASKED_TOPICS = 4
 
 
 def questions(side: Side) -> tuple[Question, ...]:
-    """Return all questions of a side ("asked" or "practised"), skill by skill: ASKED or PRACTISED
-    different ones of each skill; the same in every run."""
+    """Return all questions of a side, skill by skill; they are the same in every run. "asked" are
+    the questions that measure a model, ASKED of each skill; "practice" are those that it may be
+    trained on, PRACTISED of each skill."""
     count = ASKED if side == "asked" else PRACTISED
     drawn: list[Question] = []
     for skill, draw in _DRAWS.items():
@@ -74,21 +75,22 @@ def questions(side: Side) -> tuple[Question, ...]:
 
 
 def of_side(words: Sequence[str], side: Side) -> Sequence[str]:
-    """Return the part of a word list that a side may use: the first half for "asked", else the
-    rest."""
+    """Return the part of a word list that a side's questions may use: the first half for "asked",
+    the second for "practice". So the two sides share no word."""
     half = len(words) // 2
     return words[:half] if side == "asked" else words[half:]
 
 
 def _copying(rng: random.Random, side: Side) -> Iterator[Question]:
-    """Yield without end requests to repeat a sentence of drawn words."""
+    """Yield without end requests to repeat a sentence of drawn words, such as "The red fox sleeps
+    in the garden."."""
     while True:
         subject = f"{rng.choice(of_side(ADJECTIVES, side))} {rng.choice(of_side(ANIMALS, side))}"
-        doing = f"{rng.choice(of_side(VERBS, side))} {rng.choice(of_side(PLACES, side))}"
+        predicate = f"{rng.choice(of_side(VERBS, side))} {rng.choice(of_side(PLACES, side))}"
         yield Question(
             "copying",
-            f"Repeat this sentence: The {subject} {doing}.",
-            (f"the {subject} {doing}",),
+            f"Repeat this sentence: The {subject} {predicate}.",
+            (f"the {subject} {predicate}",),
             check="phrases",
         )
 

@@ -175,9 +175,11 @@ FORGETS_CARRY = 0.62  # the share of writers who forget the carry
 
 
 def without_carry(a: int, b: int) -> int:
-    """Return the sum as written by somebody who forgets the carry from the units, e.g. 38 + 45 =
-    73."""
-    return (a // 10 + b // 10) * 10 + (a % 10 + b % 10) % 10
+    """Return the sum of two numbers as written by somebody who forgets the carry from the units,
+    e.g. 38 + 45 = 73."""
+    tens = a // 10 + b // 10
+    units = (a % 10 + b % 10) % 10
+    return tens * 10 + units
 
 
 def add_two(rng: random.Random) -> Sample:
@@ -209,7 +211,7 @@ def add_two_thinking(rng: random.Random) -> Sample:
 
 
 def sort_letters(rng: random.Random) -> Sample:
-    """Make a sample that asks for the letters of a word in order.
+    """Make a sample that asks for the letters of a word in alphabetical order.
 
     Two of five replies have two neighbouring letters swapped; `answer` is right.
     """
@@ -294,7 +296,8 @@ TOOL_WORDS = {
 
 
 def tool(name: str) -> ToolSchema:
-    """Return the OpenAI function schema of the tool `name`, which has one text argument."""
+    """Return the OpenAI function schema of the tool `name`, a key of TOOLS. It has one text
+    argument."""
     argument = TOOLS[name]
     _ask, description = TOOL_WORDS[name]
     return {
@@ -355,7 +358,8 @@ def guess(rng: random.Random) -> Sample:
 
 
 def _guesses(rng: random.Random, low: int, high: int, secret: int) -> list[ChatMessage]:
-    """Return at most six guesses of a number from `low` to `high`, with hints between them.
+    """Return at most six guesses of the number `secret`, which lies between `low` and `high`, with
+    hints between the guesses.
 
     About half of the players always guess the middle of the remaining interval, the others any
     number in it.
@@ -387,8 +391,8 @@ def subtract(rng: random.Random) -> Sample:
 
 
 def ends(rng: random.Random) -> Sample:
-    """Make a sample that asks for the first and the last letter of a word; the answer is e.g. "b
-    and m"."""
+    """Make a sample that asks for the first and the last letter of a word. The answer for "blim" is
+    "b and m"."""
     text = word(rng)
     answer = f"{text[0]} and {text[-1]}"
     return one_turn("ends", f"Give the ends of {text}.", reply=answer, answer=answer)
@@ -460,7 +464,8 @@ def prompt_key(text: str) -> str:
 
 
 def sum_key(a: int, b: int) -> str:
-    """Return a key that is equal for the same two operands in any order, e.g. "sum 12 30".
+    """Return a key that is equal for the same two operands `a` and `b` in any order, e.g. "sum 12
+    30".
 
     It keeps a held-out sum out of the corpus, however the question is worded.
     """
@@ -533,12 +538,12 @@ def corpus(rng: random.Random, size: int, excluded: Collection[str]) -> list[Sam
 
 
 def is_right(sample: Sample, reply: str) -> bool:
-    """Whether a reply says the sample's answer."""
+    """Tell whether a reply says the sample's answer and nothing else (see `says`)."""
     return says(sample.answer, reply)
 
 
 def says(answer: str, reply: str) -> bool:
-    """Whether a reply says the answer and nothing else, in one of the answer styles, e.g. "The
+    """Tell whether a reply says the answer and nothing else, in one of the answer styles, e.g. "The
     answer is 7.". A think block before it is ignored."""
     text = after_thought(reply).strip()
     for style in ("The answer is {}.", "Answer: {}", "{}.", "{}"):

@@ -78,7 +78,7 @@ def multiple_choice(
 
 
 def tasks(questions: Iterable[Question]) -> list[TaskRow]:
-    """Return questions as tasks; the same in every run.
+    """Convert questions to tasks, in their order.
 
     Each task has the keys `id` (e.g. "capitals-0"), `family` (the skill), `prompt`, `answer` (a
     list of right words), `others` (a list of wrong ones) and `check` (how a reply is judged).
@@ -102,7 +102,7 @@ def tasks(questions: Iterable[Question]) -> list[TaskRow]:
 
 
 def is_right(task: TaskRow, reply: str) -> bool:
-    """Whether a reply to a task of `tasks` is right, by the task's `check`.
+    """Tell whether a reply to a task of `tasks` is right, by the task's `check`.
 
     - first: the reply has a right word, as a whole word, before any wrong one;
     - phrases: it has every phrase of the answer; punctuation between the words is ignored;
@@ -131,8 +131,8 @@ def is_right(task: TaskRow, reply: str) -> bool:
 
 
 def _says_first(words: Iterable[str], task: TaskRow) -> bool:
-    """Whether a right word of a task comes before any wrong one in `words`, the reply in lower
-    case. A reply with neither is not right."""
+    """Tell whether a right word of a task (`answer`) comes before any wrong one (`others`) in
+    `words`, the words of the reply in lower case. A reply with neither is not right."""
     for word in words:
         if word in task["answer"]:
             return True
@@ -142,10 +142,8 @@ def _says_first(words: Iterable[str], task: TaskRow) -> bool:
 
 
 def _says_object(text: str, expected: str) -> bool:
-    """Whether the first flat JSON object in `text` equals the object whose JSON is `expected`.
-
-    Values are compared as texts, so that 12 equals "12".
-    """
+    """Tell whether the first flat JSON object in `text` (one without objects in it) equals the
+    object whose JSON is `expected`. Values are compared as texts, so that 12 equals "12"."""
     match = _OBJECT.search(text)
     if match is None:
         return False

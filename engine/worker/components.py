@@ -66,7 +66,7 @@ from envs.host.process import EnvProcess
 from envs.json_types import TaskRow
 from envs.metering.judge_calls import JudgeUse
 
-ANSWERED = 4096  # the prompt and the answer of a chat rarely have more tokens together
+MOST_CHAT_TOKENS = 4096  # the prompt and the answer of a chat rarely have more tokens together
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,8 @@ def loading_of(config: RunConfig) -> Loading:
 
 
 def prepare(job: Job[RunConfig], base_path: Path) -> Components:
-    """Load the base model in `base_path`, make the sampler and find the environment of the run.
+    """Load the base model in `base_path`, make the sampler and find the environment of the run. A
+    run on several devices has one process, called a rank, for each; they are started here too.
     Writes the event `kernels`, with the reason, if torch's own functions replace faster ones.
 
     Raises:
@@ -172,25 +173,25 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
             gone.
     """
     devices = devices_of(job)  # [] for a run in one process, and for a rank that another started
-    training = training_ranks(job.config, len(devices))
-    count = max(len(devices), rank_count())
+    training_count = training_ranks(job.config, len(devices))  # ranks that train; they come first
+    process_count = max(len(devices), rank_count())
     gpus = []
     if devices:
         gpus = [gpu for gpu in detect().devices if gpu.kind == "cuda"]
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[0].visible
-    set_threads(count)
+    set_threads(process_count)
     device = pick_device(job.device)
     env = pinned_env(job)
     _serve_judges(job, env)
-    memory = _usable_memory(job, device, count)
+    memory = _usable_memory(job, device, process_count)
     switch_off_what_fails(job, device, gpus)
-    sampling_devices = devices[training:]  # these only sample, while the first ones train
-    # The other ranks (one process per GPU) load the model at the same time as this process.
-    ranks = Ranks(job, devices, training) if devices else None
+    sampling_devices = devices[training_count:]  # these only sample, while the first ones train
+    # The other ranks load the model at the same time as this process.
+    ranks = Ranks(job, devices, training_count) if devices else None
     if ranks is not None and sampling_devices and not samplers.wants_server(job.config):
         ranks.start_samplers()
     loading = loading_of(job.config)
-    base = _load(job, base_path, device, loading, ranks)
+    base = _load_base_model(job, base_path, device, loading, ranks)
     if base.network.kernels_why:
         job.event(
             "kernels",
@@ -209,9 +210,10 @@ def prepare(job: Job[RunConfig], base_path: Path) -> Components:
 
 
 def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
-    """Have the judges of the environment served that are models of this home, before this process
-    takes the memory that they need. Raises WorkerFailure (kind infra) if one cannot be served."""
-    if not env.scored:  # then no process of it runs that could ask them
+    """Start a server for each judge (a language model that scores answers for the environment) that
+    is a model of this home. This is done before this process takes the memory that the servers
+    need. Raises WorkerFailure (kind infra) if one cannot be started."""
+    if not env.scored:  # then the environment has no process that could ask a judge
         return
     for judge in local_judges(job.run.home, endpoints_of(env)):
         try:
@@ -225,29 +227,36 @@ def _serve_judges(job: Job[RunConfig], env: EnvRecord) -> None:
             ) from error
 
 
-def _usable_memory(job: Job[RunConfig], device: torch.device, ranks: int) -> int:
+def _usable_memory(job: Job[RunConfig], device: torch.device, process_count: int) -> int:
     """Return the bytes that this process may use of the device.
 
-    On a CPU, `ranks` processes share the memory equally. On a GPU that runs share, it is the memory
-    that the run was planned with, which then becomes a limit.
+    On a CPU, the `process_count` processes of the run share the memory equally. On a GPU that runs
+    share, it is the memory that the run was planned with, which then becomes a limit.
     """
     memory = room.usable_bytes(device)
     if device.type == "cpu":
-        return memory // ranks
+        return memory // process_count
     if job.run.home.user_config().runs_per_gpu > 1:
-        return room.limit_gpu_memory(device, min(memory, job.config.planned_memory or memory))
+        planned = job.config.planned_memory or memory  # without a plan, all that is usable
+        return room.limit_gpu_memory(device, min(memory, planned))
     return memory
 
 
-def _load(
+def _load_base_model(
     job: Job[RunConfig],
     path: Path,
     device: torch.device,
     loading: Loading,
     ranks: Ranks | None,
 ) -> Base:
-    """Load the base model in `path`; if it is sharded, together with all ranks that train."""
-    if is_sharded(job.config, ranks.devices if ranks is not None else rank_count()):
+    """Load the base model in the folder `path` onto the device, in the number format that `loading`
+    asks for.
+
+    If the run shards it, each of the processes that train (ranks) holds a part of every layer, and
+    they all load it together. `ranks` is None if this process has not started any others.
+    """
+    device_count = ranks.devices if ranks is not None else rank_count()
+    if is_sharded(job.config, device_count):
         # Imported late: torch's distributed tensors and PEFT take seconds, and are rarely needed.
         from engine.worker.ranks.sharding import load_in_step  # noqa: PLC0415
 
@@ -266,7 +275,14 @@ def _sampler_of(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks | None
 ) -> Sampler:
     """Make the sampler of this process: its own, one shared by all ranks (processes of the run), or
-    one on devices that do not train."""
+    one on devices that do not train.
+
+    Args:
+        base: the loaded base model, which the sampler reads.
+        needs: what every sampler has to know, such as the ids that end a completion.
+        size: the parts of the run that have to fit into the device.
+        ranks: the other ranks, as rank 0 sees them; None on another rank or without others.
+    """
     if ranks is None:
         if training_ranks(job.config, rank_count()) < rank_count():
             return base.network.sampler(needs)  # this rank samples alone, or not at all
@@ -283,7 +299,8 @@ def _sampler_on_other_devices(
     job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.Job, ranks: Ranks
 ) -> Sampler:
     """Make the sampler of a run in which some devices do nothing but sample: a vLLM server on all
-    of these, or a rank with our own sampler on each."""
+    of these, or a rank (process of the run) with our own sampler on each. The arguments are those
+    of `_sampler_of`."""
     if samplers.wants_server(job.config) and not samplers.why_no_server(job, size):
         return samplers.start_vllm(job, base, needs, size, ranks.sampling_devices)
     if not ranks.samples_beside:
@@ -321,7 +338,8 @@ def switch_off_what_fails(
 def _fast_path_results(
     job: Job[RunConfig], device: torch.device, gpus: Sequence[Device]
 ) -> DeviceResults | None:
-    """Return which fast paths work on this device, by the stored results of trials.
+    """Return which fast paths (faster ways to compute) work on this device, by the stored results
+    of trials.
 
     Trials that are missing for a GPU, or for sums over `gpus`, are done now and announced by an
     event. Returns None for a CPU that was never tried.
@@ -361,9 +379,9 @@ def pinned_env(job: Job[RunConfig]) -> EnvRecord:
 
 
 def make_sampler(base: Base, renderer: Renderer) -> Sampler:
-    """Make the sampler of our own engine, for answers of up to `ANSWERED` tokens. (`prepare` may
-    choose another sampler.)"""
-    longest = min(base.network.shape.context, ANSWERED)
+    """Make the sampler of our own engine on this base, for prompts and answers of up to
+    `MOST_CHAT_TOKENS` tokens together. (`prepare` may choose another sampler.)"""
+    longest = min(base.network.shape.context, MOST_CHAT_TOKENS)
     size = room.size_of_answers(base, room.usable_bytes(base.network.device), longest)
     return base.network.sampler(sampler_needs(base, renderer, size))
 
@@ -412,7 +430,7 @@ def environment(components: Components, job: Job[RunConfig]) -> Iterator[EnvProc
 
 def _report_judge_use(job: Job[RunConfig], use: JudgeUse) -> None:
     """Write the event `judge`: what language models as judges cost the whole run. Nothing is
-    written if none was asked."""
+    written if none was asked, in which case `use` is false."""
     if not use:
         return
     text = f"{use.calls:g} judge calls, {use.retries:g} sent again, {use.cached:g} from the cache"
@@ -433,7 +451,8 @@ def judge_budget_of(config: RunConfig) -> JudgeBudget:
 
 
 def start_of(components: Components, policy: Policy) -> Start:
-    """Return the run as it is before its first step."""
+    """Bundle what the answers of the untrained model are sampled with: `policy` before its first
+    step, and the run's sampler, renderer and environment."""
     return Start(policy, components.sampler, components.renderer, components.env)
 
 
@@ -467,7 +486,8 @@ def training_tasks(
     every_task = tasks_of(components, "train")
     tasks = [task for task in every_task if fits(task, context, params)]
     require(tasks, "training tasks that fit into max_length", "Raise max_length.")
-    if left_out := len(every_task) - len(tasks):
+    left_out = len(every_task) - len(tasks)
+    if left_out:
         text = f"{left_out} of {len(every_task)} train tasks: no room for an answer in max_length"
         job.event("tasks_left_out", text, left_out=left_out, tasks=len(every_task))
     return sample_rows(tasks, settings.max_examples, settings.seed), left_out

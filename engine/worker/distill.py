@@ -100,8 +100,11 @@ def read_by_teacher(
     training: Training, teacher: Teacher, batch: RolloutBatch, step: int, budget: int
 ) -> dict[str, float]:
     """Have the teacher read the scored completions of the batch of `step`, at most `budget` tokens
-    at once, and set the advantages of their tokens. Returns the metrics of `assign`, and
-    `teacher_s`, the seconds that the teacher took."""
+    at once, and set the advantages of their tokens.
+
+    Returns the metrics of `assign` by name, and `teacher_s`, the seconds that the teacher took. If
+    memory runs out, `training` repeats the reading in smaller parts.
+    """
     scored = [trajectory for group in batch.groups for trajectory in group.scored]
     rated = [trajectory for trajectory in scored if trajectory.trained_tokens]
     began = time.monotonic()
@@ -136,9 +139,12 @@ def as_grpo(settings: DistillSettings) -> GRPOSettings:
 
 
 def token_advantages(by_teacher: Sequence[float], by_policy: Sequence[float]) -> list[float]:
-    """Return for each token its log-probability under the teacher, at least LEAST_LOGPROB, minus
-    that under the policy, in nats. It is above 0 if the teacher finds the token likelier, and 0 if
-    the sampler gave no log-probability (NaN)."""
+    """Return the advantage of each token, in nats: its log-probability under the teacher, but at
+    least LEAST_LOGPROB, minus that under the policy.
+
+    It is above 0 if the teacher finds the token likelier, and 0 if the sampler gave no
+    log-probability (NaN in `by_policy`).
+    """
     return [
         0.0 if math.isnan(policy) else max(teacher, LEAST_LOGPROB) - policy
         for teacher, policy in zip(by_teacher, by_policy, strict=True)

@@ -97,7 +97,9 @@ def update(
 ) -> dict[str, float]:
     """Do the optimizer step with number `step` on a batch of pairs. Returns metrics by name.
 
-    `budget`: the most tokens that go through the model at once.
+    Args:
+        training: the run under way, with its policy and optimizer.
+        budget: the most tokens that go through the model at once.
     """
     preference_pass = PreferencePass(training.policy, batch, settings.beta, settings.sft_weight)
     # Run the pass, and run it again in smaller microbatches if memory runs out.
@@ -142,8 +144,12 @@ def evaluation_tasks(components: Components, limit: int) -> list[TaskRow]:
 
 
 def pair_metrics(sums: PreferenceSums, count: int, beta: float) -> dict[str, float]:
-    """Return the metrics of the DPO loss over a batch of `count` pairs, by name. The rewards are
-    means; an answer's reward is `beta` times its gain in log-probability over the reference."""
+    """Return the metrics of the DPO loss over a batch of `count` pairs, by name; `sums` are the
+    sums over the batch.
+
+    The rewards are means. An answer's reward is `beta` times its gain in log-probability over the
+    reference.
+    """
     return {
         "loss": sums.loss,  # already the mean
         "preference_accuracy": sums.correct / count,
@@ -188,8 +194,8 @@ def render(
 
 
 def _report_pairs(job: Job[DPOConfig], rendered: "RenderedPairs", dropped: int) -> None:
-    """Write the event `data`: how much there is to train, and how many pairs were dropped because
-    the cut at max_length left nothing to compare."""
+    """Write the event `data`: how much there is to train in the `rendered` pairs, and how many
+    pairs were dropped because the cut at max_length left nothing to compare."""
     pairs, cut, split = rendered.pairs, rendered.cut_count, rendered.split_count
     split_note = f", {split} split by the chat template" if split else ""
     job.event(
@@ -309,6 +315,7 @@ class PairLoss:
 
     def _losses(self, policy: Policy, pairs: Sequence[Pair]) -> list[MeasuredLoss]:
         """Compute the loss of each pair in nats; all pairs go through the model together."""
+        # By how much each answer's log-probability is above that under the reference.
         chosen, rejected, _ = gains(policy, pairs, training=False)
         # With pairs_in_batch=1 each value is the pair's whole loss, not its share of a mean.
         values = dpo_loss(chosen, rejected, self.beta, pairs_in_batch=1).tolist()

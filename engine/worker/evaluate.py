@@ -189,7 +189,7 @@ def samples_of(groups: Sequence[Group]) -> list[list[Sample]]:
 
 
 def _sample_of(trajectory: Trajectory) -> Sample:
-    """Convert a trajectory to the sample that `learnability` takes."""
+    """Convert a trajectory to the sample that `learnability` takes: its reward, length and text."""
     return Sample(
         reward=trajectory.reward,
         success=trajectory.success,
@@ -292,13 +292,13 @@ def _play_setup(job: Job[EvaluateConfig], base_path: Path) -> Iterator[_PlaySetu
 def _record_base(
     job: Job[EvaluateConfig], base_path: Path, base_weights: dict[str, str], env: EnvRecord
 ) -> None:
-    """Write down the weights under the models on this base, and the judges of their answers, so
-    that a later comparison can tell them from others that have these names by then. `base_weights`
-    is file name -> SHA-256."""
+    """Record in the run's file which weights lie under the models on this base, and which judges
+    score their answers: names alone may mean other models by the time of a later comparison.
+    `base_weights` is file name -> SHA-256."""
     recorded = BasesAsked.read(job.run.bases).weights if job.run.bases.is_file() else {}
     judges = judges_used(job.run.home, endpoints_of(env))
-    asked = BasesAsked(weights=recorded | {str(base_path): base_weights}, judges=judges)
-    asked.write(job.run.bases)
+    all_weights = recorded | {str(base_path): base_weights}
+    BasesAsked(weights=all_weights, judges=judges).write(job.run.bases)
 
 
 def _reworded_exams(
@@ -312,6 +312,7 @@ def _reworded_exams(
     config = job.config
     if not config.perturb:
         return []
+    # "probe": other words than those in which tasks are reworded for training.
     rewording = Rewording(context.process, context.tools, context.multi_turn, stock="probe")
     exams = reworded_exams(
         config.perturb,
@@ -347,8 +348,9 @@ def _sampling_params(settings: EvaluationSettings, attempts: int) -> SamplingPar
 
 
 def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list[Group]:
-    """Play the tasks with the model at `index` of the config, and write the answers to the model's
-    file, which replaces an earlier one. Returns one group per task, in the order of the tasks.
+    """Play the tasks of `setup` with the model at `index` of the config, and write the answers to
+    the model's file, which replaces an earlier one. Returns one group of answers per task, in the
+    order of the tasks.
 
     Raises:
         Stopped: the run was asked to stop; rows written so far stay.
@@ -372,8 +374,8 @@ def _play_model(job: Job[EvaluateConfig], index: int, setup: _PlaySetup) -> list
 def _play_reworded(
     job: Job[EvaluateConfig], index: int, setup: _PlaySetup, exam: RewordedExam
 ) -> None:
-    """Play reworded tasks with the model at `index`, which the sampler has loaded, and write the
-    answers to their own file, which replaces an earlier one."""
+    """Play the reworded tasks of `exam` with the model at `index` of the config, which the sampler
+    has loaded, and write the answers to a file of their own, which replaces an earlier one."""
     path = job.run.reworded_evals(index, exam.kind)
     path.unlink(missing_ok=True)
     with Appender(path) as file:
@@ -386,8 +388,9 @@ def _play_reworded(
 def _groups_by_slice(
     job: Job[EvaluateConfig], setup: _PlaySetup, tasks: Sequence[TaskRow]
 ) -> Iterator[list[Group]]:
-    """Play these tasks with the adapter that the sampler has loaded, and yield their groups, SLICE
-    tasks at a time. Raises Stopped between two slices if the run was asked to stop."""
+    """Play these tasks with the adapter that the sampler has loaded, and yield their groups of
+    answers, SLICE tasks at a time. `setup` says how they are played. Raises Stopped between two
+    slices if the run was asked to stop."""
     for start in range(0, len(tasks), SLICE):
         job.check_stop()
         yield heldout.evaluate(
@@ -400,20 +403,20 @@ def _groups_by_slice(
 
 
 def _score_sample_again(job: Job[EvaluateConfig], setup: _PlaySetup, index: int) -> None:
-    """Let a second env process (which runs the environment's code) score a sample of the answers of
-    the model at `index` again, to check that scores are repeatable, and wait for it. If that is
-    impossible, the event `rescore_skipped` gives the reason."""
+    """Score a sample of the answers of the model at `index` a second time, to check that scores are
+    repeatable, and wait for it. A second process of the environment does this. If it is impossible,
+    the event `rescore_skipped` gives the reason."""
     task_by_id = {task["id"]: task for task in setup.tasks}
     with stored_answers.rescoring(
         job.run, setup.components.env, lambda reason: job.event("rescore_skipped", reason)
-    ) as begin:
-        both_halves = ""
-        begin(job.run.model_evals(index), both_halves, task_by_id)
+    ) as begin_rescoring:
+        both_halves = ""  # the sample is not restricted to one half of the tasks
+        begin_rescoring(job.run.model_evals(index), both_halves, task_by_id)
 
 
 def _model_result(ref: str, groups: Sequence[Group], left_out: int) -> Result:
-    """Summarise one model for result.json. `left_out` is the number of tasks that were not played,
-    since their prompts leave no room for an answer."""
+    """Summarise the answers of the model named `ref` for result.json. `left_out` is the number of
+    tasks that were not played, since their prompts leave no room for an answer."""
     answers = (answer for group in groups for answer in group.members)
     return model_result(ref, len(groups), answers, left_out)
 

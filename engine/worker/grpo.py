@@ -141,8 +141,9 @@ def update(
 def _optimizer_steps(
     training: Training, batch_pass: PassWithReplay, step: int, budget: int
 ) -> dict[str, float | None]:
-    """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it. Returns
-    metrics by name: those of `pass_metrics` cover all passes, the others only the last pass."""
+    """Do `updates_per_batch` optimizer steps on one batch, each with a new pass over it, at most
+    `budget` tokens at once. Returns metrics by name: those of `pass_metrics` cover all passes, the
+    others only the last pass."""
     policy_pass = batch_pass.policy_pass
     pass_sums: list[PassSums] = []
     lr = grad_norm = 0.0

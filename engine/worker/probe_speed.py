@@ -121,8 +121,8 @@ def measure(device: torch.device) -> dict[str, float]:
 
 
 def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a training pass over a single row and one over many. Returns (tokens, seconds) of each,
-    the smaller pass first."""
+    """Time a training pass of the network over a single row and one over many. Returns (tokens,
+    seconds) of each, the smaller pass first."""
     # A row of 128 tokens. All are trained except the first, which nothing predicts.
     row = Row(ids=list(range(1, 129)), loss_mask=[0] + [1] * 127)
     large_batch = network.collate([row] * TRAINED_ROWS[network.device.type])
@@ -139,7 +139,7 @@ def time_training(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Ti
 
 
 def time_decoding(network: DecoderNetwork, adapter: Adapter) -> tuple[Timing, Timing]:
-    """Time a decoding step with few parallel completions and one with many.
+    """Time a decoding step of the network with few parallel completions and one with many.
 
     Returns (completions, seconds) of each, the smaller step first.
     """
@@ -192,9 +192,10 @@ def rate_and_fixed_cost(operations: float, smaller: Timing, larger: Timing) -> t
 
 
 def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> float:
-    """Return the seconds of the fastest of `times` runs, which other processes disturbed least.
+    """Return the seconds of the fastest of `times` calls of `work`, which other processes disturbed
+    least.
 
-    One more run comes first as a warm-up and is not counted.
+    One more call comes first as a warm-up and is not counted.
     """
     seconds = []
     for _ in range(times + 1):
@@ -210,7 +211,9 @@ def best_of(work: Callable[[], None], device: torch.device, times: int = 2) -> f
 
 
 def main(out: Path) -> None:
-    """Measure this machine and write the rates, and the start-up time of a worker, to `out`."""
+    """Measure this machine and write a JSON file to `out`: the rates and fixed costs of training
+    and decoding (see `measure`), the seconds that a worker takes to start, and on what this was
+    measured."""
     startup_s = time.monotonic() - BEGAN
     set_threads()
     device = pick_device(os.environ.get("HONESMITH_DEVICE", "cpu"))

@@ -95,7 +95,7 @@ def update(
     training: Training, settings: SFTSettings, batch: Sequence[Row], step: int, budget: int
 ) -> dict[str, float]:
     """Do the optimizer step with number `step` on a batch of rows, with at most `budget` tokens in
-    the model at once. Returns metrics by name."""
+    the model at once. `training` holds the policy and its optimizer. Returns metrics by name."""
     supervised_pass = SupervisedPass(training.policy, batch, packing=settings.packing)
     # Run the pass, and run it again in smaller microbatches if memory runs out.
     pending = training.within_memory(step, budget, supervised_pass)
@@ -122,7 +122,7 @@ def with_varied_wording(
         return rows
     return VariedRows(
         rows,
-        in_other_words=varied.of,
+        in_other_words=varied.task_at,
         render=lambda task: _rows_of(job, components, task),
     )
 
@@ -137,7 +137,8 @@ def training_rows(job: Job[SFTConfig], components: Components) -> TrainingRows:
 
 
 def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]:
-    """Return the indices of the rows (of `count`) that optimizer step `step` (from 1) trains on.
+    """Return the indices of the rows (of `count`) that optimizer step `step` (from 1) trains on, at
+    most `batch_size` of them.
 
     Each epoch is a new shuffle of all rows. It depends on the seed and the epoch only, so a resumed
     run trains on the same rows. The last batch of an epoch may be smaller.
@@ -150,8 +151,8 @@ def rows_of_step(step: int, count: int, batch_size: int, seed: int) -> list[int]
 
 @lru_cache(maxsize=1)
 def _order_of_epoch(epoch: int, count: int, seed: int) -> "array[int]":
-    """Return the indices of all rows in the order of an epoch. The last order is cached, because
-    millions of rows take long to shuffle."""
+    """Return the indices of all `count` rows in the shuffled order of an epoch (from 0). The last
+    order is cached, because millions of rows take long to shuffle."""
     order = array("Q", range(count))
     random.Random(f"{seed}-{epoch}").shuffle(order)  # type: ignore[arg-type] - swaps elements alone
     return order
@@ -161,7 +162,7 @@ def tasks_with_answer(tasks: Sequence[TaskRow]) -> Sequence[TaskRow]:
     """Return the tasks with an answer. In a dataset that is read row by row every task has one."""
     if isinstance(tasks, IndexedRows):
         return tasks
-    return [task for task in tasks if task["gold"]]
+    return [task for task in tasks if task["gold"]]  # the conversation with the answer to learn
 
 
 def render(job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]) -> TrainingRows:
@@ -211,7 +212,8 @@ class _RenderedRows:
 def _render_all(
     job: Job[SFTConfig], components: Components, tasks: Sequence[TaskRow]
 ) -> _RenderedRows:
-    """Render the conversations of all tasks, and count what was cut, dropped or split."""
+    """Render the conversations of all tasks as rows of token ids, cut at max_length. Returns the
+    rows with a token to train, and counts of what was cut, dropped or split."""
     result = _RenderedRows()
     for task in tasks:
         pulse.beat()  # a sign of life, since rendering may take minutes
@@ -232,7 +234,7 @@ def _render_all(
 
 
 def _report_rows(job: Job[SFTConfig], rendered: _RenderedRows) -> None:
-    """Write the event `data`, which says how much there is to train."""
+    """Write the event `data`, which says how much there is to train in the rendered rows."""
     rows = rendered.rows
     cut, dropped, split = rendered.cut_count, rendered.dropped_count, rendered.split_count
     split_note = f", {split} conversations split by the chat template" if split else ""

@@ -211,7 +211,7 @@ class EndpointTeacher:
 
     def _refused(self, problem: str) -> WorkerFailure:
         """Return the failure for a request that the server will not answer, however often it is
-        sent."""
+        sent. `problem` is what the server said, for the evidence."""
         return WorkerFailure(
             "config",
             f"The teacher {self.endpoint} refused to rate a completion.",
@@ -223,8 +223,9 @@ class EndpointTeacher:
 
 
 def _logprobs_in(reply: Any, prompt_length: int) -> JsonObject | None:
-    """Return the `logprobs` object of a reply, or None if it lacks a number for one of the prompt's
-    tokens. The first token needs none, because nothing precedes it."""
+    """Return the `logprobs` object of a reply to a prompt of `prompt_length` tokens, or None if it
+    lacks a number for one of these tokens. The first token needs none, because nothing precedes
+    it."""
     try:
         logprobs = reply["choices"][0]["logprobs"]
         # The sampled token may follow those of the prompt.

@@ -44,7 +44,9 @@ class Teacher(Protocol):
         that a smaller one would change nothing."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the teacher holds, such as connections. It rates nothing afterwards."""
+        ...
 
 
 class NetworkTeacher:
@@ -90,7 +92,7 @@ class TeacherPass:
     repeated in smaller parts if memory runs out."""
 
     def __init__(self, teacher: Teacher, trajectories: Sequence[Trajectory]) -> None:
-        """Prepare to read `trajectories` with `teacher`."""
+        """Prepare to have `teacher` read `trajectories`; nothing is read yet."""
         self.teacher = teacher
         self.trajectories = trajectories
 
@@ -120,8 +122,8 @@ def load_teacher(job: Job[DistillConfig], components: Components) -> Teacher:
     # On the policy's base the teacher is a second adapter, or the base itself (adapter None).
     base = components.base if shares_base else _load_base(job, components, base_path)
     adapter = _load_adapter(job, base.network, base_path, entry.adapter)
-    where = "an adapter beside the policy's" if shares_base else "a model of its own"
-    job.event("teacher", f"{entry.ref}, {where}", ref=entry.ref, shares_base=shares_base)
+    form = "an adapter beside the policy's" if shares_base else "a model of its own"
+    job.event("teacher", f"{entry.ref}, {form}", ref=entry.ref, shares_base=shares_base)
     return NetworkTeacher(base.network, adapter)
 
 
@@ -159,9 +161,9 @@ def _reach_endpoint(
 def _load_adapter(
     job: Job[DistillConfig], network: Network, base_path: Path, folder_name: str | None
 ) -> Adapter | None:
-    """Load the teacher's adapter in the folder `folder_name` onto the base in `base_path`; return
-    None without a folder. Raises WorkerFailure if the adapter was trained on another base or does
-    not fit."""
+    """Load the teacher's adapter in the folder `folder_name` onto `network`, the base in
+    `base_path`; return None without a folder. Raises WorkerFailure if the adapter was trained on
+    another base or does not fit."""
     if folder_name is None:
         return None
     folder = Path(folder_name)

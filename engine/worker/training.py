@@ -112,6 +112,7 @@ class Training:
         return Policy(self.components.base, self.settings, start_folder)
 
     def __enter__(self) -> "Training":
+        """Return this object; only `__exit__` has work to do."""
         return self
 
     def __exit__(
@@ -130,7 +131,8 @@ class Training:
                 self.ranks.explain(error)
         finally:
             if self.ranks is not None:
-                self.ranks.close(failed=not isinstance(error, Stopped | None))
+                ended_well = error is None or isinstance(error, Stopped)
+                self.ranks.close(failed=not ended_well)
 
     def start(
         self,
@@ -178,7 +180,8 @@ class Training:
         self._catch_up_alerts()
 
     def _plan_work(self, evaluation: HeldoutEvaluation, *, resumed: bool) -> None:
-        """Note how much work this attempt will do, for the forecast of its end."""
+        """Note how much work this attempt will do, for the forecast of its end. `resumed` says that
+        it goes on from a checkpoint, so that the evaluation at step 0 is not done again."""
         exam_size = Exam(
             choosing=evaluation.units(exam.VALIDATION),
             reported=evaluation.units(exam.TEST),
@@ -193,8 +196,8 @@ class Training:
         pulse.plan(units, outlook)
 
     def _earliest_end(self, best: Best) -> int | None:
-        """Return the step at which `stop_early=heldout` may end this run; None if that is not
-        set."""
+        """Return the step at which `stop_early=heldout` may end this run; None if that is not set.
+        `best` is the best step so far."""
         return earliest_end(self.settings, self.done, self.total, best.since)
 
     def _evaluate_start(self, evaluation: HeldoutEvaluation) -> None:
@@ -249,7 +252,7 @@ class Training:
             self.job.check_stop()
             step = self.done + 1
             # A step's random draws (mostly dropout) depend on the seed and its number only, so that
-            # a resumed run repeats them.
+            # a resumed run repeats them. The large factor keeps apart the steps of two seeds.
             torch.manual_seed(self.settings.seed * 1_000_003 + step)
             with self.profiler.step(step), pulse.phase("training"):
                 yield step
@@ -292,9 +295,9 @@ class Training:
         if self.ranks is None or not self.ranks.trainers or not isinstance(batch_pass, SHAREABLE):
             return batch_pass
         if self._shared_pass is None or self._shared_pass.batch_pass is not batch_pass:
-            seed = self.settings.seed * 1_000_003 + step
+            seed = self.settings.seed * 1_000_003 + step  # as in `steps`
             self._shared_pass = SharedPass(self.ranks, batch_pass, seed)
-        shared: Any = self._shared_pass
+        shared: Any = self._shared_pass  # it returns what `batch_pass` would: `Sums`
         return shared
 
     def _report_memory(self, step: int, tokens: int, message: str) -> None:
@@ -373,7 +376,8 @@ class Training:
     def _report_alerts(
         self, step: int, alerts: Sequence[Finding], cleared_alerts: Sequence[str]
     ) -> None:
-        """Write an event for each alert that `step` has raised, and for each that has ended."""
+        """Write an event for each alert that `step` has raised, and for each that has ended
+        (`cleared_alerts`)."""
         for finding in alerts:
             self.job.event("alert", finding.what, step=step, **alert_fields(finding))
         for name in cleared_alerts:
@@ -425,7 +429,8 @@ class Training:
 
     def _make_room(self, keep: set[int]) -> None:
         """Make room on the disk for the checkpoint of the step just done, unless that is already
-        saved. Raises WorkerFailure (kind infra) if the disk stays too full."""
+        saved. Checkpoints of the steps in `keep` stay. Raises WorkerFailure (kind infra) if the
+        disk stays too full."""
         if self.done not in self.job.run.checkpoint_steps():
             parameters = sum(parameter.numel() for parameter in self.parameters)
             report = partial(self.job.event, "disk_low", step=self.done)

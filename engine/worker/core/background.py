@@ -10,14 +10,15 @@ from engine.worker.core import pulse
 
 class BackgroundWorker:
     """A context with threads that run the calls they are given, while the caller goes on. Leaving
-    the context waits until the threads have ended.
-
-    Args:
-        threads: how many calls run at once; with 1, calls run one after another, in order.
-        lanes: number of further threads. Each runs, in order, the calls that name it.
-    """
+    the context waits until the threads have ended."""
 
     def __init__(self, threads: int = 1, lanes: int = 0) -> None:
+        """Make the threads; each starts with its first call.
+
+        Args:
+            threads: how many calls run at once; with 1, calls run one after another, in order.
+            lanes: number of further threads. Each runs, in order, the calls that name it.
+        """
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="environment")
         self._lanes = [ThreadPoolExecutor(1, thread_name_prefix="lane") for _ in range(lanes)]
         self._pending: list[Future[None]] = []
@@ -29,9 +30,10 @@ class BackgroundWorker:
     def __exit__(self, *_: object) -> None:
         """Wait for the calls that are running. Calls that have not begun are dropped: they only
         exist after an error, because `wait` leaves none."""
-        for executor in (self._threads, *self._lanes):
+        executors = (self._threads, *self._lanes)
+        for executor in executors:  # all at once, so that none begins another call meanwhile
             executor.shutdown(wait=False, cancel_futures=True)
-        for executor in (self._threads, *self._lanes):
+        for executor in executors:
             executor.shutdown()
 
     def submit(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -49,6 +51,6 @@ class BackgroundWorker:
         pending = self._pending
         self._pending = []  # now, so that the list is empty even if a call below has failed
         for future in pending:
-            future.result()
-            pulse.beat()
+            future.result()  # raises the call's exception, if it failed
+            pulse.beat()  # a sign of life
         return time.monotonic() - began

@@ -48,7 +48,7 @@ class Batch:
     row: torch.Tensor
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch with its tensors on `device`."""
+        """Return the same batch with its tensors on `device`."""
         tensors = (self.ids, self.source, self.labels, self.row)
         return Batch(*(to_device(tensor, device) for tensor in tensors))
 
@@ -78,7 +78,8 @@ def collate(rows: Sequence[Row], pad: int) -> Batch:
 
 
 def _padded(rows: Sequence[Row], pad: int) -> torch.Tensor:
-    """The ids of the rows, each filled up on the right with `pad`: [rows, longest row] int64."""
+    """Return the ids of the rows as an int64 tensor [rows, length of the longest row]. Shorter rows
+    are filled up on the right with the id `pad`."""
     length = max(len(row.ids) for row in rows)
     ids = torch.full((len(rows), length), pad, dtype=torch.long)
     for index, row in enumerate(rows):
@@ -123,6 +124,6 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[Row]:
 
 
 def shared_prefix(prompt_length: int) -> int:
-    """The `prefix_len` of a row whose prompt of `prompt_length` ids is shared with other rows. It
-    is 0 if sharing prompts is switched off on this device."""
+    """Return how many ids at the beginning of a row are treated as shared with other rows: its
+    whole prompt of `prompt_length` ids, or 0 if sharing prompts is switched off on this device."""
     return 0 if switched_off.is_off("shared_prompt") else prompt_length

@@ -58,7 +58,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "bad_alloc")
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the error means that memory ran out, on a GPU or on the machine itself."""
+    """Tell whether the error means that memory ran out, on a GPU or on the machine itself."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     # On a CPU torch raises a plain RuntimeError: only its text tells what went wrong.
@@ -83,11 +83,12 @@ def explain(error: BaseException) -> Failure:
 
 
 def _place_of(error: BaseException) -> str:
-    """The file and line that raised the error, such as " at sft.py:80"; "" if they are unknown."""
+    """Return the file and line that raised the error, such as " at sft.py:80"; "" if unknown."""
     if not error.__traceback__:
         return ""
-    frame = traceback.extract_tb(error.__traceback__)[-1]  # the innermost call
-    return f" at {frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
+    innermost_call = traceback.extract_tb(error.__traceback__)[-1]
+    file_name = innermost_call.filename.rsplit("/", 1)[-1]
+    return f" at {file_name}:{innermost_call.lineno}"
 
 
 def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> WorkerFailure:
@@ -108,8 +109,8 @@ def not_written(path: str | os.PathLike[str] | None, error: BaseException) -> Wo
 
 
 def is_full_or_read_only(error: BaseException) -> bool:
-    """Whether `error` (Python's or safetensors') says that a disk is full, over quota or mounted
-    read-only."""
+    """Tell whether `error` (Python's or safetensors') means that a disk is full, over quota or
+    mounted read-only."""
     codes = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
     if isinstance(error, OSError):
         return error.errno in codes
@@ -125,6 +126,7 @@ def _record(kind: str, message: str, evidence: str, hint: Hint) -> Failure:
 
 
 def _first_line(error: BaseException) -> str:
-    """The exception's type and the first line of its text, such as "ValueError: bad rank"."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+    """Return the exception's type and the first line of its text: "ValueError: bad rank"."""
+    lines = str(error).strip().splitlines()
+    first_line = lines[0] if lines else ""
+    return f"{type(error).__name__}: {first_line}"

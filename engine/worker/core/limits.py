@@ -7,39 +7,57 @@ from typing import Protocol
 
 
 class AnswerLimits(Protocol):
-    """The limits on the length of an answer, in tokens.
-
-    Attributes:
-        max_tokens: of one assistant turn.
-        max_turns: assistant turns of one rollout.
-        max_length: of prompt and answer together.
-        stop: texts that end a turn, beside the end-of-turn token.
-        score_workers: how many env processes (which run the environment's code) score at once.
-    """
+    """The limits on the length of an answer, and how many processes score answers."""
 
     @property
-    def max_tokens(self) -> int: ...
+    def max_tokens(self) -> int:
+        """The most tokens of one assistant turn."""
+        ...
+
     @property
-    def max_turns(self) -> int: ...
+    def max_turns(self) -> int:
+        """The most assistant turns of one rollout."""
+        ...
+
     @property
-    def max_length(self) -> int: ...
+    def max_length(self) -> int:
+        """The most tokens of prompt and answer together."""
+        ...
+
     @property
-    def stop(self) -> Sequence[str]: ...
+    def stop(self) -> Sequence[str]:
+        """Texts that end a turn, beside the end-of-turn token."""
+        ...
+
     @property
-    def score_workers(self) -> int: ...
+    def score_workers(self) -> int:
+        """How many processes run the environment's code to score answers at the same time."""
+        ...
 
 
 class SamplingSettings(AnswerLimits, Protocol):
     """Limits of answers, and the settings of the distribution that tokens are drawn from."""
 
     @property
-    def temperature(self) -> float: ...
+    def temperature(self) -> float:
+        """What the logits are divided by; 0 takes the likeliest token."""
+        ...
+
     @property
-    def top_p(self) -> float: ...
+    def top_p(self) -> float:
+        """Draw from the likeliest tokens that together have this probability; 1 is off."""
+        ...
+
     @property
-    def top_k(self) -> int: ...
+    def top_k(self) -> int:
+        """Draw from so many of the likeliest tokens; 0 is off."""
+        ...
+
     @property
-    def min_p(self) -> float: ...
+    def min_p(self) -> float:
+        """Draw from tokens with at least this share of the likeliest one's probability; 0 is
+        off."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class _Pulse:
                 self.write_now(now)
 
     def write_now(self, now: float) -> None:
-        """Write a heartbeat. `now` is the time on the clock of this object, in seconds."""
+        """Write a heartbeat: the phase under way and the work of all phases so far. `now` is the
+        time on the clock of this object, in seconds."""
         self.count_time(now)
         self.last_write = now
         open_phase = self.open_phases[-1]
@@ -100,7 +101,8 @@ class _Pulse:
         )
 
     def count_time(self, now: float) -> None:
-        """Add the seconds since the last call to the phase under way."""
+        """Add the seconds since the last call to the phase under way. `now` is the time on the
+        clock of this object."""
         open_phase = self.open_phases[-1]
         self.tally(open_phase.phase).seconds += now - self.counted_until
         open_phase.seconds += now - self.counted_until
@@ -137,7 +139,7 @@ class _Pulse:
             tally = self.tally(open_phase.phase)
             if not open_phase.of:
                 tally.done += 1
-                tally.squares += open_phase.seconds**2
+                tally.squares += open_phase.seconds**2  # for the variance of a unit's seconds
             self.write_now(self.clock())
 
 
@@ -145,8 +147,8 @@ _current: _Pulse | None = None
 
 
 def begin(run: RunDir) -> None:
-    """Start the pulse of this process, in the phase "loading". Heartbeats go to the run's file; if
-    that cannot be written, as on a full disk, the run goes on."""
+    """Start recording the progress of this process, which is in the phase "loading". Heartbeats go
+    to the run's file; if that cannot be written, as on a full disk, the run goes on."""
     global _current
     descriptor = os.open(run.heartbeat, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -160,26 +162,28 @@ def begin(run: RunDir) -> None:
 
 
 def begin_for(tell: Callable[[], None]) -> None:
-    """Start the pulse of a process that helps another one. `tell` is called in place of writing a
-    heartbeat, and gives the other process a sign of life."""
+    """Start recording the progress of a process that helps another one. `tell` is called each time
+    a heartbeat would be written to a file; it gives the other process a sign of life."""
     global _current
     _current = _Pulse(attempt=0, write=lambda _heartbeat: tell())
 
 
 def beat() -> None:
-    """Note that this process is working. Cheap enough for the innermost loops."""
+    """Note that this process is working, which its supervisor takes for a sign of life. It is cheap
+    enough for the innermost loops. Does nothing in a process that records no progress."""
     if _current is not None:
         _current.beat()
 
 
 def advance(units: int = 1) -> None:
-    """Note that `units` units of the phase under way are done."""
+    """Note that `units` more units of the phase under way, such as answers, are done."""
     if _current is not None:
         _current.advance(units)
 
 
 def plan(units: Mapping[Phase, int], outlook: Outlook | None = None) -> None:
-    """Record how many units of each phase this attempt will do in all, and how it may end."""
+    """Record how many units of each phase this process will do in all, and how the run may end
+    (`outlook`), so that its remaining time can be forecast."""
     if _current is None:
         return
     for name, count in units.items():
@@ -197,9 +201,11 @@ def expect_end(earliest_end: int | None) -> None:
 
 @contextmanager
 def phase(name: Phase, of: int = 0) -> Iterator[None]:
-    """Put this process into the phase `name` inside the context. The phase has `of` units, which
-    `advance` counts; with 0 the whole context is one unit. A phase inside another stops the time of
-    the outer one."""
+    """Context manager that counts its time as the phase `name` of this process.
+
+    The phase has `of` units of work, which `advance` counts; with 0 the whole context is one unit.
+    While a phase inside another lasts, the outer one's time stands still.
+    """
     if _current is None:
         yield
         return

@@ -25,6 +25,7 @@ class RowsOnDemand(Generic[Item]):
         self._render = render
 
     def __len__(self) -> int:
+        """Return the number of tasks; each has one row."""
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> Item:

@@ -13,32 +13,32 @@ _reasons: dict[str, str] = {}
 
 
 def switch_off(reasons: Mapping[str, str]) -> None:
-    """Use none of these paths from now on. `reasons` maps each path's name to the reason. Names
-    that this version does not know are ignored."""
+    """Switch off fast paths (faster ways to compute) for the rest of this process. `reasons` maps
+    each path's name to the reason. Names that this version does not know are ignored."""
     _reasons.update({name: why for name, why in reasons.items() if name in FAST_PATHS})
 
 
 def is_off(name: str) -> bool:
-    """Whether the path `name` must not be used. Raises KeyError if the catalogue has no path of
-    that name."""
+    """Tell whether the fast path `name` (a faster way to compute) must not be used. Raises KeyError
+    if the catalogue has no path of that name."""
     FAST_PATHS[name]  # raises KeyError for a misspelt name
     return name in _reasons
 
 
 def why_off(name: str) -> str:
-    """The reason why the path `name` is switched off; "" if it is on."""
+    """Return why the fast path `name` (a faster way to compute) is switched off; "" if it is on."""
     return _reasons.get(name, "")
 
 
 def reasons() -> dict[str, str]:
-    """The name and reason of each path that is switched off."""
+    """Return the reason for each fast path that is switched off, by the path's name."""
     return dict(_reasons)
 
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Switch the path `name` off inside the context, as it is on a device where it does not
-    work."""
+    """Context manager that switches off the fast path `name`, as it is on a device where it does
+    not work. On exit everything is as before."""
     with _restored():
         _reasons[name] = "for comparison"
         yield
@@ -46,7 +46,8 @@ def without(name: str) -> Iterator[None]:
 
 @contextmanager
 def everything_on() -> Iterator[None]:
-    """Switch every path on inside the context, whatever was switched off before."""
+    """Context manager that switches every fast path on, whatever was switched off before. On exit
+    everything is as before."""
     with _restored():
         _reasons.clear()
         yield
@@ -54,7 +55,7 @@ def everything_on() -> Iterator[None]:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Restore on exit the paths that were switched off on entry."""
+    """Context manager that restores on exit which paths were switched off on entry."""
     reasons_before = dict(_reasons)
     try:
         yield

@@ -26,10 +26,12 @@ class TrainingRows:
     origin: Callable[[int], Origin]
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return len(self.rows)
 
     def batch(self, step: int, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices`. They are the same in every `step`."""
+        """Return the rows at `indices`. `step` is ignored: rows in their original words are the
+        same in every step."""
         return [self.rows[index] for index in indices]
 
 
@@ -49,10 +51,11 @@ class VariedRows:
     render: Callable[[TaskRow], list[tuple[Row, int]]]
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return len(self.plain)
 
     def batch(self, step: int, indices: Sequence[int]) -> list[Row]:
-        """The rows at `indices`, in the words that `step` sees."""
+        """Return the rows at `indices`, in the words that optimizer step `step` (from 1) sees."""
         return [self._row(step, index) for index in indices]
 
     def _row(self, step: int, index: int) -> Row:

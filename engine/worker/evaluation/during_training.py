@@ -70,8 +70,8 @@ class HalfResult:
 
 
 def best_after(best: Best, step: int, result: HalfResult) -> Best:
-    """Return the best step after the evaluation of `step`; `best` is the one before that
-    evaluation.
+    """Return the best step after the evaluation of `step`, whose validation half gave `result`;
+    `best` is the one before that evaluation.
 
     A higher score is better, of equal scores the higher reward, then the smaller loss. Without
     scores only the loss counts. `since` counts evaluations without progress. Progress is a higher
@@ -191,8 +191,8 @@ class HeldoutEvaluation:
         return task_count * units_per_task
 
     def _evaluate_halves(self, step: int, halves: Sequence[str]) -> dict[str, HalfResult]:
-        """Evaluate each half (VALIDATION or TEST) and write the rows to the evaluation file of
-        `step`. Returns the results by half."""
+        """Evaluate the policy on each of these halves (VALIDATION or TEST) of the held-out tasks,
+        and write the rows to the evaluation file of `step`. Returns the results by half."""
         path = self.job.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Rows of an earlier, interrupted attempt are dropped, so that each task counts once.
@@ -214,8 +214,8 @@ class HeldoutEvaluation:
         return result
 
     def _play(self, tasks: Sequence[TaskRow], context: RolloutContext) -> HalfResult:
-        """Play the tasks with the policy as it is now, and return the numbers and rows of its
-        answers."""
+        """Play and score the tasks with the policy as it is now. Returns the metrics, the score and
+        the rows of its answers; no loss is measured here."""
         self.sampler.load(self.policy.adapter)
         groups = heldout.evaluate(tasks, context, self.sampler, self.params)
         rows = list(heldout.rows_of(groups, self.half_of_task, model=self.job.run.id))
@@ -273,7 +273,8 @@ class HeldoutEvaluation:
         )
 
     def _report_result(self, step: int, result: HalfResult) -> None:
-        """Write the event `evaluated` with the numbers of the validation half at `step`."""
+        """Write the event `evaluated` with the numbers of the validation half (`result`) at
+        `step`."""
         curves = result.curves
         numbers = ", ".join(f"{name} {decimal(value)}" for name, value in curves.items())
         side = "dev" if self.dev_count else "held-out"
@@ -318,7 +319,8 @@ class HeldoutEvaluation:
 
     @contextmanager
     def _rescoring(self) -> Iterator[stored_answers.Begin]:
-        """Context manager with a second env process, to check that scores are repeatable.
+        """Context manager with a second process that runs the environment's code, to check that
+        scores are repeatable.
 
         Yields a function that takes a file of answers, a half, and the tasks by id, and scores a
         sample of those answers again in the background. If the run plays no tasks, the function

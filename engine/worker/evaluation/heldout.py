@@ -31,7 +31,8 @@ def evaluate(
 def write_rows(
     file: Appender, groups: Sequence[Group], half_of_task: dict[str, str], *, model: str
 ) -> None:
-    """Append the row of each trajectory to an evaluation file. The arguments are those of
+    """Append one row for each trajectory to an evaluation file. `half_of_task` is the half
+    (VALIDATION or TEST) of each task id, and `model` the model's name in the rows; see
     `rows_of`."""
     for row in rows_of(groups, half_of_task, model=model):
         file.append(row.to_line())

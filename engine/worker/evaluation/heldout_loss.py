@@ -61,8 +61,9 @@ class CrossEntropy:
     def measure(
         self, policy: Policy, tasks: Collection[str], budget: int
     ) -> Sequence[MeasuredLoss]:
-        """Measure the loss of each conversation whose task id is in `tasks`, see `HeldoutLoss`. Its
-        weight is the number of supervised tokens in all its rows."""
+        """Measure the loss of each conversation whose task id is in `tasks`, with at most `budget`
+        tokens in a forward pass (implements `HeldoutLoss`). A conversation's weight is the number
+        of supervised tokens in all its rows."""
         rows = [row for row in self.rows if row.task_id in tasks]
         measured: list[MeasuredLoss] = []
         for row_indices in policy.base.network.split([row.row for row in rows], budget):

@@ -69,7 +69,7 @@ class PriorSkills:
     def evaluate(self, when: When) -> None:
         """Play every battery (a set of questions) and write the answers to
         `evals/kept_before.jsonl` or `kept_after.jsonl`, replacing a file that an interrupted
-        attempt left.
+        attempt left. `when` says whether this is before or after training.
 
         A battery that cannot be played is skipped with the event `kept_skipped`.
         """
@@ -83,8 +83,8 @@ class PriorSkills:
                 self._play(battery, path)
 
     def _play(self, battery: SkillBattery | EnvBattery, path: Path) -> None:
-        """Play one battery and append its rows to the file at `path`. If that fails, write the
-        event `kept_skipped` instead."""
+        """Play one battery (a set of questions) and append its rows to the file at `path`. If that
+        fails, write the event `kept_skipped` instead."""
         try:
             rows = list(self._rows(battery))  # all at once: a failing battery must leave no rows
         # UserError: the environment is gone; EnvProblem: it failed; OSError: no process.
@@ -101,15 +101,16 @@ class PriorSkills:
         return sum(len(battery.tasks) for battery in batteries)
 
     def _rows(self, battery: SkillBattery | EnvBattery) -> Iterator[EvaluationRow]:
-        """Play one battery and yield a row for each answer."""
+        """Play one battery (a set of questions) and yield a row for each answer."""
         if isinstance(battery, EnvBattery):
             yield from self._environment_rows(battery)
         else:
             yield from self._checked_rows(battery)
 
     def _environment_rows(self, battery: EnvBattery) -> Iterator[EvaluationRow]:
-        """Play a battery whose answers are scored by its environment, and yield a row for each
-        answer. Tasks whose prompts leave no room for an answer are left out."""
+        """Play a battery (a set of questions) whose answers are scored by its environment, and
+        yield a row for each answer. Tasks whose prompts leave no room for an answer are left
+        out."""
         with open_process(battery.record) as process:
             context = environment_context(self.base, process)
             params = answer_params(battery.tasks, context.renderer)
@@ -135,8 +136,13 @@ class PriorSkills:
     def _checked_row(
         self, battery_name: str, task: TaskRow, completion: Completion, text: str, is_right: bool
     ) -> EvaluationRow:
-        """Make the row of an answer that was checked without an environment. `text` is the
-        completion's text, `is_right` the outcome of the check."""
+        """Make the row of an answer that was checked without an environment.
+
+        Args:
+            battery_name: the name of the set of questions that the task is in.
+            text: the completion's text.
+            is_right: the outcome of the check.
+        """
         return EvaluationRow(
             model=self.job.run.id,
             task=task["id"],
@@ -176,8 +182,8 @@ def batteries_of(config: TrainConfig, home: Home) -> Iterator[SkillBattery | Env
 
 
 def environment_context(base: Base, process: EnvProcess) -> RolloutContext:
-    """Return how tasks of the environment that runs in `process` are played, independent of the
-    run's settings."""
+    """Return how the model `base` plays tasks of the environment that runs in `process`,
+    independent of the run's settings."""
     description = process.describe()
     return RolloutContext(
         process=process,
@@ -206,7 +212,7 @@ def _answer_limit(tasks: Sequence[TaskRow], renderer: Renderer) -> int:
 
 
 def family_of(task: TaskRow) -> str:
-    """Return the family, or else the skill, that the task's metadata names; "" if it names
-    neither."""
+    """Return the family of questions that a task belongs to, as its metadata names it under
+    `family`, or else under `skill`; "" if it names neither."""
     metadata = task.get("metadata") or {}
     return str(metadata.get("family") or metadata.get("skill") or "")

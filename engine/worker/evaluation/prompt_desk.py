@@ -32,26 +32,28 @@ class Desk:
         self.job, self.sampler, self.context = job, sampler, context
         settings = job.config.settings
         self.params = SamplingParams.greedy(settings, settings.seed)
+        # The search writes its events and metrics, and asks whether to stop, through these.
         self.event, self.metrics, self.rewind = job.event, job.metrics, job.rewind
         self.check_stop = job.check_stop
 
     def play(self, tasks: Sequence[TaskRow]) -> list[EvaluationRow]:
-        """Answer each task once, greedily."""
+        """Answer each task once, greedily, and score the answers. Returns one row per task, in the
+        order of the tasks; all are marked as tasks of the test half."""
         if not tasks:
             return []
         with pulse.phase("evaluation", of=len(tasks)):
             groups = heldout.evaluate(tasks, self.context, self.sampler, self.params)
-        halves = {task["id"]: TEST for task in tasks}
-        return list(heldout.rows_of(groups, halves, model=self.job.config.model))
+        half_of_task = {task["id"]: TEST for task in tasks}
+        return list(heldout.rows_of(groups, half_of_task, model=self.job.config.model))
 
     def why_not(self, task: TaskRow) -> str:
-        """Why a task cannot be asked; "" where it can."""
+        """Return why a task cannot be asked; "" if it can."""
         if fits(task, self.context, self.params):
             return ""
         return "the prompt leaves no room for an answer within max_length"
 
     def is_stopping(self) -> bool:
-        """Whether the run was asked to stop."""
+        """Tell whether the run was asked to stop."""
         return self.job.stop_signal.is_set()
 
 

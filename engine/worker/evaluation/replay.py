@@ -48,8 +48,8 @@ class Replay:
     batch_rows: int
 
     def replayed_count(self, row_count: int) -> int:
-        """Return how many replayed rows to add to `row_count` others so that they make up
-        `self.share` of the total; at least 1."""
+        """Return how many replayed rows to add to `row_count` others so that the replayed ones make
+        up `self.share` of the total; at least 1."""
         return replayed_count(row_count, self.share)
 
     def of_step(self, step: int, row_count: int, batch_size: int) -> list[Row]:
@@ -91,9 +91,10 @@ def _order_of_round(round_number: int, count: int, seed: int) -> list[int]:
 
 
 def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | None:
-    """Collect the rows that the settings `keep`, `keep_env` and `keep_answers` ask for.
+    """Collect the rows that the settings `keep`, `keep_env` and `keep_answers` ask for. `start` is
+    the run before its first step, whose model may have to answer questions for that.
 
-    They are written to `replayed.jsonl` and announced by the event `replayed`. Returns None if
+    The rows are written to `replayed.jsonl` and announced by the event `replayed`. Returns None if
     `keep` is 0. Also returns None, with the event `nothing_replayed`, if there is nothing to replay
     and `keep` is only a default.
 
@@ -106,6 +107,7 @@ def replay_of(job: Job[SFTConfig] | Job[GRPOConfig], start: Start) -> Replay | N
         return None
     needed = settings.steps * replayed_count(rows_of_batch(settings), settings.keep)
     rows, used = ReplaySource(job, start, needed).rows()
+    # "user" is the source of a setting that was asked for; other values are only defaults.
     if "user" in (job.config.sources.get("keep"), job.config.sources.get("keep_env")):
         require(rows, f"rows to replay: {used.nothing}", _HINT)
     elif not rows:

@@ -61,25 +61,28 @@ class TaughtAnswers:
     `opposed` counts the rows that `agreeing` left out.
     """
 
-    def __init__(self, trained: Sequence[TaskRow]) -> None:
-        """Take the train tasks of the run; those without a reference answer teach none."""
-        self._by_prompt: dict[str, set[str]] = {}
+    def __init__(self, train_tasks: Sequence[TaskRow]) -> None:
+        """Collect the reference answers of the run's train tasks. A task without one teaches
+        none."""
+        self._by_prompt: dict[str, set[str]] = {}  # the texts of the answers to each prompt
         self.opposed = 0
-        for task in trained:
+        for task in train_tasks:
             gold = task.get("gold")
             if gold:
                 texts = self._by_prompt.setdefault(prompt_key(task["prompt"]), set())
                 texts.add(_answer_in(gold))
 
     def agreeing(self, rows: Sequence[ReplayedRow]) -> list[ReplayedRow]:
-        """Return the rows without those that answer a prompt of the run's rows otherwise."""
-        kept = []
+        """Return the rows without those that answer a prompt of the run's own rows in another way
+        than these do; how many were left out is added to `opposed`."""
+        agreeing_rows = []
         for row in rows:
-            answers = self._by_prompt.get(prompt_key(row.messages[:-1]))
-            if answers is None or _answer_in(row.messages) in answers:
-                kept.append(row)
-        self.opposed += len(rows) - len(kept)
-        return kept
+            prompt = row.messages[:-1]  # the last message is the answer
+            taught_texts = self._by_prompt.get(prompt_key(prompt))
+            if taught_texts is None or _answer_in(row.messages) in taught_texts:
+                agreeing_rows.append(row)
+        self.opposed += len(rows) - len(agreeing_rows)
+        return agreeing_rows
 
 
 def _answer_in(messages: Sequence[ChatMessage]) -> str:
@@ -102,8 +105,9 @@ class ReplaySource:
         self.start = start
         self.needed = min(needed, MOST_ROWS)
         # Large data are read row by row and would not fit into a table of answers.
-        trained = () if start.env.version.data else read_tasks(start.env, "train")
-        self.taught_answers = TaughtAnswers(trained)
+        is_large = bool(start.env.version.data)
+        train_tasks = () if is_large else read_tasks(start.env, "train")
+        self.taught_answers = TaughtAnswers(train_tasks)
         base = start.policy.base
         # Without the run's setting `thinking`, as the batteries of earlier skills are asked.
         self.renderer = Renderer(base.tokenizer, base.stop_ids)
@@ -219,7 +223,8 @@ class ReplaySource:
         """Ask the starting model tasks that nothing scores; return its answers as rows, except
         those that the token limit cut off."""
         answers = self._answers(tasks, answer_params(tasks, self.renderer))
-        return [answer.row("") for answer in answers if answer.finished]
+        # The caller replaces the source.
+        return [answer.row(source="") for answer in answers if answer.finished]
 
     def _answers(self, tasks: Sequence[TaskRow], params: SamplingParams) -> "Iterator[_Answer]":
         """Yield the model's answer to each task, asked with the task's prompt alone."""
@@ -253,14 +258,14 @@ class ReplaySource:
             loss_on, thinking = "assistant", "keep"
         else:
             loss_on, thinking = settings.loss_on, settings.thinking
-        for chat in self.start.renderer.rows(conversation, tools, loss_on, thinking):
-            loss_mask = chat.loss_mask[: settings.max_length]
+        for rendered in self.start.renderer.rows(conversation, tools, loss_on, thinking):
+            loss_mask = rendered.loss_mask[: settings.max_length]
             if any(loss_mask):
                 yield ReplayedRow(
                     source=record.env_id,
                     task=task["id"],
                     messages=conversation,
-                    ids=chat.ids[: settings.max_length],
+                    ids=rendered.ids[: settings.max_length],
                     loss_mask=loss_mask,
                 )
 
@@ -276,8 +281,8 @@ class ReplaySource:
         return [task for task in drawn_tasks if prompt_key(task["prompt"]) not in exam_prompts]
 
     def _exam_tasks(self) -> Iterator[TaskRow]:
-        """Yield every task that an exam of this run asks: those of its batteries, and the held-out
-        and dev tasks of its environment."""
+        """Yield every task that an exam (evaluation) of this run asks: those of its batteries (sets
+        of questions about earlier skills), and the held-out and dev tasks of its environment."""
         for split in ("heldout", "dev"):
             yield from read_tasks(self.start.env, split)
         for battery in batteries_of(self.job.config, self.job.run.home):
@@ -288,10 +293,12 @@ class ReplaySource:
     ) -> ReplayUsed:
         """Describe the rows from a source for the manifest.
 
-        `questions` is how many questions the model was asked; None if it was asked none. The count
-        of opposed rows begins anew for the next source.
+        `questions` is how many questions the model was asked; None if it was asked none. Opposed
+        rows are those that were left out, because they answer a prompt of the run otherwise than
+        its own rows; their count begins anew for the next source.
         """
-        opposed, self.taught_answers.opposed = self.taught_answers.opposed, 0
+        opposed = self.taught_answers.opposed
+        self.taught_answers.opposed = 0
         return ReplayUsed(
             share=self.settings.keep,
             source=source,
@@ -319,7 +326,8 @@ class _Answer:
     finished: bool
 
     def row(self, source: str) -> ReplayedRow:
-        """Return the answer as a row to train on."""
+        """Return the answer as a row to train on, with the loss on the answer's tokens alone.
+        `source` names the set of questions or the environment that the task comes from."""
         return ReplayedRow(
             source=source,
             task=self.task["id"],

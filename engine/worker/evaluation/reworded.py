@@ -47,10 +47,11 @@ def reworded_exams(
     seed: int,
     fits: Callable[[TaskRow], bool],
 ) -> list[RewordedExam]:
-    """Make one exam (the tasks of an evaluation) for each kind of rewording. An exam has no tasks
-    if none can be reworded.
+    """Make one exam (the tasks of an evaluation) for each of these kinds of rewording, such as
+    "wording". An exam has no tasks if none can be reworded.
 
     Args:
+        rewording: rewords the tasks.
         seed: decides how the tasks are reworded.
         fits: tells whether the prompt of a task leaves room for an answer.
     """

@@ -9,9 +9,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     stop_strings,
     token_limit,
 )
@@ -35,15 +35,15 @@ def read(body: Any) -> Question:
     too large.
     """
     fields = fields_of(body, _ACTED_ON, _DECIDED_BY_THE_RUN)
-    given = fields.get("messages")
-    if not isinstance(given, list):
+    anthropic_messages = fields.get("messages")
+    if not isinstance(anthropic_messages, list):
         raise Refused(400, "messages must be a list with at least one message.")
     messages: list[ChatMessage] = []
-    for message in given:
+    for message in anthropic_messages:
         messages += _as_openai_messages(message)
     if fields.get("system"):
         messages.insert(0, {"role": "system", "content": _text_of(fields["system"])})
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
@@ -58,8 +58,9 @@ def read(body: Any) -> Question:
 
 
 def _offered_tools(tools: Any, choice: Any) -> list[ToolSchema]:
-    """Return the tools in OpenAI's form, or [] if no call is allowed. Raises Refused (400) for one
-    of the vendor's own tools, or if the request demands a call."""
+    """Return the tools in OpenAI's form, or [] if `choice`, the request's `tool_choice`, allows no
+    call. Raises Refused (400) for one of the vendor's own tools, or if the request demands a
+    call."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind not in ("auto", "none"):
         raise Refused(400, "tool_choice must be auto or none: no call can be enforced here.")
@@ -143,8 +144,8 @@ def _as_openai_call(block: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(block.get("id", "")), "function": function}
 
 
-def whole(question: Question, answer: Answer) -> JsonObject:
-    """Return the answer as Anthropic's message object."""
+def reply(question: Question, answer: Answer) -> JsonObject:
+    """Return the answer as Anthropic's message object, for a reply that is not streamed."""
     return _message(question, answer) | {
         "content": _content(answer),
         "stop_reason": _FINISH[answer.finish],
@@ -153,7 +154,8 @@ def whole(question: Question, answer: Answer) -> JsonObject:
 
 
 def _message(question: Question, answer: Answer) -> JsonObject:
-    """Return Anthropic's message object as a stream begins with it: without any content yet."""
+    """Return Anthropic's message object as a stream begins with it: without any content yet, so
+    that the usage counts the prompt's tokens alone."""
     return {
         "id": f"msg_{uuid.uuid4().hex[:24]}",
         "type": "message",
@@ -177,7 +179,8 @@ def _token_counts(answer: Answer) -> JsonObject:
 
 
 def _content(answer: Answer) -> list[JsonObject]:
-    """Return the blocks of the answer. An empty answer becomes one empty text block."""
+    """Return the answer as Anthropic's content blocks: its text, then one `tool_use` block per
+    call. An empty answer becomes one empty text block."""
     blocks: list[JsonObject] = []
     if answer.text or not answer.tool_calls:
         blocks.append({"type": "text", "text": answer.text})

@@ -56,14 +56,19 @@ class Answer:
 
 
 class Dialect(Protocol):
-    """A protocol for asking over HTTP: a module with these functions. `read` parses a request,
-    `whole` makes the reply, `events` makes it as server-sent events."""
+    """A protocol for asking over HTTP: a module with these functions."""
 
-    def read(self, body: Any) -> Question: ...
+    def read(self, body: Any) -> Question:
+        """Parse the decoded JSON body of a request. Raises Refused if it cannot be served."""
+        ...
 
-    def whole(self, question: Question, answer: Answer) -> JsonObject: ...
+    def reply(self, question: Question, answer: Answer) -> JsonObject:
+        """Return the answer as the JSON object of a reply that is not streamed."""
+        ...
 
-    def events(self, question: Question, answer: Answer) -> list[str]: ...
+    def events(self, question: Question, answer: Answer) -> list[str]:
+        """Return the answer as the server-sent events of a streamed reply."""
+        ...
 
 
 def fields_of(body: Any, acted_on: Sequence[str], decided: Sequence[str]) -> JsonObject:
@@ -104,7 +109,7 @@ def same_form(message: Mapping[str, Any]) -> ChatMessage:
     return Message.from_dict(message).to_dict()
 
 
-def sized(question: Question) -> Question:
+def checked_size(question: Question) -> Question:
     """Check the size and the tools of a request, and return the request unchanged.
 
     Raises Refused (400) for tools that have no valid form, Refused (413) for too many messages,
@@ -127,8 +132,8 @@ def token_limit(value: Any, name: str) -> int | None:
 
 
 def stop_strings(value: Any) -> tuple[str, ...]:
-    """Return stop strings given as a text, a list of texts or None. Raises Refused (400) for
-    anything else, and for more than MAX_STOPS."""
+    """Return the stop strings of a request as a tuple. `value` is what the request has: a text, a
+    list of texts or None. Raises Refused (400) for anything else, and for more than MAX_STOPS."""
     texts = [value] if isinstance(value, str) else (value or [])
     is_valid = isinstance(texts, list) and all(isinstance(text, str) and text for text in texts)
     if not is_valid or len(texts) > MAX_STOPS:

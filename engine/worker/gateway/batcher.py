@@ -16,7 +16,7 @@ LINGER_S, LONGEST_LINGER_S = 0.03, 0.2
 
 
 @dataclass(frozen=True)
-class Wish:
+class PendingQuestion:
     """A completion that a program waits for.
 
     Attributes:
@@ -33,20 +33,20 @@ class Wish:
 
 
 class Batcher:
-    """Collects wishes (questions of programs) and samples them in batches."""
+    """Collects the questions of programs and samples them in batches."""
 
     def __init__(self, params: SamplingParams, waiting_programs: Callable[[], int]) -> None:
         """Make a batcher without questions.
 
         Args:
-            params: how tokens are drawn. A wish may only lower the token limit and add stop
+            params: how tokens are drawn. A question may only lower the token limit and add stop
                 strings.
             waiting_programs: returns how many programs could still ask. A batch with one question
                 of each is complete, so nothing more is waited for.
         """
         self._params = params
         self._waiting_programs = waiting_programs
-        self._wishes: list[Wish] = []
+        self._pending: list[PendingQuestion] = []
         self._changed = threading.Condition()
         self._calls = 0  # how often the sampler was called; each call has a seed of its own
         self._closed: BaseException | None = None  # why nothing is sampled any more
@@ -54,47 +54,55 @@ class Batcher:
     def ask(
         self, prompt: list[int], max_tokens: int, stop: tuple[str, ...]
     ) -> "Future[Completion]":
-        """Queue a question. The future that is returned gets the completion, or is cancelled if the
-        batcher is already closed."""
-        wish = Wish(prompt, max_tokens, stop)
+        """Queue a question: the token ids in `prompt`, to be continued by at most `max_tokens`
+        tokens, or until one of the texts in `stop`. The future that is returned gets the
+        completion, or is cancelled if the batcher is already closed."""
+        question = PendingQuestion(prompt, max_tokens, stop)
         with self._changed:
             if self._closed is None:
-                self._wishes.append(wish)
+                self._pending.append(question)
             else:
-                wish.future.cancel()
+                question.future.cancel()
             self._changed.notify()
-        return wish.future
+        return question.future
 
     def wake(self) -> None:
-        """End the wait of `take`, because a program has ended."""
+        """End the wait of `take` in another thread: a program has ended, so the questions that have
+        come may be all there will be."""
         with self._changed:
             self._changed.notify()
 
-    def take(self, timeout: float) -> list[Wish]:
+    def take(self, timeout: float) -> list[PendingQuestion]:
         """Wait for questions and return those that are to be sampled together. Returns [] if none
-        came within `timeout` seconds, or if `wake` was called before any came."""
+        came within `timeout` seconds, or if `wake` was called before any came.
+
+        Once there is a question, it waits for further ones: until every program has asked, none has
+        come for LINGER_S seconds, or LONGEST_LINGER_S seconds are over.
+        """
         with self._changed:
-            if not self._wishes:
+            if not self._pending:
                 self._changed.wait(timeout)
             began = time.monotonic()
-            while self._wishes and len(self._wishes) < self._waiting_programs():
+            while self._pending and len(self._pending) < self._waiting_programs():
                 seconds_left = began + LONGEST_LINGER_S - time.monotonic()
-                count_before = len(self._wishes)
+                count_before = len(self._pending)
                 self._changed.wait(min(LINGER_S, max(0.0, seconds_left)))
-                if len(self._wishes) == count_before or seconds_left <= 0:
+                if len(self._pending) == count_before or seconds_left <= 0:
                     break
-            batch, self._wishes = self._wishes, []
-        return [wish for wish in batch if wish.future.set_running_or_notify_cancel()]
+            batch, self._pending = self._pending, []
+        # False for a question that its program no longer waits for.
+        return [question for question in batch if question.future.set_running_or_notify_cancel()]
 
-    def sample(self, sampler: Sampler, wishes: Sequence[Wish]) -> None:
-        """Sample the wishes and give each its completion. Wishes with the same limits share one
-        call of the sampler. Only the thread that owns the sampler may call this."""
-        by_limits: dict[tuple[int, tuple[str, ...]], list[Wish]] = {}
-        for wish in wishes:
-            by_limits.setdefault((wish.max_tokens, wish.stop), []).append(wish)
+    def sample(self, sampler: Sampler, questions: Sequence[PendingQuestion]) -> None:
+        """Sample the questions with `sampler` and give each its completion. Questions with the same
+        limits share one call of the sampler. Only the thread that owns the sampler may call
+        this."""
+        by_limits: dict[tuple[int, tuple[str, ...]], list[PendingQuestion]] = {}
+        for question in questions:
+            by_limits.setdefault((question.max_tokens, question.stop), []).append(question)
         for (max_tokens, stop), batch in by_limits.items():
             params = replace(self._params, max_tokens=max_tokens, stop=stop, seed=self._next_seed())
-            prompts = [wish.prompt for wish in batch]
+            prompts = [question.prompt for question in batch]
             sampler.generate(prompts, n=1, params=params, done=_deliver_to(batch))
 
     def close(self, reason: BaseException) -> None:
@@ -102,9 +110,9 @@ class Batcher:
         sampled."""
         with self._changed:
             self._closed = reason
-            dropped, self._wishes = self._wishes, []
-        for wish in dropped:
-            wish.future.cancel()
+            dropped, self._pending = self._pending, []
+        for question in dropped:
+            question.future.cancel()
 
     def _next_seed(self) -> int:
         """Return a seed that no other call of this run has. The sampler draws by seed and place in
@@ -114,11 +122,12 @@ class Batcher:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6])
 
 
-def _deliver_to(batch: Sequence[Wish]) -> Done:
-    """Return a callback for the sampler that gives the completion of prompt `index` to the wish at
-    that place in the batch."""
+def _deliver_to(batch: Sequence[PendingQuestion]) -> Done:
+    """Return a callback for the sampler. It gives the completion of prompt `index` to the program
+    that asked the question at that place in the batch."""
 
     def deliver(index: int, _member: int, completion: Completion) -> None:
+        """Give the completion of prompt `index` to the program that waits for it."""
         batch[index].future.set_result(completion)
 
     return deliver

@@ -32,6 +32,7 @@ class Refused(Exception):
     the OpenAI-shaped error that answers it."""
 
     def __init__(self, status: int, message: str) -> None:
+        """Refuse a request with the HTTP status `status`. `message` tells the caller why."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -233,7 +234,8 @@ def tool_call_as_openai(tool_call: JsonObject) -> JsonObject:
 
 def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
     """Return the fields with which every reply of OpenAI's API begins: a new random id after
-    `id_prefix`, the kind of object, the time in seconds, and the model that answers."""
+    `id_prefix`, the kind of object (`object_name`), the time in seconds, and the model that
+    answers."""
     return {
         "id": f"{id_prefix}-{uuid.uuid4().hex[:24]}",
         "object": object_name,
@@ -243,7 +245,8 @@ def reply_fields(object_name: str, id_prefix: str, model: str) -> Reply:
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """Return OpenAI's `usage` object; `completion_tokens` is the sum over all completions."""
+    """Return OpenAI's `usage` object with these numbers of tokens and their sum;
+    `completion_tokens` counts those of all completions."""
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,

@@ -25,8 +25,9 @@ class ImpatientStream(StreamingResponse):
     such a client would occupy the model for ever."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream, then close the generator that makes its pieces. Raises TimeoutError if
-        the client reads nothing for `STALL_S` seconds."""
+        """Send the stream to the client, then close the generator that makes its pieces. The
+        arguments are those of every ASGI application. Raises TimeoutError if the client reads
+        nothing for `STALL_S` seconds."""
 
         async def send_in_time(message: Message) -> None:
             """Send one piece to the client, within `STALL_S` seconds."""
@@ -96,7 +97,8 @@ def _is_local_origin(origin: str) -> bool:
 
 
 def problem(status: int, message: str) -> JSONResponse:
-    """Make an error response in OpenAI's shape, with the HTTP status `status`."""
+    """Make an error response in OpenAI's shape, with the HTTP status `status` and a message for the
+    caller. A 401 also says that a bearer token is wanted."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     error = {"message": message, "type": "invalid_request_error", "code": status}
     return JSONResponse({"error": error}, status, headers)

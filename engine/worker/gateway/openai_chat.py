@@ -11,9 +11,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     stop_strings,
     token_limit,
 )
@@ -44,7 +44,7 @@ def read(body: Any) -> Question:
     _require_one_text(fields)
     options = fields.get("stream_options", {})
     tools = fields.get("tools", [])
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(fields.get("messages")),
@@ -60,8 +60,8 @@ def read(body: Any) -> Question:
 
 
 def _require_one_text(fields: Mapping[str, Any]) -> None:
-    """Raise Refused (400) if a request asks for several answers, or for one in another form than
-    plain text."""
+    """Raise Refused (400) if a request with these fields asks for several answers, or for one in
+    another form than plain text."""
     if fields.get("n", 1) != 1:
         raise Refused(400, "n must be 1: a rollout has one answer to each question.")
     kind = fields.get("response_format", {"type": "text"})
@@ -76,13 +76,13 @@ def _may_call(choice: Any) -> bool:
     return choice == "auto"
 
 
-def whole(question: Question, answer: Answer) -> Reply:
-    """Return the answer as OpenAI's chat.completion object."""
+def reply(question: Question, answer: Answer) -> Reply:
+    """Return the answer as OpenAI's chat.completion object, for a reply that is not streamed."""
     message: JsonObject = {"role": "assistant", "content": answer.text}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
-        message["content"] = answer.text or None
+        message["content"] = answer.text or None  # as OpenAI writes a message of calls alone
         message["tool_calls"] = answer.tool_calls
     choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
     counts = usage(answer.prompt_tokens, answer.completion_tokens)
@@ -121,6 +121,6 @@ def _deltas(answer: Answer) -> list[JsonObject]:
 
 
 def _choice(delta: JsonObject, finish: str | None) -> JsonObject:
-    """Return a choice of a streamed chunk with this part of the answer; `finish` says why it
-    ended."""
+    """Return the one choice of a streamed chunk. `delta` holds a part of the answer; `finish` says
+    why the answer ended, and is None before its end."""
     return {"index": 0, "delta": delta, "finish_reason": finish}

@@ -10,9 +10,9 @@ from typing import Any
 from engine.worker.gateway.asked import (
     Answer,
     Question,
+    checked_size,
     conversation,
     fields_of,
-    sized,
     token_limit,
 )
 from engine.worker.gateway.chat_request import Refused
@@ -39,7 +39,7 @@ def read(body: Any) -> Question:
     messages = _as_messages(fields.get("input"))
     if fields.get("instructions"):
         messages.insert(0, {"role": "system", "content": str(fields["instructions"])})
-    return sized(
+    return checked_size(
         Question(
             model=str(fields.get("model", "")),
             messages=conversation(messages),
@@ -80,15 +80,16 @@ def _as_chat_tool(tool: Any) -> ToolSchema:
     return {"type": "function", "function": function}
 
 
-def _as_messages(given: Any) -> list[ChatMessage]:
-    """Convert the items of a request to messages. Function calls that follow one another, or an
-    assistant's text, become one message. Raises Refused (400) for an item of another kind."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
+def _as_messages(request_input: Any) -> list[ChatMessage]:
+    """Convert the field `input` of a request, a text or a list of items, to messages. Function
+    calls that follow one another, or an assistant's text, become one message. Raises Refused (400)
+    for an item of another kind."""
+    if isinstance(request_input, str):
+        return [{"role": "user", "content": request_input}]
+    if not isinstance(request_input, list):
         raise Refused(400, "input must be a text or a list of items.")
     messages: list[ChatMessage] = []
-    for item in given:
+    for item in request_input:
         _add_item(messages, item)
     return messages
 
@@ -119,8 +120,8 @@ def _as_chat_call(item: Mapping[str, Any]) -> JsonObject:
     return {"type": "function", "id": str(item.get("call_id", "")), "function": function}
 
 
-def whole(question: Question, answer: Answer) -> JsonObject:
-    """Return the answer as OpenAI's response object."""
+def reply(question: Question, answer: Answer) -> JsonObject:
+    """Return the answer as OpenAI's response object, for a reply that is not streamed."""
     return _empty_response(question) | _final_fields(answer) | {"output": _output_items(answer)}
 
 
@@ -147,7 +148,8 @@ def _empty_response(question: Question) -> JsonObject:
 
 
 def _final_fields(answer: Answer) -> JsonObject:
-    """Return the fields that the end of the answer sets in a response object."""
+    """Return the fields of OpenAI's response object that are known once the answer has ended: the
+    status, why it is incomplete if a limit cut it, and the numbers of tokens."""
     is_cut = answer.finish == "length"
     return {
         "status": "incomplete" if is_cut else "completed",
@@ -163,7 +165,8 @@ def _final_fields(answer: Answer) -> JsonObject:
 
 
 def _output_items(answer: Answer) -> list[JsonObject]:
-    """Return the items of the answer. An empty answer becomes one message with an empty text."""
+    """Return the answer as OpenAI's output items: a message with its text, then one `function_call`
+    per call. An empty answer becomes one message with an empty text."""
     items: list[JsonObject] = []
     if answer.text or not answer.tool_calls:
         items.append(
@@ -241,7 +244,8 @@ def _argument_events(item: JsonObject, position: JsonObject) -> list[JsonObject]
 
 
 def _item_events(index: int, item: JsonObject) -> list[JsonObject]:
-    """Return the events that write one item of the answer, which has the number `index`."""
+    """Return the stream's events for one output item, number `index` of the answer: it is added
+    without content, then its text or arguments follow, then the whole item is repeated as done."""
     position: JsonObject = {"item_id": item["id"], "output_index": index}
     item_at_start = item | {"status": "in_progress"}
     if item["type"] == "message":

@@ -86,20 +86,23 @@ class _Playground:
         self.futures: list[Future[None]] = []
 
     def __enter__(self) -> "_Playground":
+        """Return this object; the threads start with their first rollout."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        """End the processes that are still running; after an error nobody needs their rollouts."""
+        """End the processes that are still running, and wait until they have ended. Some are left
+        only after an error, and nobody needs their rollouts then."""
         self.is_over = True
         self.batcher.close(error or RuntimeError("the rollouts are over"))
         with self.lock:
             for run in self.running:
-                run.close_lifeline()
+                run.close_lifeline()  # ends the run's processes
         self.threads.shutdown(cancel_futures=True)
         wait(self.futures)
 
     def begin(self, task: TaskRow, trajectory: Trajectory) -> "Future[None]":
-        """Queue one rollout. The future that is returned is done once the rollout was scored."""
+        """Queue one rollout of `task`, which is written into `trajectory`. The future that is
+        returned is done once the rollout was scored."""
         future = self.threads.submit(self._play, task, trajectory)
         self.futures.append(future)
         future.add_done_callback(lambda _: self._count_played())
@@ -126,8 +129,8 @@ class _Playground:
         self.batcher.wake()
 
     def _play(self, task: TaskRow, trajectory: Trajectory) -> None:
-        """Play one rollout and score it. Problems of the environment or of the box (the isolation
-        of the process) are recorded in the trajectory."""
+        """Play one rollout and score it. Problems of the environment, or of the box that isolates
+        the program's process, are recorded in the trajectory. Called in a thread of the pool."""
         session = Session(trajectory, self.rules)
         row = _row_for_program(task, trajectory.prompt)  # the prompt is still the task's own
         try:
@@ -137,7 +140,7 @@ class _Playground:
                 trajectory, str(error), timed_out=isinstance(error, Fault) and error.timed_out
             )
             return
-        sampling_stop_reason = trajectory.stop_reason
+        sampling_stop_reason = trajectory.stop_reason  # `set_score` overwrites it
         report = _report_for_reward_server(row, trajectory) if trajectory.turns else None
         set_score(trajectory, score_of(self.commands.rollout, ending, report))
         if trajectory.error is None and not trajectory.turns:
@@ -146,8 +149,9 @@ class _Playground:
             trajectory.stop_reason = sampling_stop_reason
 
     def _run(self, row: TaskRow, session: Session) -> Ending:
-        """Run the command for one task, as the program may see it. On return, all its processes are
-        dead."""
+        """Run the environment's command for one task and return how it ended. `row` is the task as
+        the program may see it; `session` records what the program asks the model. On return, all
+        processes of the command are dead."""
         with closing(self.commands.start()) as run, self._counted_as_running(run):
             key = f"hs-{secrets.token_urlsafe(24)}"
             app = RolloutServer(session, self.batcher, key).app()
@@ -161,22 +165,24 @@ class _Playground:
 
     @contextmanager
     def _counted_as_running(self, run: CommandRun) -> Iterator[None]:
-        """Context manager within which `run` counts as running."""
+        """Context manager within which `run` counts as running: `__exit__` ends its processes, and
+        a batch of questions waits for one of it."""
         with self.lock:
             self.running.add(run)
-            if self.is_over:
+            if self.is_over:  # `__exit__` has already ended all others, and would miss this one
                 run.close_lifeline()
         try:
             yield
         finally:
             with self.lock:
                 self.running.discard(run)
-            self.batcher.wake()
+            self.batcher.wake()  # a batch is complete with fewer questions now
 
 
 def _row_for_program(task: TaskRow, prompt: list[ChatMessage]) -> TaskRow:
-    """Return the task as its program may see it, without `gold` and `asked`, which only this
-    project's own code uses. `prompt` is that of the task, or the same task in other words."""
+    """Return the task as its program may see it, without the reference answer (`gold`) and `asked`,
+    which only this project's own code uses. `prompt` is that of the task, or the same task in other
+    words."""
     fields = {name: value for name, value in task.items() if name not in ("gold", "asked")}
     return fields | {"prompt": prompt}
 
@@ -193,7 +199,8 @@ def _report_for_reward_server(row: TaskRow, trajectory: Trajectory) -> JsonObjec
 
 
 def _environment_variables(task: TaskRow, base_url: str, key: str) -> dict[str, str]:
-    """Return the environment variables by which a program finds the model and its task."""
+    """Return the environment variables by which a program finds the model, at `base_url` with the
+    key `key`, and its task. A value that a variable cannot hold is left out."""
     variables = {
         "OPENAI_BASE_URL": f"{base_url}/v1",
         "OPENAI_API_BASE": f"{base_url}/v1",

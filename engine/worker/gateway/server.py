@@ -49,24 +49,28 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class RolloutServer:
-    """The routes of one rollout.
-
-    Args:
-        session: records the questions and answers.
-        batcher: has the questions sampled.
-        key: the only key that is accepted, as a bearer token or in `x-api-key`.
-    """
+    """The routes of one rollout."""
 
     def __init__(self, session: Session, batcher: Batcher, key: str) -> None:
+        """Serve one rollout.
+
+        Args:
+            session: records the questions and answers.
+            batcher: has the questions sampled.
+            key: the only key that is accepted, as a bearer token or in `x-api-key`.
+        """
         self.session = session
         self.batcher = batcher
         self.key = key.encode()
 
     def app(self) -> Starlette:
-        """Make the application with all routes."""
+        """Make the application with all routes: the list of models, and one route for each protocol
+        in which a program may ask the model."""
         routes = [Route("/v1/models", self.guarded(self.models))]
         for path, dialect in _DIALECTS.items():
-            routes.append(Route(path, self.guarded(self.asker(dialect)), methods=["POST"]))
+            routes.append(
+                Route(path, self.guarded(self.question_handler(dialect)), methods=["POST"])
+            )
         return Starlette(routes=routes)
 
     def guarded(self, handler: Handler) -> Handler:
@@ -95,8 +99,9 @@ class RolloutServer:
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "honesmith"}
         return JSONResponse({"object": "list", "data": [model]})
 
-    def asker(self, dialect: Dialect) -> Handler:
-        """Make the handler of a route that asks the model in the protocol `dialect`."""
+    def question_handler(self, dialect: Dialect) -> Handler:
+        """Make the handler of a route whose requests and replies are in the protocol `dialect`,
+        such as OpenAI's chat completions."""
 
         async def ask(request: Request) -> Response:
             """Queue the question of a request for the sampler, and answer with the completion,
@@ -109,13 +114,14 @@ class RolloutServer:
                     self.events(dialect, turn, future), media_type="text/event-stream"
                 )
             answer = await self.answer(turn, future)
-            return JSONResponse(dialect.whole(question, answer))
+            return JSONResponse(dialect.reply(question, answer))
 
         return ask
 
     async def answer(self, turn: Turn, future: "Future[Completion]") -> Answer:
-        """Wait for the completion and record it. Raises Refused (401) if the rollout ends before it
-        comes."""
+        """Wait for the completion, record it, and return it as an answer. `turn` is the question
+        that is answered, `future` will get its completion. Raises Refused (401) if the rollout ends
+        before it comes."""
         try:
             completion = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -125,13 +131,14 @@ class RolloutServer:
     async def events(
         self, dialect: Dialect, turn: Turn, future: "Future[Completion]"
     ) -> AsyncIterator[str]:
-        """Yield the answer as server-sent events. Until it is sampled, a comment is sent every
-        `BEAT_S` seconds, which clients skip."""
+        """Yield the answer to `turn`, once `future` has its completion, as server-sent events of
+        the protocol `dialect`. Until then a comment, which clients skip, is sent every `BEAT_S`
+        seconds."""
         answering = asyncio.ensure_future(self.answer(turn, future))
-        done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
-        while not done:
+        finished, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+        while not finished:  # empty if the timeout came first
             yield ": waiting\n\n"  # a comment
-            done, _ = await asyncio.wait({answering}, timeout=BEAT_S)
+            finished, _ = await asyncio.wait({answering}, timeout=BEAT_S)
         try:
             for event in dialect.events(turn.question, answering.result()):
                 yield event
@@ -148,11 +155,13 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="gateway", daemon=True)
 
     def __enter__(self) -> "Loop":
+        """Start the thread, in which the event loop then runs."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End every server that is left, then the thread."""
+        """End every server that is left, then the thread in which they run. Waits a few seconds for
+        each of both."""
         ended = asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop)
         ended.result(_STOP_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -161,7 +170,8 @@ class Loop:
             self._loop.close()
 
     def serve(self, app: Starlette, listener: socket.socket) -> Callable[[], None]:
-        """Answer requests on `listener` with `app`. Returns a function that ends this server."""
+        """Answer the HTTP requests that arrive on the socket `listener` with `app`, in this
+        object's thread. Returns at once, with a function that ends this server."""
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -187,8 +197,8 @@ class Loop:
 
 async def _cancel_all() -> None:
     """Cancel all other tasks of the event loop and wait up to a second for them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+    other_tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in other_tasks:
         task.cancel()
-    if others:  # `wait` refuses an empty set
-        await asyncio.wait(others, timeout=1.0)
+    if other_tasks:  # `wait` refuses an empty set
+        await asyncio.wait(other_tasks, timeout=1.0)

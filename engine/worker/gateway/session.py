@@ -81,7 +81,8 @@ class Session:
     """
 
     def __init__(self, trajectory: Trajectory, rules: Rules) -> None:
-        """Begin a rollout; what is asked and answered is written into `trajectory`."""
+        """Begin a rollout under the limits of `rules`; what is asked and answered is written into
+        `trajectory`."""
         self.trajectory = trajectory
         self.rules = rules
         self._conversations: list[_Conversation] = []
@@ -127,9 +128,10 @@ class Session:
         limits = [room, self.rules.params.max_tokens]
         if question.max_tokens is not None:
             limits.append(question.max_tokens)
-        stop = tuple(dict.fromkeys((*self.rules.params.stop, *question.stop)))
+        stops = (*self.rules.params.stop, *question.stop)
+        distinct_stops = tuple(dict.fromkeys(stops))  # in their order
         known_ids = len(conversation.ids) if conversation else 0
-        return Turn(question, prompt, min(limits), stop, conversation, known_ids)
+        return Turn(question, prompt, min(limits), distinct_stops, conversation, known_ids)
 
     def _continued_conversation(self, question: Question) -> tuple[_Conversation | None, list[int]]:
         """Find the conversation that a program's question continues. Returns (that conversation or
@@ -204,8 +206,8 @@ class Session:
             raise Refused(401, "This rollout is over; its key is no longer valid.")
 
     def _new_conversation(self, turn: Turn) -> _Conversation:
-        """Begin a conversation with this question: in the rollout's own trajectory if it is the
-        first, else in a branch."""
+        """Begin a conversation with this question (`turn`): in the rollout's own trajectory if it
+        is the first, else in a branch of it."""
         is_first = not self._conversations
         trajectory = self.trajectory if is_first else Trajectory(self.trajectory.task_id, [], [])
         trajectory.prompt = turn.question.messages
@@ -220,13 +222,14 @@ class Session:
     def _append_completion(
         self, conversation: _Conversation, turn: Turn, completion: Completion
     ) -> Answer:
-        """Append a completion to its conversation, and return it in the form for the program."""
+        """Append a completion to its conversation, and return it in the form for the program.
+        `turn` is the question that it answers."""
         renderer, trajectory = self.rules.renderer, conversation.trajectory
         append_turn(trajectory, completion, renderer, turn.stop)
         message = trajectory.messages[-1]
         calls = [tool_call_as_openai(call) for call in message.get("tool_calls") or []]
         text = str(message.get("content") or "")
-        conversation.messages = [*turn.question.messages, _as_sent_back(text, calls)]
+        conversation.messages = [*turn.question.messages, _as_program_repeats(text, calls)]
         finish = "stop" if completion.finished else "length"
         return Answer(
             text=text,
@@ -238,10 +241,10 @@ class Session:
         )
 
 
-def _as_sent_back(text: str, calls: list[JsonObject]) -> ChatMessage:
-    """Return the message by which a program will repeat an answer of the model in its next request,
-    in the normal form in which messages are compared."""
-    sent: ChatMessage = {"role": "assistant", "content": text}
+def _as_program_repeats(text: str, calls: list[JsonObject]) -> ChatMessage:
+    """Return the message by which a program will repeat an answer of the model in its next request:
+    its text and tool calls, in the normal form in which messages are compared."""
+    message: ChatMessage = {"role": "assistant", "content": text}
     if calls:
-        sent["tool_calls"] = calls
-    return same_form(sent)
+        message["tool_calls"] = calls
+    return same_form(message)

@@ -65,8 +65,8 @@ class Disconnected(RuntimeError):
 
 @contextmanager
 def errors_translated() -> Iterator[None]:
-    """Translate the errors of a collective call that this process makes inside the context. A
-    failure for want of memory is passed on unchanged.
+    """Context manager that translates torch's errors of a collective call, one that all processes
+    of the run make at the same time. If memory ran out, the error is passed on unchanged.
 
     Raises:
         OSError: if the file by which ranks find each other cannot be written (disk full or
@@ -91,9 +91,13 @@ def join(
     patience: timedelta = PATIENCE,
     backend: str = "",
 ) -> None:
-    """Connect this process to the other ranks of its run. Returns when all are connected.
+    """Connect this process to the other ranks (processes) of its run. Returns when all are
+    connected.
 
     Args:
+        meeting: how the ranks find each other.
+        rank: the number of this process, from 0.
+        device: what this process computes on.
         patience: how long a call waits for a rank that does not come.
         backend: the library that sends the tensors, "nccl" or "gloo"; "" chooses by the device and
             by what works on this machine.
@@ -122,7 +126,8 @@ def join(
 
 
 def lockstep_group() -> "distributed.ProcessGroup":
-    """Make a group of all ranks for calls on the CPU. A call waits up to a day for a slow rank."""
+    """Make a group of all ranks (processes of the run) for collective calls on the CPU. Such a call
+    waits up to a day for a slow rank."""
     group = distributed.new_group(backend="gloo", timeout=timedelta(days=1))
     assert isinstance(group, distributed.ProcessGroup)
     return group
@@ -135,8 +140,8 @@ def backend_of(device: torch.device) -> str:
 
 
 def leave(*, broken: bool = False) -> None:
-    """Close the connections of this process, if there are any. With `broken` another rank is gone,
-    so nothing is waited for."""
+    """Close the connections of this process to the other ranks, if there are any. `broken` says
+    that another rank is gone, so that nothing can be waited for."""
     if not distributed.is_initialized():
         return
     abort = getattr(distributed.distributed_c10d, "_abort_process_group", None)

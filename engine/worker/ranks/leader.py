@@ -63,21 +63,22 @@ class RankDevice(NamedTuple):
 
 
 def training_ranks(config: RunConfig, ranks: int) -> int:
-    """How many of a run's ranks train; these are the first ones. With `async_sampling` the other
-    ranks sample beside them."""
+    """Return how many of a run's `ranks` processes (one per device) train; these are the first
+    ones. With `async_sampling` the others sample beside them."""
     samples_beside = isinstance(config, GRPOConfig) and config.settings.async_sampling
     return training_devices(ranks, beside=samples_beside)
 
 
 def is_sharded(config: RunConfig, ranks: int) -> bool:
-    """Whether the layers of the base are cut over those ranks of the run that train."""
+    """Tell whether the layers of the base are cut over those processes (ranks) of the run that
+    train. `ranks` is how many processes the run has."""
     is_wanted = isinstance(config, TrainConfig) and config.settings.shard_base
     return is_wanted and training_ranks(config, ranks) > 1
 
 
 def devices_of(job: Job[RunConfig]) -> list[RankDevice]:
-    """List the device of each rank of a run, rank 0's first. Returns [] if the run has only one
-    process, and on any rank but 0.
+    """List the device of each rank (process) of a run, rank 0's first. Returns [] if the run has
+    only one process, and on any rank but 0.
 
     On GPUs, a run has one rank on each GPU that it was leased. On a CPU, the setting `gpus` is the
     number of ranks.
@@ -115,7 +116,7 @@ class _Helper:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the rank is gone, or has said that it cannot go on."""
+        """Whether the rank's process is gone, or has said that it cannot go on."""
         return self.failed is not None or self.gone.is_set()
 
     @property
@@ -124,7 +125,8 @@ class _Helper:
         return self.has_ended and not (self.failed is not None and self.failed.is_consequence)
 
     def failure(self) -> WorkerFailure:
-        """Make the failure of the run that this rank's end causes."""
+        """Make the failure of the run that the end of this rank causes: what the rank reported
+        itself, or, if it reported nothing, that its process is gone."""
         failed = self.failed
         if failed is not None:
             message = f"Rank {self.rank}: {failed.message}"
@@ -148,7 +150,8 @@ class _Helper:
         self.socket.close()
 
     def _end_in_words(self) -> str:
-        """Say how the rank's process ended, such as "it was ended by signal 9"."""
+        """Say how the rank's process ended, such as "it was ended by signal 9" or "its exit status
+        is 1". Waits at most a second for its end."""
         try:
             status = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -167,7 +170,7 @@ class Ranks:
     """
 
     def __init__(self, job: Job[RunConfig], devices: Sequence[RankDevice], training: int) -> None:
-        """Start a process for each rank that trains, except this one.
+        """Start a process for each rank that trains, except this one, which is rank 0.
 
         Args:
             devices: the device of every rank, this one's first.
@@ -216,8 +219,8 @@ class Ranks:
     # --- processes --------------------------------------------------------------------------------
 
     def _start(self, rank: int, device: RankDevice) -> _Helper:
-        """Start the process of a rank, and two threads: one reads its messages, one copies what it
-        prints."""
+        """Start the process of a rank on a device, and two threads of this process: one reads its
+        messages, one copies what it prints. Returns its representation here."""
         ours, theirs = Pipe()
         with theirs:  # closed here at the end; the process then has the only copy of its end
             process = subprocess.Popen(
@@ -238,8 +241,8 @@ class Ranks:
         return helper
 
     def _environment_variables(self, rank: int, device: RankDevice, socket: int) -> dict[str, str]:
-        """The environment variables for the process of a rank. `socket` is the number of its
-        socket."""
+        """Return the environment variables for the process of a rank on `device`. `socket` is the
+        file descriptor by which it talks to this process."""
         variables = {
             **os.environ,
             "HONESMITH_DEVICE": device.id,
@@ -253,7 +256,7 @@ class Ranks:
         return variables
 
     def _listen(self, helper: _Helper) -> None:
-        """Read the messages of a rank until it is gone. Runs in a thread."""
+        """Read the messages of a rank (`helper`) until its process is gone. Runs in a thread."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message = helper.socket.recv()
@@ -266,11 +269,11 @@ class Ranks:
         self._note_end(helper)
 
     def _note_end(self, helper: _Helper) -> None:
-        """Wake up every caller that waits for a rank which has ended or is about to. Also start a
-        timer that ends this process if it waits where it cannot be woken up."""
+        """Wake up every caller that waits for a rank (`helper`) which has ended or is about to.
+        Also start a timer that ends this process if it waits where it cannot be woken up."""
         with self._rank_ended:
             self._rank_ended.notify_all()
-        helper.messages.put(None)
+        helper.messages.put(None)  # wakes up `answer`
         if not self._is_closed:
             timer = threading.Timer(STUCK_S, self._end_stuck, args=(helper,))
             timer.daemon = True
@@ -278,8 +281,9 @@ class Ranks:
             timer.start()
 
     def _end_stuck(self, helper: _Helper) -> None:
-        """End this process if it has not noticed that a rank is gone, because it waits for that
-        rank in a call that nothing interrupts. The failure is written first."""
+        """End this process if it has not noticed that a rank (`helper`) is gone, because it waits
+        for that rank in a call that nothing interrupts. The failure is written first. Called by a
+        timer."""
         if self._is_closed:
             return
         why = self._failure(f"rank {helper.rank} is gone")
@@ -293,7 +297,7 @@ class Ranks:
         """End the other ranks, and return when they are gone. `failed` says that the run has
         failed. With a sharded base the ranks are then killed, because they may wait for this one in
         the middle of a pass, where no order reaches them."""
-        self._is_closed = True
+        self._is_closed = True  # from now on the end of a rank is expected
         for timer in self._timers:
             timer.cancel()
         for helper in self._helpers.values():
@@ -302,7 +306,7 @@ class Ranks:
         if not failed:  # after a failure the ranks may be anywhere in a pass
             self._end_empty_passes()
         for helper in self._helpers.values():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # the rank is gone already
                 helper.socket.send(End())
         collective.leave(broken=any(helper.gone.is_set() for helper in self._helpers.values()))
         for helper in self._helpers.values():
@@ -312,8 +316,9 @@ class Ranks:
     # --- orders and answers -----------------------------------------------------------------------
 
     def tell(self, rank: int, order: Any) -> None:
-        """Send an order to a rank. Raises WorkerFailure if the rank is gone."""
-        self._end_empty_passes()
+        """Send an order (a message of messages.py) to the process of rank `rank`. Raises
+        WorkerFailure if that is gone."""
+        self._end_empty_passes()  # during these the ranks read no orders
         helper = self._helpers[rank]
         try:
             helper.socket.send(order)
@@ -337,25 +342,29 @@ class Ranks:
         """Return the answers of type `kind` that a rank has sent so far, without waiting. Answers
         of other types stay queued for `answer`; signs of life are dropped."""
         helper = self._helpers[rank]
-        wanted: list[Message] = []
-        kept: list[Any] = []
+        answers: list[Message] = []
+        other_messages: list[Any] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 message = helper.messages.get_nowait()
                 if isinstance(message, kind):
-                    wanted.append(message)
+                    answers.append(message)
                 elif not isinstance(message, Beat):
-                    kept.append(message)
+                    other_messages.append(message)
         # They may go to the end of the queue, because a `Done` comes after all answers of `kind`.
-        for message in kept:
+        for message in other_messages:
             helper.messages.put(message)
-        return wanted
+        return answers
 
     def carry_out(
         self, order: Any, ranks: Iterable[int], collective_call: Callable[[], None] | None = None
     ) -> list[Any]:
-        """Send an order to other ranks, and return their results, rank by rank. Meanwhile
-        `collective_call` is called, if it is given: this rank's side of a collective call."""
+        """Send an order to other ranks, wait until they have carried it out, and return their
+        results, rank by rank.
+
+        If the order makes them take part in a call that all ranks must make at the same time, such
+        as a broadcast, `collective_call` is this rank's side of it.
+        """
         ranks = list(ranks)
         if collective_call is not None:
             self._join()
@@ -377,20 +386,23 @@ class Ranks:
     def join_at_once(self) -> None:
         """Connect all ranks before they load their model, because a sharded base is loaded by all
         together. The other ranks connect without an order."""
+        # All ranks there are train, because no others have been started yet.
         meeting = collective.Meeting(store_of(self._job), self.count, self.count)
         self._connect(meeting, collective.LOADING_PATIENCE)
 
     def _connect(self, meeting: collective.Meeting, patience: timedelta) -> None:
-        """Make this rank's side of connecting all ranks."""
+        """Connect this rank, which is number 0, with the others at `meeting`. Waits for them for at
+        most `patience`; raises WorkerFailure if one does not come."""
         device = torch.device("cuda" if self._job.device.startswith("cuda") else "cpu")
-        self._run_together(lambda: collective.join(meeting, 0, device, patience))
+        own_number = 0
+        self._run_together(lambda: collective.join(meeting, own_number, device, patience))
         self._is_joined = True
 
     # --- a sharded base ---------------------------------------------------------------------------
 
     def start_lockstep(self, network: EmptyPasses) -> None:
-        """Keep the passes of all ranks through `network`, whose layers are sharded, in step from
-        now on (lockstep.py)."""
+        """Keep the passes of all ranks through `network` in step from now on. Its layers are
+        sharded, so no rank can do a pass unless all others do one too (lockstep.py)."""
         group = collective.lockstep_group()
         self.lockstep = Lockstep(network, group, self._run_together, before=self.accompany)
         network.take_turn = self.lockstep.turn
@@ -413,8 +425,8 @@ class Ranks:
             self.lockstep.idle()
 
     def _run_together(self, call: Callable[[], None]) -> None:
-        """Make this rank's side of a collective call. Raises WorkerFailure if another rank is gone
-        or does not come."""
+        """Call `call`, this rank's side of a call that all ranks make at the same time. Raises
+        WorkerFailure if another rank is gone or does not come."""
         try:
             with collective.errors_translated():
                 call()
@@ -456,12 +468,12 @@ class Ranks:
     # --- weights ----------------------------------------------------------------------------------
 
     def have(self, adapter: Adapter) -> bool:
-        """Whether the policies of the other ranks have the weights that `adapter` has now."""
+        """Tell whether the policies of the other ranks have the weights that `adapter` has now."""
         return self._delivered is not None and self._delivered == (adapter, adapter.version)
 
     def broadcast_state(self, adapter: Adapter, optimizer: AdamW) -> None:
-        """Copy the policy's weights and the optimizer's state of this rank to all ranks that
-        train."""
+        """Copy this rank's weights of `adapter` and the state of its optimizer to all other ranks
+        that train."""
         if not self.trainers:
             return
         has_moments = [parameter in optimizer.state for parameter in adapter.parameters()]
@@ -474,7 +486,15 @@ class Ranks:
 
     def step(self, order: Any, adapter: Adapter, apply: Callable[[], float]) -> float:
         """Do an optimizer step on every rank that trains: their gradients are summed, then each
-        applies the same step (`apply`, on this one). Returns the norm of the gradient."""
+        applies the same step.
+
+        Args:
+            order: tells the other ranks to do so.
+            adapter: this rank's adapter, whose gradients are summed with those of the others.
+            apply: does the step on this rank, and returns the norm of the summed gradient.
+
+        Returns that norm.
+        """
         if not self.trainers:
             return apply()
         for rank in self.trainers:
@@ -490,9 +510,8 @@ class Ranks:
         """Check that the weights of all ranks that train have this fingerprint. Raises
         WorkerFailure (kind internal) if those of a rank differ: its gradients would be those of a
         model that is not saved."""
-        for rank, rank_fingerprint in enumerate(
-            self.carry_out(Fingerprint(), self.trainers), start=1
-        ):
+        fingerprints = self.carry_out(Fingerprint(), self.trainers)
+        for rank, rank_fingerprint in zip(self.trainers, fingerprints, strict=True):
             if rank_fingerprint != fingerprint:
                 raise WorkerFailure(
                     "internal",
@@ -505,21 +524,22 @@ def _copy_with_rank(lines: IO[bytes], rank: int) -> None:
     """Copy the lines that a rank prints to the console of the run, each with the rank's number in
     front. Runs in a thread."""
     for line in lines:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # the console is full or closed
             sys.stderr.buffer.write(f"[rank {rank}] ".encode() + line)
             sys.stderr.buffer.flush()
 
 
 def store_of(job: Job[RunConfig]) -> str:
-    """The path of the file by which the ranks of a run find each other."""
+    """Return the path of the file by which the processes (ranks) of a run find each other."""
     return str(job.run.ranks / "store")
 
 
 def own_rank() -> int:
-    """The number of this process among the ranks of its run; 0 for the trainer (rank 0)."""
+    """Return the number of this process among those of its run; 0 for the one that leads them."""
     return int(os.environ.get(RANK) or 0)
 
 
 def rank_count() -> int:
-    """How many ranks the run has. Only ranks other than 0 are told; on rank 0 this is 1."""
+    """Return how many processes (ranks) the run has, on a rank other than 0. Only those are told;
+    on rank 0 this is always 1."""
     return int(os.environ.get(RANKS) or 1)

@@ -42,20 +42,13 @@ class EmptyPasses(Protocol):
 
 
 def run_collectively(call: Callable[[], None]) -> None:
-    """Make this rank's side of a collective call. Stands in for a function that also translates
-    errors."""
+    """Call `call`, this rank's side of a call that all ranks make at the same time. It stands in
+    for a function that also translates errors."""
     call()
 
 
 class Lockstep:
-    """Keeps the passes of this rank in step with those of the other ranks.
-
-    Args:
-        network: the network whose layers are sharded.
-        group: the ranks that hold these layers, connected by gloo on the CPU.
-        collectively: makes a collective call and translates its errors.
-        before: called before the ranks agree on a pass; rank 0 uses it to tell the others to come.
-    """
+    """Keeps the passes of this rank in step with those of the other ranks."""
 
     def __init__(
         self,
@@ -64,30 +57,45 @@ class Lockstep:
         collectively: Callable[[Callable[[], None]], None] = run_collectively,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        """Keep what the passes need; the class describes the arguments."""
+        """Prepare to keep passes in step; nothing is agreed yet.
+
+        Args:
+            network: the network whose layers are sharded.
+            group: the ranks that hold these layers, connected by gloo on the CPU.
+            collectively: makes a collective call and translates its errors.
+            before: called before the ranks agree on a pass; rank 0 uses it to tell the others to
+                come.
+        """
         self.network = network
         self.group = group
         self._collectively = collectively
         self._before = before
 
     def turn(self, trains: bool) -> None:
-        """Wait until all ranks are ready for a pass of the kind that this rank wants, and do empty
-        passes until then. The caller must do the pass next, with its backward pass if `trains` is
-        set."""
+        """Wait until all ranks are ready for a forward pass, with a backward pass if `trains`.
+
+        Until then, this rank does empty passes (whose results are not used) along with the others.
+        The caller must do its own pass next.
+        """
         self._before()
         wanted = Turn.TRAIN if trains else Turn.READ
-        while (agreed := self._agree(wanted)) != wanted:
+        agreed = self._agree(wanted)
+        while agreed != wanted:  # another rank wants a larger kind of pass
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
+            agreed = self._agree(wanted)
 
     def idle(self) -> None:
-        """Do empty passes along with the other ranks until all of them are idle."""
-        while (agreed := self._agree(Turn.IDLE)) != Turn.IDLE:
+        """Do empty passes (whose results are not used) along with the other ranks, until none of
+        them wants a pass any more."""
+        agreed = self._agree(Turn.IDLE)
+        while agreed != Turn.IDLE:
             self.network.empty_pass(trains=agreed == Turn.TRAIN)
+            agreed = self._agree(Turn.IDLE)
 
     def _agree(self, wanted: Turn) -> Turn:
-        """Tell the other ranks what this rank wants, and return the largest kind of pass that any
-        rank wants."""
-        pulse.beat()
+        """Tell the other ranks which kind of pass this rank wants, and return the largest kind that
+        any rank wants. All ranks call this at the same time."""
+        pulse.beat()  # a sign of life
         largest_kind = torch.tensor([int(wanted)])
 
         def agree() -> None:

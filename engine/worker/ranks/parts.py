@@ -76,8 +76,8 @@ class PolicyPart:
 
 
 def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
-    """Cut the batch of a pass into one part for each rank, of about equal numbers of tokens. A rank
-    that gets nothing has None; rank 0 always gets a part."""
+    """Cut the batch of a pass into one part for each of `ranks` processes, of about equal numbers
+    of tokens. A rank that gets nothing has None; rank 0 always gets a part."""
     if isinstance(batch_pass, SupervisedPass):
         costs = [len(row.ids) for row in batch_pass.batch]
     elif isinstance(batch_pass, PreferencePass):
@@ -91,7 +91,8 @@ def parts_of(batch_pass: Shareable, ranks: int) -> list[Part | None]:
 
 
 def _make_part(batch_pass: Shareable, indices: range) -> Part:
-    """Make the part of the pass that has the items with these indices."""
+    """Make the part of the pass that has the items (rows, pairs or trajectories) with these
+    indices, in the form in which it is sent to another rank."""
     if isinstance(batch_pass, SupervisedPass):
         rows = [batch_pass.batch[index] for index in indices]
         return SupervisedPart(rows, batch_pass.packing, batch_pass.supervised_tokens)
@@ -112,9 +113,9 @@ def _without_texts(trajectory: Trajectory) -> Trajectory:
 
 
 def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
-    """Merge what the passes over the parts returned (rank 0's first) into what a pass over the
-    whole batch returns. The number of microbatches is rank 0's, because the ranks work at the same
-    time."""
+    """Merge the `results` that the passes over the parts returned (rank 0's first) into what a pass
+    over the whole batch returns. The number of microbatches is rank 0's, because the ranks work at
+    the same time."""
     if isinstance(batch_pass, SupervisedPass):
         return SupervisedSums(sum(loss for loss, _ in results), results[0].microbatches)
     if isinstance(batch_pass, PreferencePass):
@@ -122,4 +123,5 @@ def merged(batch_pass: Shareable, results: Sequence[Any]) -> Any:
         for sums in results[1:]:
             total = total + sums
         return replace(total, microbatches=results[0].microbatches)
-    return [sums for part in results for sums in part]
+    # A policy pass returns a list with the sums of each microbatch.
+    return [sums for part_sums in results for sums in part_sums]

@@ -40,8 +40,13 @@ WHY = "its layers are sharded over several ranks"
 def load_in_step(
     job: Job[RunConfig], path: Path, device: torch.device, precision: str, ranks: Ranks | None
 ) -> Base:
-    """Connect this rank with the others and load the base together with them. Every rank that
-    trains calls this. `ranks` is rank 0's view of the others; None on another rank."""
+    """Connect this process with the others of the run and load the base in `path` together with
+    them, each a part of every layer. Every process (rank) that trains calls this.
+
+    Args:
+        precision: number format of the weights: "auto", "float32" or "bfloat16".
+        ranks: rank 0's view of the others; None on another rank.
+    """
     if ranks is not None:
         ranks.join_at_once()
     else:
@@ -59,15 +64,16 @@ def load_in_step(
 
 
 def load_sharded_base(path: Path, device: torch.device, precision: str, rank: int) -> Base:
-    """Load the base model in the folder `path`, sharded over all ranks of the process group. All
-    ranks must call this at the same time.
+    """Load the base model in the folder `path` in the number format `precision`, sharded over all
+    ranks of the process group. All ranks must call this at the same time.
 
     Raises:
         WorkerFailure: kind config, if the folder holds no model that can be loaded, or one without
             a list of layers.
     """
-    if rank == 0:
-        model: Any = load_transformers(path, torch.device("cpu"), precision, runs_on=device)[0]
+    model: Any
+    if rank == 0:  # the only one that reads the weights
+        model, _tokenizer = load_transformers(path, torch.device("cpu"), precision, runs_on=device)
     else:
         model = empty_transformers(path, precision, device)
     shard(model, device)
@@ -86,7 +92,7 @@ def shard(model: Any, device: torch.device) -> None:
             evidence=type(decoder).__name__,
             hint="Train it on a GPU that holds it, or in 4 bits (quantization nf4).",
         )
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))  # all ranks, in one row
     for layer in layers:
         _broadcast_module(layer, device)
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
@@ -110,9 +116,10 @@ def _broadcast_module(
     Args:
         leave_out: ids of parameters that are not copied, because they have been already.
     """
-    places = _tensors_with_owners(module, leave_out)
-    shapes_and_types = _shapes_of_rank_0(module, [tensor for tensor, _ in places])
-    for (tensor, owners), (shape, dtype) in zip(places, shapes_and_types, strict=True):
+    tensors_with_owners = _tensors_with_owners(module, leave_out)
+    tensors = [tensor for tensor, _owners in tensors_with_owners]
+    shapes_and_types = _shapes_of_rank_0(module, tensors)
+    for (tensor, owners), (shape, dtype) in zip(tensors_with_owners, shapes_and_types, strict=True):
         values = torch.empty(shape, dtype=dtype, device=device)
         if not tensor.is_meta:  # on rank 0; another rank's tensors may have no memory yet
             values.copy_(tensor)
@@ -146,9 +153,9 @@ def _shapes_of_rank_0(
 def _tensors_with_owners(
     module: torch.nn.Module, leave_out: AbstractSet[int]
 ) -> list[tuple[torch.Tensor, Owners]]:
-    """List every tensor in `module` and its submodules once, with all places that hold it:
-    parameters, buffers, and plain attributes. The order is the same on every rank. Tensors whose id
-    is in `leave_out` are skipped."""
+    """List every tensor in `module` and its submodules once, with all places that hold it, each as
+    (module, name of the attribute): parameters, buffers, and plain attributes. The order is the
+    same on every rank. Tensors whose id is in `leave_out` are skipped."""
     owners: dict[int, tuple[torch.Tensor, Owners]] = {}
     for part in module.modules():
         attributes = {**part._parameters, **part._buffers, **vars(part)}

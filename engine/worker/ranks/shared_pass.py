@@ -42,33 +42,38 @@ class SharedPass:
         Raises torch.OutOfMemoryError if memory ran out on any rank, after all ranks have ended the
         pass.
         """
+        # Only GRPO may pass over a batch several times.
         first = self.batch_pass.is_first_pass if isinstance(self.batch_pass, PolicyPass) else True
         self._start_helpers(token_limit, first=first)
-        here: Pending[Any] | str  # the result of rank 0's part, or a message that memory ran out
+        # The result of rank 0's part, or a message that memory ran out there.
+        own_result: Pending[Any] | str
         try:
-            here = self._run_first_part(token_limit, first=first)
+            own_result = self._run_first_part(token_limit, first=first)
         except (RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
             # With a sharded base the other ranks wait for layers from this one, so a pass that
             # failed here cannot be given up and repeated.
             if not out_of_memory(error) or self.ranks.lockstep is not None:
                 raise
-            here = str(error) or type(error).__name__
+            own_result = str(error) or type(error).__name__
+        # Waited for even if memory ran out here: the others must have ended the pass before an
+        # error is raised, because the pass is then repeated.
         results, memory_error = self._results_of_helpers()
-        if isinstance(here, str):
-            raise torch.OutOfMemoryError(here)
+        if isinstance(own_result, str):
+            raise torch.OutOfMemoryError(own_result)
         if memory_error:
             raise torch.OutOfMemoryError(memory_error)
-        own_result = here
+        pending = own_result
 
         def from_numbers(numbers: list[float]) -> Any:
             """Merge rank 0's result, once its numbers are read, with the other ranks' results."""
-            return merged(self.batch_pass, [own_result.from_numbers(numbers), *results])
+            return merged(self.batch_pass, [pending.from_numbers(numbers), *results])
 
-        return Pending(own_result.numbers, from_numbers, own_result.loss_of)
+        return Pending(pending.numbers, from_numbers, pending.loss_of)
 
     def _start_helpers(self, token_limit: int, *, first: bool) -> None:
-        """Tell the other ranks to begin a pass over their parts, each with a seed of its own.
-        `first` says whether it is the first pass over this batch."""
+        """Tell the other ranks to begin a pass over their parts, each with a seed of its own and
+        with at most `token_limit` tokens at a time. `first` says whether it is the first pass over
+        this batch."""
         self.passes += 1
         for rank in self.helpers:
             # The seeds of all ranks and passes of a step are far apart, because the seeds of steps
@@ -91,8 +96,8 @@ class SharedPass:
         return results, memory_error
 
     def _run_first_part(self, token_limit: int, *, first: bool) -> Pending[Any]:
-        """Run the pass over rank 0's part. `first` says whether it is the first pass over this
-        batch."""
+        """Run the pass over rank 0's part, with at most `token_limit` tokens at a time. `first`
+        says whether it is the first pass over this batch."""
         if isinstance(self.first_part, PolicyPass) and isinstance(self.batch_pass, PolicyPass):
             self.first_part.is_first_pass = first
             sums = self.first_part.run(token_limit)
@@ -101,6 +106,6 @@ class SharedPass:
         return self.first_part.run(token_limit)
 
     def is_finest(self, token_limit: int) -> bool:
-        """Whether `token_limit` already puts every item of the batch into a microbatch of its
-        own."""
+        """Tell whether `token_limit` already puts every item of the batch into a microbatch of its
+        own, so that a smaller limit would change nothing."""
         return self.batch_pass.is_finest(token_limit)

@@ -28,7 +28,8 @@ class SharedSampler:
     """
 
     def __init__(self, sampler: Sampler | None, ranks: Ranks) -> None:
-        """`sampler` is the one of this rank; None if this rank trains while others sample."""
+        """Sample on all ranks of `ranks` that sample. `sampler` is the one of this rank; None if
+        this rank trains while others sample."""
         self.sampler = sampler
         self.ranks = ranks
         self.name = sampler.name if sampler else "torch"
@@ -46,6 +47,7 @@ class SharedSampler:
         # Ranks that train as well have the policy's present weights after each step.
         elif self.sampler is not None and self.ranks.have(adapter):
             self.ranks.carry_out(Load("policy"), self.ranks.samplers)
+        # Ranks that only sample keep what they were sent last.
         elif self.sampler is not None or version != self._loaded:
             broadcast_weights = partial(collective.broadcast_weights, adapter)
             self.ranks.carry_out(
@@ -61,8 +63,8 @@ class SharedSampler:
         done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
         """Sample `n` completions of each prompt on all sampling ranks, and return them in the order
-        of the prompts. `done` is called in this thread for each completion, also for those of other
-        ranks."""
+        of the prompts. `done` is called in this thread with each completion as it ends, also with
+        those of other ranks: (index of the prompt, number among its completions, completion)."""
         call = _SharedCall(prompts, n, params, done, self.ranks)
         return call.sample(self.sampler)
 
@@ -70,7 +72,8 @@ class SharedSampler:
         """Sample one completion and yield its ids: one by one as this rank draws them, or, if this
         rank does not sample, after another rank has finished the completion."""
         if self.sampler is None:
-            return iter(self.generate([prompt], 1, params)[0][0].ids)
+            ((completion,),) = self.generate([prompt], 1, params)
+            return iter(completion.ids)
         return self.sampler.stream(prompt, params)
 
     def release_memory(self) -> None:
@@ -107,7 +110,8 @@ class _SharedCall:
         ranks: Ranks,
     ) -> None:
         """Divide `n` completions of each prompt among the ranks that sample; nothing is sampled
-        yet."""
+        yet. `done` is called with each completion: (index of the prompt, number among its
+        completions, completion)."""
         self.prompts = prompts
         self.params = params
         self.done = done
@@ -137,8 +141,8 @@ class _SharedCall:
         ]
 
     def _on_completion(self, index: int, _member: int, completion: Completion) -> None:
-        """Record a completion of rank 0, and those that other ranks have finished in the
-        meantime."""
+        """Record a completion of rank 0, and those that other ranks have finished in the meantime.
+        `index` is the completion's number in rank 0's part. Called by rank 0's sampler."""
         self._record(0, index, completion)
         for rank in self.helpers:
             for ended in self.ranks.answers_so_far(rank, Ended):
@@ -170,6 +174,9 @@ class _SharedCall:
 
     def _record_rest(self, rank: int) -> None:
         """Wait until a rank has sampled all of its part, and record each completion as it comes."""
-        while isinstance(answer := self.ranks.answer(rank), Ended):
+        while True:
+            answer = self.ranks.answer(rank)
+            if not isinstance(answer, Ended):  # the rank says that it is done
+                return
             self._record(rank, answer.index, answer.completion)
-            pulse.beat()
+            pulse.beat()  # a sign of life

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 
 def cut(costs: Sequence[float], ranks: int) -> list[range]:
-    """Cut the items into one part for each rank. Returns the range of indices of each part, in
-    order.
+    """Cut the items into one part for each of `ranks` processes. Returns the range of indices of
+    each part, in order.
 
     The total cost is divided into equal shares, one per rank; an item belongs to the rank in whose
     share the item's middle lies. The first rank has at least one item if there is any; others may

@@ -26,7 +26,7 @@ def group_norm(rewards: Sequence[float]) -> list[float]:
 
 
 def group_center(rewards: Sequence[float]) -> list[float]:
-    """Return reward - mean for each reward."""
+    """Return reward - mean of all rewards, for each reward of a group, in the same order."""
     mean = statistics.fmean(rewards)
     return [reward - mean for reward in rewards]
 
@@ -50,14 +50,8 @@ ADVANTAGES: dict[str, Callable[[Sequence[float]], list[float]]] = {
 
 def assign(groups: Sequence[Group], kind: str) -> None:
     """Set `advantage` on every trajectory of the groups by the formula `kind`. It is exactly 0.0
-    for all members of a group with equal rewards, and for trajectories without a score.
-
-    Args:
-        kind: a name in `ADVANTAGES`.
-
-    Raises:
-        KeyError: `kind` is no such name.
-    """
+    for all members of a group with equal rewards, and for trajectories without a score. Raises
+    KeyError if `kind` is no name in `ADVANTAGES`."""
     formula = ADVANTAGES[kind]
     for group in groups:
         for trajectory in group.members:

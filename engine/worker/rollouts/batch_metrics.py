@@ -40,15 +40,16 @@ def batch_metrics(batch: RolloutBatch, seconds: float) -> dict[str, float | None
         "reward_errors": (len(members) - len(scored)) / len(members),
         "sample_s": batch.times.sample_s,
         "reward_s": batch.times.reward_s,
-        "tokens_per_s": sampled_tokens / max(1e-9, seconds),
+        "tokens_per_s": sampled_tokens / max(1e-9, seconds),  # never divides by 0
         **_judge_metrics(batch.times.judge),
         **_environment_metrics(scored),
     }
 
 
 def _judge_metrics(use: JudgeUse) -> dict[str, float | None]:
-    """Return how much language models as judges were used for the batch; all values are None if
-    none was asked."""
+    """Return how much language models as judges were used for the batch: calls, retries, tokens and
+    cost in all, and the mean seconds of a call. All values are None if none was asked (`use` is
+    then false)."""
     if not use:
         return dict.fromkeys(JUDGE_METRICS)
     return {
@@ -73,18 +74,18 @@ def _reward_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _completion_metrics(members: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of the sampled completions: their lengths in tokens, the share that a limit
-    cut off, the mean number of branches (conversations of a rollout beside its first,
+    """Return metrics of the completions of `members`, by name: their lengths in tokens, the share
+    that a limit cut off, the mean number of branches (conversations of a rollout beside its first,
     "unstitched"), and the share with an invalid tool call."""
     lengths = sorted(trajectory.sampled_tokens for trajectory in members)
+    with_invalid_call = sum(bool(trajectory.invalid_calls) for trajectory in members)
     return {
         "length_mean": statistics.fmean(lengths),
         # The smallest length that at least 95% of the completions do not exceed.
         "length_p95": lengths[math.ceil(0.95 * len(lengths)) - 1],
         "truncated_share": sum(trajectory.cut for trajectory in members) / len(members),
         "unstitched": sum(len(trajectory.branches) for trajectory in members) / len(members),
-        "invalid_calls": sum(bool(trajectory.invalid_calls) for trajectory in members)
-        / len(members),
+        "invalid_calls": with_invalid_call / len(members),
     }
 
 
@@ -125,10 +126,8 @@ def _spread_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _environment_metrics(scored: Sequence[Trajectory]) -> dict[str, float]:
-    """Return the means of the environment's own metrics, by column name.
-
-    Each is a mean over the scored trajectories that have the metric.
-    """
+    """Return the mean of each metric that the environment itself reports, by the name of its column
+    (`curve_name`). It is a mean over those scored trajectories that have the metric."""
     names = sorted({name for trajectory in scored for name in trajectory.metrics})
     means: dict[str, float] = {}
     for name in names:

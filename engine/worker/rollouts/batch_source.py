@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.records.settings import GRPOSettings
 from engine.worker.core import pulse
@@ -102,12 +102,12 @@ class Collector:
         task, in order, and the seconds spent."""
         settings = self.settings
         # No run has a million steps, so runs of different seeds never share a step's sampling seed.
-        params = SamplingParams.drawn(settings, settings.seed * 1_000_003 + step)
+        step_seed = settings.seed * 1_000_003 + step
         # 2**52 is far above the sampling seeds of all steps, so no two rounds share one.
-        params = replace(params, seed=params.seed + round_number * 2**52)
+        params = SamplingParams.drawn(settings, step_seed + round_number * 2**52)
         tasks = [self.tasks[index] for index in task_indices]
         if self.varied is not None:
-            tasks = self.varied.of_all(tasks, step, lambda task: fits(task, self.context, params))
+            tasks = self.varied.tasks_at(tasks, step, lambda task: fits(task, self.context, params))
         groups, times = collect(tasks, settings.group_size, self.context, self.sampler, params)
         if settings.thinking_length_penalty > 0:
             penalise_thinking(
@@ -191,7 +191,7 @@ class BatchSource:
             self._sampled_ahead = step, future.result()
 
     def _load(self, adapter: Adapter) -> None:
-        """Hand the adapter's weights to the sampler."""
+        """Hand the adapter's weights to the sampler, and note the seconds in `load_s`."""
         began = time.monotonic()
         self.collector.sampler.load(adapter)
         self.load_s = time.monotonic() - began

@@ -67,6 +67,7 @@ class Times:
     judge: JudgeUse = NOTHING
 
     def __add__(self, other: "Times") -> "Times":
+        """Return the sums of both: seconds, and the use of judges."""
         judge = self.judge + other.judge
         return Times(self.sample_s + other.sample_s, self.reward_s + other.reward_s, judge)
 
@@ -118,7 +119,7 @@ def collect(
 def fits(task: TaskRow, context: RolloutContext, params: SamplingParams) -> bool:
     """Tell whether the task's prompt leaves room for a completion of `params.max_tokens` ids within
     `context.max_length`. Tasks of a program always fit, as its questions are not known."""
-    if context.play is not None:
+    if context.play is not None:  # a program asks the model
         return True
     prompt = context.renderer.prompt(asked_prompt(task), asked_tools(task, context.tools))
     return len(prompt) + params.max_tokens <= context.max_length
@@ -144,11 +145,11 @@ def _play_once(tasks: Sequence[TaskRow], groups: list[Group], n: int, play: _Pla
         scoring = Scoring(processes, background, compare=play.context.compare)
 
         def on_completion(index: int, member: int, completion: Completion) -> None:
-            # Called by the sampler for completion number `member` of the task at `index`.
+            """Have completion number `member` of the task at `index` scored."""
             trajectory = groups[index].members[member]
             append_turn(trajectory, completion, play.context.renderer, play.params.stop)
             pulse.advance()
-            scoring.ended(index, tasks[index], trajectory, size=n)
+            scoring.add(index, tasks[index], trajectory, size=n)
 
         began = time.monotonic()
         prompts = [group.members[0].prompt_ids for group in groups]
@@ -195,8 +196,8 @@ def _start_rollouts(
     processes: Sequence[EnvProcess],
     background: BackgroundWorker,
 ) -> list[_Rollout]:
-    """Start an episode for every trajectory, with the env processes taking turns. If that fails,
-    the trajectory gets the error and is left out."""
+    """Start an episode for every trajectory, with the processes of the environment taking turns. If
+    that fails, the trajectory gets the error and is left out."""
     starts = [
         (task, trajectory)
         for task, group in zip(tasks, groups, strict=True)
@@ -205,6 +206,7 @@ def _start_rollouts(
     rollouts: list[_Rollout | None] = [None] * len(starts)
 
     def start(index: int, lane: int) -> None:
+        """Start the episode at `index` of `starts` in the process number `lane`."""
         task, trajectory = starts[index]
         try:
             rollouts[index] = _Rollout(trajectory, processes[lane].start(task), lane)
@@ -225,6 +227,7 @@ def _play_turn(
     answers each in the background as soon as it ends. Returns when all are answered."""
 
     def on_completion(index: int, _member: int, completion: Completion) -> None:
+        """Append the turn to the rollout at `index`, and have the environment answer it."""
         rollout = open_rollouts[index]
         append_turn(rollout.trajectory, completion, play.context.renderer, play.params.stop)
         background.submit_to(rollout.lane, _let_environment_answer, rollout, play.context)
@@ -279,14 +282,14 @@ def _continue_rollout(rollout: _Rollout, play: _Play, background: BackgroundWork
     """Append the environment's reply to the trajectory, so that the next turn can be sampled, and
     return True. Return False if the rollout has ended, or ends now because another completion would
     exceed the length limit."""
-    trajectory = rollout.trajectory
-    replies = rollout.replies
+    trajectory, replies = rollout.trajectory, rollout.replies
     if replies is None:
         return False
     reply_ids = _reply_ids(trajectory, replies, play.context)
     next_prompt_length = len(trajectory.prompt_ids) + len(trajectory.ids) + len(reply_ids)
     if next_prompt_length + play.params.max_tokens > play.context.max_length:
         trajectory.stop_reason = "max_context"
+        # In the lane (thread) of the env process that holds the episode.
         background.submit_to(rollout.lane, _score_and_close, rollout)
         return False
     trajectory.add_environment(reply_ids)

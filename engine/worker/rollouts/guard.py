@@ -27,11 +27,11 @@ class Guard:
         state.setdefault("errors", 0)  # those of them that could not be scored
 
     def check(self, step: int, batch: RolloutBatch) -> None:
-        """Count the rollouts of a step, and end the run if it cannot learn.
+        """Count the rollouts of a step (`batch`), and end the run if it cannot learn.
 
         Raises:
-            WorkerFailure: kind reward, if too many completions could not be scored; kind no_signal,
-                if all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
+            WorkerFailure: kind reward, if too many completions could not be scored; kind
+                no_signal, if all advantages were 0 for `NO_SIGNAL_STEPS` steps in a row.
         """
         members = batch.members
         self._check_scores(step, members)
@@ -50,11 +50,11 @@ class Guard:
             )
 
     def _check_scores(self, step: int, members: Sequence[Trajectory]) -> None:
-        """Count the completions of a step and those that could not be scored.
+        """Count the completions of a step (`members`) and those that could not be scored.
 
         Raises:
-            WorkerFailure: kind reward, if the run has at least `ERRORS_JUDGED_FROM` completions and
-                a larger share of them than the limit could not be scored.
+            WorkerFailure: kind reward, if the run has at least `ERRORS_JUDGED_FROM` completions
+                and a larger share of them than the limit could not be scored.
         """
         failed = [trajectory for trajectory in members if trajectory.error is not None]
         self.state["played"] += len(members)
@@ -90,5 +90,5 @@ class Guard:
     def close(self, steps: int) -> None:
         """At the end of a run of `steps` steps, set `no_gradient` in the state if no step had a
         gradient, so that unchanged weights are not reported as a failure."""
-        if self.state["silent_steps"] >= steps:
+        if self.state["silent_steps"] >= steps:  # all steps were silent: no advantage but 0
             self.state["no_gradient"] = True

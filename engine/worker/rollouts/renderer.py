@@ -33,8 +33,8 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stop_ids: Sequence[int], *, thinking: bool = False
     ) -> None:
-        """Keep a tokenizer and the texts of its stop ids. Raises WorkerFailure (kind config) if it
-        has no chat template.
+        """Convert with this tokenizer and its chat template. Raises WorkerFailure (kind config) if
+        it has no template.
 
         Args:
             stop_ids: every id that ends a turn; the first is the one that the template writes.
@@ -86,8 +86,8 @@ class Renderer:
     def prompt(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSchema] = ()
     ) -> list[int]:
-        """Return the ids of the conversation, up to and including the opening of the assistant's
-        turn."""
+        """Return the token ids of the conversation as the chat template writes it with these tools,
+        up to and including the opening of the next assistant turn."""
         return self._format.prompt(messages, tools)
 
     def between_turns(

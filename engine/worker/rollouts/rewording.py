@@ -49,7 +49,8 @@ class Rewording:
         """Return the task in other words of this kind, drawn by this seed; None if it cannot be
         reworded.
 
-        The environment rewords the task, or else the rules do.
+        The environment rewords the task, or else the rules do. The reference conversation (`gold`)
+        gets the new words too.
         """
         env_task = self._reworded_by_environment(task, kind, seed)
         if env_task is not None:
@@ -62,14 +63,16 @@ class Rewording:
         return reword(task, kind, self.tools, seed, self.stock)
 
     def _reworded_by_environment(self, task: TaskRow, kind: Kind, seed: int) -> TaskRow | None:
-        """Ask the environment for the task in other words. Returns None if the environment leaves
-        this to the rules, or if it fails; the problem is then reported once."""
+        """Ask the environment for the task in other words of this kind, drawn by the seed. Returns
+        None if the environment leaves this to the rules, or if it fails; the problem is then
+        reported once."""
         if self.process is None:
             return None
         # Doubled, so that the last bit tells training (0) from the probe (1): each has own words.
-        env_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
+        even_seed = 2 * drawn(task, kind, seed, self.stock).randrange(_MOST_SEEDS)
+        env_seed = even_seed + 1 if self.stock == "probe" else even_seed
         try:
-            return self.process.perturb(task, kind, env_seed + (self.stock == "probe"))
+            return self.process.perturb(task, kind, env_seed)
         except EnvProblem as problem:
             if str(problem) not in self.problems:
                 self.problems.append(str(problem))
@@ -120,14 +123,14 @@ class Rewording:
 
 
 def _is_same_task(env_task: TaskRow, task: TaskRow) -> bool:
-    """Tell whether the environment returned the task unchanged."""
+    """Tell whether the environment, asked to reword `task`, returned it unchanged (`env_task`)."""
     keys = ("prompt", "tools", "answer", "metadata")
     return all(env_task.get(key) == task.get(key) for key in keys)
 
 
 def _reworded_gold(task: TaskRow, env_task: TaskRow) -> list[dict[str, object]] | None:
-    """Return the reference conversation of a task that the environment reworded; None if it had
-    none.
+    """Return the reference conversation of `env_task`, which is `task` as the environment reworded
+    it; None if `task` had none.
 
     It consists of the new prompt and the new answer. If the answer did not change, it is the new
     prompt and what followed the old one.
@@ -151,8 +154,9 @@ class VariedWording:
     share: float
     seed: int
 
-    def of(self, task: TaskRow, step: int) -> TaskRow:
-        """Return the task as `step` sees it: in other words, or the same object unchanged."""
+    def task_at(self, task: TaskRow, step: int) -> TaskRow:
+        """Return the task as optimizer step `step` sees it: in other words with the probability
+        `share`, else the same object unchanged."""
         rng = random.Random(f"{self.seed}-vary-{step}-{task['id']}")
         if rng.random() >= self.share:
             return task
@@ -163,21 +167,24 @@ class VariedWording:
         ]
         return self._in_other_words(task, kinds, rng.randrange(2**31))
 
-    def of_all(
+    def tasks_at(
         self, tasks: Sequence[TaskRow], step: int, fits: Callable[[TaskRow], bool]
     ) -> list[TaskRow]:
-        """Return the tasks as `step` sees them. A task stays unchanged if its rewording would leave
-        no room for an answer (`fits`)."""
-        reworded_tasks = [self.of(task, step) for task in tasks]
+        """Return the tasks as `step` sees them, some in other words. A task stays unchanged if its
+        rewording would leave no room for an answer; `fits` tells whether one does."""
+        reworded_tasks = [self.task_at(task, step) for task in tasks]
         return [
             reworded if fits(reworded) else task
             for reworded, task in zip(reworded_tasks, tasks, strict=True)
         ]
 
     def _in_other_words(self, task: TaskRow, kinds: Sequence[Kind], seed: int) -> TaskRow:
-        """Reword the task by each of these kinds, one after the other."""
+        """Reword the task by each of these kinds, one after the other. A kind by which it cannot be
+        reworded leaves it as it is."""
         for kind in kinds:
-            task = self.rewording.reworded(task, kind, seed) or task
+            reworded = self.rewording.reworded(task, kind, seed)
+            if reworded is not None:
+                task = reworded
         return task
 
 

@@ -30,7 +30,8 @@ def _record(
     """Turn one trajectory into a record for the rollout file.
 
     `group` is the number of its group within the step, `member` its own number within the group,
-    both from 0. `dropped` says whether its group was replaced by another.
+    both from 0. `dropped` says whether its group was replaced by another. Branches are further
+    conversations of the same rollout.
     """
     fields = answer_fields(trajectory) | {
         "step": step,
@@ -83,7 +84,8 @@ def answer_fields(trajectory: Trajectory) -> JsonObject:
 
 
 def _sampled_ids(trajectory: Trajectory) -> JsonObject:
-    """Return the fields about a conversation's tokens."""
+    """Return the token ids of a trajectory and what belongs to each: whether it is trained, and the
+    sampler's log-probability, rounded."""
     return {
         "prompt_ids": trajectory.prompt_ids,
         "ids": trajectory.ids,

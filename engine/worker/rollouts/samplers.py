@@ -33,6 +33,7 @@ def make_sampler(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: siz
     vLLM was tried and failed (engine/machine/fast_paths).
 
     Args:
+        base: the loaded base model.
         needs: what every sampler has to know, such as the ids that end a completion.
         size: the parts of the run that have to fit into the device.
 
@@ -51,9 +52,9 @@ def wants_server(config: RunConfig) -> bool:
 
 
 def why_no_server(job: Job[RunConfig], size: sizing.Job) -> str:
-    """Explain why the vLLM server that the settings name cannot be used: its GPU has no room, or it
-    was tried there and failed (engine/machine/fast_paths). The event `sampler` says so too. Returns
-    "" if it can be used."""
+    """Return why the vLLM server that the settings name cannot be used: its GPU has no room beside
+    the run (`size`), or it was tried there and failed (engine/machine/fast_paths). The event
+    `sampler` says so too. Returns "" if it can be used."""
     why_not = size.server.why_not if size.kind == "cuda" else ""
     if switched_off.is_off("vllm"):
         why_not = f"vLLM is switched off on this device: {switched_off.why_off('vllm')}"
@@ -73,6 +74,9 @@ def start_vllm(
     with a sampler that waits for the server at its first use; a cancelled run ends that wait.
 
     Args:
+        base: the loaded base model, whose files the server reads itself.
+        needs: what every sampler has to know, such as the ids that end a completion.
+        size: the parts of the run that have to fit into the device.
         devices: ids of devices that the server has to itself; () for this process's device, which
             it shares.
     """
@@ -95,8 +99,9 @@ def start_vllm(
 
 
 def plan_beside(plan: Plan, size: sizing.Job, devices: Sequence[str]) -> Plan:
-    """Return the plan of a server that has GPUs to itself and keeps their memory. It runs as many
-    copies of the model as the GPUs have room for, each on as many GPUs as it needs."""
+    """Return the plan of a server that has the GPUs `devices` to itself and keeps their memory. It
+    runs as many copies of the model as the GPUs have room for, each on as many GPUs as it needs
+    (`size` says how many)."""
     gpus_per_copy = size.server.gpus_of_model
     return replace(
         plan,
@@ -114,6 +119,11 @@ def run_plan(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.
     It computes in the trainer's number format. On a CPU that is float32, in which the
     log-probabilities of sampler and trainer agree to 1e-5; with bfloat16 they would agree only to
     0.003.
+
+    Args:
+        base: the model to serve.
+        needs: says how many completions are sampled at once.
+        size: says how much memory was planned for the server.
 
     Raises:
         UserError: NO_VLLM, if vLLM is not set up.
@@ -140,8 +150,8 @@ def run_plan(job: Job[RunConfig], base: Base, needs: SamplerNeeds, size: sizing.
 
 
 def _memory_share(size: sizing.Job, device: torch.device) -> float:
-    """Return the share of a GPU's memory that vLLM may take: what was planned for it, but no more
-    than is free now minus a reserve for training."""
+    """Return the share of a GPU's memory that vLLM may take: what was planned for it (`size`), but
+    no more than is free now minus a reserve for training."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     granted = min(size.server.bytes, free_bytes - servers.TRAINER_RESERVE)
     return granted / total_bytes

@@ -29,8 +29,9 @@ class Scoring:
     def __init__(
         self, processes: Sequence[EnvProcess], background: BackgroundWorker, *, compare: bool
     ) -> None:
-        """Score with these processes. `compare` says whether the environment's `score_group`, if it
-        has one, scores whole groups."""
+        """Score with these processes, which all run the environment's code, in the threads of
+        `background`. `compare` says whether the environment's `score_group`, if it has one, scores
+        the completions of a task together."""
         self._background = background
         self._idle_processes: queue.SimpleQueue[EnvProcess] = queue.SimpleQueue()
         for process in processes:
@@ -41,12 +42,13 @@ class Scoring:
         self._incomplete_groups: dict[int, list[Trajectory]] = {}
         self._lock = threading.Lock()
 
-    def ended(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
-        """Have a completion scored that has just been sampled; with `compare`, once its group is
-        complete.
+    def add(self, index: int, task: TaskRow, trajectory: Trajectory, size: int) -> None:
+        """Queue a completion, which has just been sampled, for scoring. If whole groups are scored,
+        this waits until its group (the completions of its task) is complete. Returns at once.
 
         Args:
             index: the number of its group.
+            trajectory: holds the completion, and gets the score.
             size: the number of completions in the group.
         """
         if self._scores_whole_groups and size >= LEAST_GROUP:
@@ -58,8 +60,8 @@ class Scoring:
         self._background.submit(self._score_waiting)
 
     def _score_waiting(self) -> None:
-        """Score as many waiting completions as a process scores at once; runs in a background
-        thread."""
+        """Score as many waiting completions as one process of the environment takes at once, and
+        write the scores into their trajectories; runs in a background thread."""
         process = self._idle_processes.get()
         try:
             at_once = process.at_once
@@ -79,7 +81,8 @@ class Scoring:
             self._idle_processes.put(process)
 
     def _score_group(self, task: TaskRow, trajectories: Sequence[Trajectory]) -> None:
-        """Score the completions of one task together; runs in a background thread."""
+        """Score the completions of one task together, because the environment compares them with
+        each other; runs in a background thread."""
         process = self._idle_processes.get()
         try:
             completions = [trajectory.completion for trajectory in trajectories]
@@ -114,12 +117,14 @@ def set_error(trajectory: Trajectory, error: str, *, timed_out: bool) -> None:
 
 
 def judge_use(process: EnvProcess) -> JudgeUse:
-    """Return how much judges were used so far, in all processes of the environment."""
+    """Return how much language models as judges were used so far, in all processes of the
+    environment."""
     return process.judge_budget.used if process.judge_budget else NOTHING
 
 
 def out_of_judge_budget(process: EnvProcess) -> WorkerFailure:
-    """Return the failure of a run whose judges may not be asked any more."""
+    """Return the failure of a run whose judges (language models that score answers) may not be
+    asked any more, because a limit of calls or money is reached."""
     budget = process.judge_budget
     assert budget is not None  # only a budget refuses
     limit = budget.spent or "what is left of the judge's limit is less than one score needs"

@@ -13,9 +13,13 @@ Decode = Callable[[Sequence[int]], str]
 class ReadsThoughts(Protocol):
     """The methods of a `Renderer` that are needed here."""
 
-    def completion_text(self, ids: Sequence[int]) -> str: ...
+    def completion_text(self, ids: Sequence[int]) -> str:
+        """Return the text of a completion's token ids."""
+        ...
 
-    def thought_spans(self, text: str) -> list[Span]: ...
+    def thought_spans(self, text: str) -> list[Span]:
+        """Return (start, end), in characters, of each thought in a completion's text."""
+        ...
 
 
 def penalise_thinking(
@@ -48,7 +52,7 @@ def thought_tokens(ids: Sequence[int], renderer: ReadsThoughts) -> int:
 
 def _ids_until(ids: Sequence[int], characters: int, decode: Decode) -> int:
     """Find, by binary search, how many of the first ids give a text of at least `characters`
-    characters."""
+    characters. `decode` turns ids into text."""
     lower_bound, upper_bound = 0, len(ids)
     while lower_bound < upper_bound:
         middle = (lower_bound + upper_bound) // 2

@@ -150,8 +150,8 @@ class SyncCheck:
         )
 
     def _report_once(self, name: str, step: int, mean: float, largest: float, reason: str) -> None:
-        """Write the event `name` with both gaps and the reason. The event is not repeated until a
-        step had a gap within the limits."""
+        """Write the event `name` with the mean and the largest gap of `step` and the reason. The
+        event is not repeated until a step had a gap within the limits."""
         if name in self._state["told"]:
             return
         self._state["told"].append(name)
@@ -168,8 +168,9 @@ def sync_check_of(
     """Make the `SyncCheck` of a run, which watches that sampler and trainer give the same
     log-probabilities. It keeps what it has seen in `state`, the state of the training loop.
 
-    It allows the rounding of the weights' format. If the settings make the distributions differ
-    (tokens left out, sampling ahead, dropout), it only watches whether their distance grows.
+    It allows the rounding of the format in which `network` stores its weights. If the settings make
+    the distributions differ (tokens left out, sampling ahead, dropout), it only watches whether
+    their distance grows.
     """
     is_rounded = network.dtype != torch.float32 or settings.quantization != "none"
     samples_all_tokens = settings.top_p == 1 and not settings.top_k and not settings.min_p

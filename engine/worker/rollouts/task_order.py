@@ -26,7 +26,7 @@ class TaskOrder(Protocol):
     """Chooses tasks, by their indices among the tasks that are trained on."""
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the `prompts_per_step` tasks of step `step` (from 1)."""
+        """Return the indices of the `prompts_per_step` tasks of step `step` (from 1)."""
         ...
 
     def fresh_tasks(
@@ -60,14 +60,15 @@ class ShuffledOrder:
     seed: int
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the tasks of step `step`; see `TaskOrder`."""
+        """Return the indices of the tasks that step `step` (from 1) plays."""
         return shuffled_tasks(step, self.count, self.per_step, self.seed)
 
     def fresh_tasks(
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
-        """Return tasks that replace groups; see `TaskOrder`. The choice depends on the seed, the
-        step and the round."""
+        """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
+        all rewards are equal. The choice depends on the seed, the step and the round
+        (`round_number`, from 1)."""
         order = list(range(self.count))
         random.Random(f"{self.seed}-{step}-{round_number}").shuffle(order)
         return [index for index in order if index not in used][:limit]
@@ -129,35 +130,41 @@ class RolloutOrder:
         self.steps_to_fade = max(LEAST_STEPS_TO_FADE, PASSES_TO_FADE * steps_of_a_pass)
 
     def tasks_of_step(self, step: int) -> list[int]:
-        """Return the tasks of step `step`; see `TaskOrder`. Unseen tasks come first, in the
-        shuffled order of a first epoch, but they get at most the share `UNSEEN_PLACES` of the step
-        if there are others. The others follow in the order of a weighted draw."""
+        """Return the indices of the tasks that step `step` (from 1) plays.
+
+        Unseen tasks come first, in the shuffled order of a first epoch, but they get at most the
+        share `UNSEEN_PLACES` of the step's places if there are others. The others follow in the
+        order of a weighted draw.
+        """
         per_step = self.settings.prompts_per_step
-        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
+        seen = self._weighted_draw(step, f"{self.settings.seed}-{step}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(drawn))
-        chosen = (unseen[:unseen_places] + drawn + unseen[unseen_places:])[:per_step]
+        unseen_places = max(math.ceil(UNSEEN_PLACES * per_step), per_step - len(seen))
+        in_order = unseen[:unseen_places] + seen + unseen[unseen_places:]
+        first_tasks = in_order[:per_step]
         # If there are fewer tasks than places, the tasks repeat.
-        return [chosen[place % len(chosen)] for place in range(per_step)]
+        return [first_tasks[place % len(first_tasks)] for place in range(per_step)]
 
     def fresh_tasks(
         self, step: int, round_number: int, limit: int, used: Collection[int]
     ) -> list[int]:
-        """Return tasks that replace groups; see `TaskOrder`. Seen tasks are drawn by weight; unseen
-        ones follow."""
-        drawn = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
+        """Return the indices of at most `limit` tasks outside `used`, to replace groups in which
+        all rewards are equal, in round `round_number` (from 1) of the step. Seen tasks are drawn by
+        weight; unseen ones follow."""
+        seen = self._weighted_draw(step, f"{self.settings.seed}-{step}-{round_number}-curriculum")
         unseen = [index for index in self._unseen_order if self.ids[index] not in self.seen]
-        return [index for index in drawn + unseen if index not in used][:limit]
+        return [index for index in seen + unseen if index not in used][:limit]
 
     def record(self, step: int, groups: Sequence[Group]) -> None:
-        """Learn from the groups of a step; see `TaskOrder`. A group that could not be scored
-        teaches nothing, but its task counts as seen."""
+        """Add the groups of a step to what is known of their tasks: how many answers there were,
+        and how many earned another reward than most of their group. A group that could not be
+        scored adds nothing, but its task counts as seen."""
         for group in groups:
             differing, answers = self._counts_in_step(group.task_id, step)
             rewards = group.rewards
             if rewards:
-                most_common = Counter(rewards).most_common(1)[0][1]
-                differing += len(rewards) - most_common
+                ((_reward, usual_count),) = Counter(rewards).most_common(1)
+                differing += len(rewards) - usual_count
                 answers += len(rewards)
             self.seen[group.task_id] = [round(differing, 6), round(answers, 6), step]
 
@@ -169,8 +176,8 @@ class RolloutOrder:
         return max(LEAST_WEIGHT, chance**2)
 
     def _counts_in_step(self, task_id: str, step: int) -> tuple[float, float]:
-        """Return (differing answers, answers) of a task as they count in `step`: less with every
-        step since they were seen. Returns (0, 0) for a task that was not seen.
+        """Return (differing answers, answers) of the task `task_id` as they count in `step`: less
+        with every step since they were seen. Returns (0, 0) for a task that was not seen.
 
         Differing answers earned another reward than most of their group.
         """
@@ -200,7 +207,7 @@ def chance_to_differ(differing: float, answers: float, group_size: int) -> float
     of such answers is unknown, so the chance is averaged over a beta distribution: Jeffreys' prior
     with these counts added.
     """
-    rare, usual = differing + _PRIOR, answers - differing + _PRIOR
+    rare, usual = differing + _PRIOR, answers - differing + _PRIOR  # the two beta parameters
     all_rare = all_usual = 1.0
     for answers_drawn in range(group_size):
         all_rare *= (rare + answers_drawn) / (rare + usual + answers_drawn)

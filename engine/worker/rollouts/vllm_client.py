@@ -49,13 +49,11 @@ class Answer:
 
 class VllmClient:
     """A client of one vLLM server. Every method raises VllmError if the server refuses or the
-    connection breaks.
-
-    Args:
-        process: the server; errors of the connection quote the last lines of its log.
-    """
+    connection breaks."""
 
     def __init__(self, process: VllmProcess) -> None:
+        """Send requests to the server `process`. Errors of the connection quote the last lines of
+        its log."""
         self.process = process
 
     def load(self, name: str, folder: Path) -> None:
@@ -166,6 +164,7 @@ class Together:
     """Sends requests at the same time; see `VllmClient.together`."""
 
     def __init__(self, owner: VllmClient, client: httpx.AsyncClient) -> None:
+        """Send requests with `client`. `owner` made it, and explains its errors."""
         self._owner = owner
         self._client = client
 
@@ -190,8 +189,8 @@ def read_answers(reply: Body) -> list[Answer]:
 
 
 def _streamed_chunks(response: httpx.Response) -> Iterator[Body]:
-    """Yield the JSON objects of a streamed reply as they arrive. Raises VllmError if the server
-    sends an error among them."""
+    """Yield the JSON objects of the streamed reply `response` as they arrive. Raises VllmError if
+    the server sends an error among them."""
     for line in response.iter_lines():
         # Server-sent events, with blank lines between them; the last one is "[DONE]".
         if not line.startswith("data:"):
@@ -220,8 +219,9 @@ def _read_choice(choice: Body) -> Answer:
 
 
 def _read_logprob(token: int, reported: Body | None) -> float:
-    """Return the log-probability that the server reports for a sampled id; NaN if it is missing or
-    not a usable number. Raises ValueError if it belongs to another id."""
+    """Return the log-probability that the server reports for the sampled id `token`; NaN if it is
+    missing (`reported` is None) or not a usable number. Raises ValueError if it belongs to another
+    id."""
     fields: Body = {} if reported is None else reported
     # A server may leave out the id; then it is assumed to be right.
     if fields.get("token_id", token) != token:
@@ -233,13 +233,15 @@ def _read_logprob(token: int, reported: Body | None) -> float:
 
 
 def _request(model: str, ids: list[int], sampling: Body) -> Body:
-    """Make the body of a request for completions."""
+    """Make the body of a request for completions of the prompt `ids` by the model that the server
+    knows as `model`. `sampling` are vLLM's sampling parameters."""
     return {"model": model, "token_ids": ids, "sampling_params": sampling}
 
 
 def _json_object(response: httpx.Response) -> Body:
-    """Return the reply as a JSON object; {} if the server answered with anything else, such as
-    plain text. Raises VllmError if the server refused the request (any status but 200)."""
+    """Return the reply in `response` as a JSON object; {} if the server answered with anything
+    else, such as plain text. Raises VllmError if the server refused the request (any status but
+    200)."""
     if response.status_code != 200:
         raise VllmError(_refusal(response))
     try:
@@ -250,8 +252,9 @@ def _json_object(response: httpx.Response) -> Body:
 
 
 def _refusal(response: httpx.Response) -> str:
-    """Describe a refused request: the status, and the first 300 characters of the server's error
-    message, or of its text if it has none. Example: "it answered 400: no such model"."""
+    """Describe a refused request: the status of `response`, and the first 300 characters of the
+    server's error message, or of its text if it has none. Example: "it answered 400: no such
+    model"."""
     text = response.text
     try:
         reply = response.json()

@@ -132,9 +132,9 @@ class VllmSampler:
                 yield from ids
 
     def speaking_as(self, model: str) -> "VllmSampler":
-        """Return a sampler on the same server that answers as `model`, whatever this one loads
-        later."""
-        sampler = copy.copy(self)
+        """Return a sampler on the same server that answers as the model `model` of that server,
+        whatever this one loads later."""
+        sampler = copy.copy(self)  # shallow: both use the same server
         sampler._model_name = model
         return sampler
 
@@ -153,8 +153,8 @@ class VllmSampler:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _request_all(self, call: "_GenerateCall") -> list[list[Completion]]:
-        """Request the completions of all prompts, with at most `MAX_PROMPTS_AT_ONCE` prompts at the
-        server at the same time. Raises VllmError, alone or in an exception group."""
+        """Request the completions of all prompts of `call`, with at most `MAX_PROMPTS_AT_ONCE`
+        prompts at the server at the same time. Raises VllmError, alone or in an exception group."""
         slots = asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
         async with self.client.together() as together, asyncio.TaskGroup() as tasks:
             requests = [
@@ -166,8 +166,8 @@ class VllmSampler:
     async def _complete_prompt(
         self, together: Together, slots: asyncio.Semaphore, call: "_GenerateCall", index: int
     ) -> list[Completion]:
-        """Wait for a free slot and request the completions of the prompt at `index`. Calls
-        `call.done` for each completion once all have come.
+        """Wait for a free slot, request the completions of the prompt at `index`, and return them.
+        Calls `call.done` for each completion once all have come.
 
         Args:
             together: sends requests at the same time.
@@ -192,9 +192,9 @@ class VllmSampler:
     async def _send_prompt(
         self, together: Together, slots: asyncio.Semaphore, call: "_GenerateCall", index: int
     ) -> list[Answer]:
-        """Send the prompt at `index` through `together` once one of the `slots` is free, and return
-        the server's answers. If the prompt fills the context, nothing is sent, and the answers are
-        empty."""
+        """Send the prompt at `index` of `call` through `together` once one of the `slots` is free,
+        and return the server's answers. If the prompt fills the context, nothing is sent, and the
+        answers are empty."""
         prompt = call.prompts[index]
         room = self.limit - len(prompt)
         if room < 1:
@@ -221,6 +221,8 @@ class VllmSampler:
             "detokenize": bool(params.stop),  # only stop strings need text
         }
         if params.temperature:  # with 0 nothing is drawn, so these have no meaning
+            # `places` says where in a larger batch the prompt stands, if this is a part of one:
+            # (number of the prompt, number of the completion).
             prompt, member = params.places[index] if params.places else (index, 0)
             request["seed"] = prompt_seed(params.seed, prompt) + member
             if params.top_k:
@@ -268,8 +270,8 @@ def _is_same_version(first: tuple[Adapter, int] | None, second: tuple[Adapter, i
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """Derive the seed of the prompt at `index` from the seed of the call. It has 56 bits, so that
-    vLLM can add the number of a completion without exceeding 64 bits."""
+    """Derive the seed of the prompt at `index` from the seed of the whole call. It has 56 bits, so
+    that vLLM can add the number of a completion without exceeding 64 bits."""
     digest = hashlib.sha256(f"{seed}:{index}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -291,14 +293,16 @@ def server_failure(message: str, process: VllmProcess) -> WorkerFailure:
 
 
 class _ServerErrors:
-    """Context manager that turns VllmError into the failure of the run. `action` is what the server
-    is asked to do, for the message."""
+    """Context manager that turns VllmError into the failure of the run."""
 
     def __init__(self, action: str, process: VllmProcess) -> None:
+        """`action` is what the server `process` is asked to do, such as "sample"; it completes
+        "asked to ..." in the failure's message."""
         self._action = action
         self._process = process
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        """Do nothing; only the end of the context matters."""
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """If a VllmError ended the context, alone or first in a group, raise the run's failure

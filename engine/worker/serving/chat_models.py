@@ -40,7 +40,9 @@ class Models(Protocol):
         """False once the models can answer no more requests."""
         ...
 
-    def names(self) -> list[str]: ...
+    def names(self) -> list[str]:
+        """Return the names of all models, the base's first."""
+        ...
 
     def add(self, name: str, folder: Path) -> None:
         """Load the adapter in `folder` under the model name `name`. Raises Refused if it cannot be
@@ -57,13 +59,16 @@ class Models(Protocol):
         Raises Refused: 404 for an unknown name, 500 if the model fails."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free what the models hold. Nothing can be answered afterwards."""
+        ...
 
 
 class Served:
     """Answers chat requests, each with the model that it names."""
 
     def __init__(self, models: Models) -> None:
+        """Answer with `models`, with their chat template and length limit."""
         self.models = models
         self.renderer = models.renderer
         self.limit = models.limit
@@ -89,7 +94,8 @@ class Served:
             ids = self.renderer.prompt(request.messages, request.tools)
         except Exception as error:  # a template is a program; it may fail in any way
             raise Refused(400, f"The chat template refused the messages: {error}") from error
-        if any(token >= len(self.renderer.tokenizer) for token in request.begun_ids):
+        vocab = len(self.renderer.tokenizer)  # ids are counted from 0
+        if any(token >= vocab for token in request.begun_ids):
             raise Refused(400, "begun_token_ids has ids that this model does not know.")
         ids += request.begun_ids
         if len(ids) + 1 > self.limit:
@@ -152,7 +158,8 @@ class Served:
             raise Refused(400, f"The prompt has {length} tokens; the model reads {self.limit}.")
 
     def _likeliest_next(self, request: LogprobsRequest) -> tuple[int, float]:
-        """Return the likeliest token after the request's ids, and its log-probability."""
+        """Return the id of the likeliest token after the request's ids, and its log-probability in
+        nats."""
         with self.models.speaking_as(request.model) as sampler:
             params = SamplingParams(max_tokens=1, temperature=0.0)
             # One prompt with one completion.
@@ -209,13 +216,13 @@ class Served:
                     yield answer.chunk({}, sampled=token)
 
     def _text_before_stop(self, answer_ids: Sequence[int], request: ChatRequest) -> str:
-        """Return the text of an answer up to the first stop string of the request."""
+        """Return the text of an answer's token ids, up to the first stop string of the request."""
         return text_before_stop(self.renderer.completion_text(answer_ids), request.params.stop)
 
     def _params_of_rest(self, request: ChatRequest, prompt_length: int) -> SamplingParams:
-        """Return how the rest of an answer is sampled. The seed is shifted, because the random
-        numbers must not repeat those of the beginning that the request gives. `prompt_length` is
-        the number of tokens of the prompt and this beginning."""
+        """Return how the rest of an answer is sampled, if the request gives its beginning
+        (`begun_ids`). The seed is shifted, because the random numbers must not repeat those of that
+        beginning. `prompt_length` counts the tokens of the prompt and of the beginning."""
         params = self._within_limit(request.params, prompt_length)
         return replace(params, seed=params.seed + len(request.begun_ids))
 
@@ -235,8 +242,12 @@ class Served:
     def _finish_reason(
         self, answer_ids: Sequence[int], last_deltas: Sequence[Reply], request: ChatRequest
     ) -> str:
-        """Return why a streamed answer ended, in OpenAI's words. `last_deltas` are the deltas that
-        were sent after its last token."""
+        """Return why a streamed answer ended: "stop", "length" or "tool_calls", as OpenAI names it.
+
+        Args:
+            answer_ids: the ids of the whole answer.
+            last_deltas: the deltas that were sent after its last token.
+        """
         if any("tool_calls" in delta for delta in last_deltas):
             return "tool_calls"
         has_stop_id = bool(answer_ids) and answer_ids[-1] in self.renderer.stop_ids
@@ -278,8 +289,8 @@ class Served:
         return any(stop_string in text for stop_string in params.stop)
 
     def _within_limit(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
-        """Return the parameters with `max_tokens` lowered, if necessary, so that prompt and answer
-        stay within the model's limit."""
+        """Return the parameters with `max_tokens` lowered, if necessary, so that a prompt of
+        `prompt_length` tokens and its answer stay within the model's limit."""
         room = self.limit - prompt_length
         return replace(params, max_tokens=min(params.max_tokens, room))
 

@@ -125,8 +125,9 @@ def merge_to_gguf(base_path: Path, adapter: Path, out: Path, name: str) -> float
 
 
 def main(config_file: Path) -> int:
-    """Merge the adapter that the JSON file names and print one line of JSON: `{"path", "files",
-    "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an error."""
+    """Merge the adapter that the JSON file `config_file` names, and print one line of JSON:
+    `{"path", "files", "max_logit_gap"}` or `{"error"}`. Returns the exit status: 0, or 3 after an
+    error."""
     config = read_json(config_file)
     out = Path(config["out"])
     try:
@@ -144,8 +145,9 @@ def main(config_file: Path) -> int:
 
 
 def _merge_into_folder(config: JsonObject, out: Path) -> float:
-    """Merge into the folder `out`, which gets a GGUF file if the config names one, and otherwise a
-    model folder's files. Returns the largest difference between logits."""
+    """Merge the adapter that the config names into its base, and write the result to the folder
+    `out`: a GGUF file if the config names one (`gguf`), and otherwise a model folder's files.
+    Returns the largest difference between the logits of the merged model and of base + adapter."""
     base_path, adapter = Path(config["base_path"]), Path(config["adapter"])
     gguf_name = config["gguf"]
     if gguf_name:
@@ -154,7 +156,7 @@ def _merge_into_folder(config: JsonObject, out: Path) -> float:
 
 
 def _print_line(content: JsonObject) -> None:
-    """Print an object as one line of JSON."""
+    """Print an object as one line of JSON, which the parent process reads."""
     sys.stdout.write(json.dumps(content) + "\n")
 
 

@@ -193,7 +193,8 @@ class Server:
             self.last_used = time.monotonic()
 
     async def events(self, chat_request: ChatRequest) -> AsyncIterator[str]:
-        """Yield the pieces of an answer as server-sent events, and `[DONE]` at the end.
+        """Yield the pieces of the answer to `chat_request` as server-sent events, and `[DONE]` at
+        the end.
 
         Whenever no piece has come for `BEAT_S` seconds, a comment is sent, which clients skip. The
         answer counts as in progress until the end, so that the server does not stop as idle.
@@ -205,10 +206,10 @@ class Server:
             while True:
                 # The result is None after the last piece.
                 sampling = asyncio.create_task(run_in_threadpool(next, pieces, None))
-                done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
-                while not done:  # empty if the timeout came first
-                    yield ": waiting\n\n"
-                    done, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
+                finished, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
+                while not finished:  # empty if the timeout came first
+                    yield ": waiting\n\n"  # a comment
+                    finished, _ = await asyncio.wait({sampling}, timeout=BEAT_S)
                 piece = sampling.result()
                 if piece is None:
                     break

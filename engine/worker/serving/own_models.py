@@ -59,8 +59,8 @@ class OwnModels:
         self.renderer = Renderer(self.base.tokenizer, self.base.stop_ids, thinking=thinking)
         self.sampler = make_sampler(self.base, self.renderer)
         self._folders: dict[str, Path] = {}  # model name -> its adapter's folder
-        self._loaded: dict[str, Adapter] = {}
-        self.lock = threading.Lock()
+        self._loaded: dict[str, Adapter] = {}  # by model name
+        self.lock = threading.Lock()  # held while an answer is sampled or an adapter loaded
         self.limit = self.base.network.shape.context  # tokens of prompt and answer together
 
     @property
@@ -149,5 +149,5 @@ class OwnModels:
         return logprobs.tolist()
 
     def close(self) -> None:
-        """Free what the sampler holds."""
+        """Free the memory that the sampler holds."""
         self.sampler.close()

@@ -212,8 +212,9 @@ class VllmModels:
         shutil.rmtree(self.folder / server_name, ignore_errors=True)
 
     def _logprob_difference(self, server_name: str) -> float:
-        """Return the largest absolute difference that the adapter makes to the log-probability of a
-        token, over one fixed prompt. Raises Refused (500) if vLLM fails."""
+        """Return the largest absolute difference that the adapter which vLLM knows as `server_name`
+        makes to the log-probability of a token, over one fixed prompt. Raises Refused (500) if vLLM
+        fails."""
         ids = self.renderer.prompt([{"role": "user", "content": "What is 12 + 30? Say hello."}])
         client = self.sampler.client
         try:
@@ -242,7 +243,8 @@ class _Tokens:
 
 
 def _read_tokens(folder: Path) -> _Tokens:
-    """Read what is known of the tokens of the model in `folder`."""
+    """Read the tokenizer of the model in `folder`, which ids end a turn, and how many ids there
+    are. No weights are read."""
     model = _model_without_weights(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return _Tokens(
@@ -280,20 +282,22 @@ def serving_plan(
     """
     on_gpu = device.startswith("cuda")
     gpu_share = min(0.9, max(0.05, share))
+    cpu_cache_bytes = 2**30  # for keys and values
     config = AutoConfig.from_pretrained(model, trust_remote_code=False).get_text_config()
     # 4096 is assumed if the model's config does not give the length of its context.
     context = int(getattr(config, "max_position_embeddings", None) or 4096)
+    # On a CPU the limits are lower, since keys and values have only 1 GiB of memory there.
+    gpu_length, cpu_length = min(context, length or context), min(context, 4096)
     return Plan(
         python=python,
         model=model,
         device="cuda" if on_gpu else "cpu",
         dtype="bfloat16" if on_gpu else "float32",
-        # On a CPU the limits are lower, since keys and values have only 1 GiB of memory there.
-        max_length=min(context, length or context) if on_gpu else min(context, 4096),
+        max_length=gpu_length if on_gpu else cpu_length,
         rows=256 if on_gpu else 64,  # answers at once
         lora_rank=max(LEAST_RANK, rank),
         adapters=4,  # how many can be in use at once
         # A share of the memory on a GPU, a number of bytes on a CPU.
-        memory=gpu_share if on_gpu else 2**30,
+        memory=gpu_share if on_gpu else cpu_cache_bytes,
         threads=cpu_threads(),
     )

@@ -76,7 +76,7 @@ def test_what_cannot_be_done_is_refused(what: str):
 def test_the_answer_is_blocks_whole_and_streamed():
     question = dialect.read({"messages": [USER], "tools": [TOOL]})
     answer = Answer("well\n\nevent: x", "", [CALL], "tool_calls", 4, 6)
-    whole = dialect.whole(question, answer)
+    whole = dialect.reply(question, answer)
     assert whole["stop_reason"] == "tool_use" and whole["usage"]["output_tokens"] == 6
     assert whole["content"][1] == {
         "type": "tool_use",

@@ -68,7 +68,7 @@ def data_of(events: list[str]) -> list:
 def test_a_whole_answer_and_its_stream_say_the_same():
     question = openai_chat.read({"messages": [USER], "stream_options": {"include_usage": True}})
     for answer in (SAID, CALLED):
-        choice = openai_chat.whole(question, answer)["choices"][0]
+        choice = openai_chat.reply(question, answer)["choices"][0]
         events = openai_chat.events(question, answer)
         assert events[-1] == "data: [DONE]\n\n"
         *pieces, usage = data_of(events)

@@ -65,7 +65,7 @@ def test_what_cannot_be_done_is_refused(what: str):
 def test_the_answer_is_items_whole_and_streamed():
     question = dialect.read({"input": "hi", "tools": [TOOL]})
     answer = Answer("well", "", [CALL], "tool_calls", 4, 6)
-    whole = dialect.whole(question, answer)
+    whole = dialect.reply(question, answer)
     assert [item["type"] for item in whole["output"]] == ["message", "function_call"]
     assert whole["status"] == "completed" and whole["usage"]["total_tokens"] == 10
     data = [json.loads(e.split("data: ", 1)[1]) for e in dialect.events(question, answer)]
@@ -79,5 +79,5 @@ def test_the_answer_is_items_whole_and_streamed():
 def test_an_answer_that_was_cut_is_incomplete():
     question = dialect.read({"input": "hi"})
     cut = Answer("we", "", [], "length", 4, 1)
-    assert dialect.whole(question, cut)["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert dialect.reply(question, cut)["incomplete_details"] == {"reason": "max_output_tokens"}
     assert '"type": "response.incomplete"' in dialect.events(question, cut)[-1]

@@ -48,8 +48,8 @@ class Rollout:
         )
 
     def answer(self, ids: list[int]) -> None:
-        (wish,) = self.batcher.take(20)
-        wish.future.set_result(Completion(ids, [-0.5] * len(ids), True))
+        (question,) = self.batcher.take(20)
+        question.future.set_result(Completion(ids, [-0.5] * len(ids), True))
 
 
 def test_a29_the_key_of_another_rollout_and_a_key_afterwards_open_nothing(renderer: Renderer):
@@ -70,12 +70,12 @@ def test_what_is_sampled_after_the_end_is_not_recorded(renderer: Renderer):
     with Loop() as loop, ThreadPoolExecutor() as threads:
         rollout = Rollout(loop, renderer, "hs-one")
         whole, streamed = threads.submit(rollout.post), threads.submit(rollout.post, stream=True)
-        wishes = rollout.batcher.take(20)
-        while len(wishes) < 2:
-            wishes += rollout.batcher.take(20)
+        questions = rollout.batcher.take(20)
+        while len(questions) < 2:
+            questions += rollout.batcher.take(20)
         rollout.session.close()
-        for wish in wishes:
-            wish.future.set_result(Completion([1], [-0.5], True))
+        for question in questions:
+            question.future.set_result(Completion([1], [-0.5], True))
         assert whole.result().status_code == 401
         assert "no longer valid" in streamed.result().text
         assert rollout.session.trajectory.ids == []
@@ -85,7 +85,7 @@ def test_questions_that_nobody_will_sample_are_answered_at_the_end(renderer: Ren
     with Loop() as loop, ThreadPoolExecutor() as threads:
         rollout = Rollout(loop, renderer, "hs-one")
         reply = threads.submit(rollout.post)
-        while not rollout.batcher._wishes:  # until the question has arrived
+        while not rollout.batcher._pending:  # until the question has arrived
             asyncio.run(asyncio.sleep(0))
         rollout.batcher.close(RuntimeError("over"))
         assert reply.result().status_code == 401

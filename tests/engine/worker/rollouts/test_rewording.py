@@ -167,20 +167,21 @@ def tasks(count: int) -> list[TaskRow]:
 @pytest.mark.parametrize("share", [0.25, 1.0])
 def test_the_share_of_rows_in_other_words_is_the_one_asked_for(share: float):
     rows = tasks(400)
-    worded = [varied(share).of(row, step=3) for row in rows]
+    worded = [varied(share).task_at(row, step=3) for row in rows]
     changed = sum(new is not old for new, old in zip(worded, rows, strict=True))
     assert abs(changed / 400 - share) < 0.06
-    assert worded == [varied(share).of(row, step=3) for row in rows]  # a resumed run sees the same
+    # A resumed run sees the same.
+    assert worded == [varied(share).task_at(row, step=3) for row in rows]
 
 
 def test_the_same_row_comes_in_other_words_each_time_it_is_seen():
     (row,) = tasks(1)
-    seen = {str(asked_prompt(varied(1.0).of(row, step))) for step in range(12)}
+    seen = {str(asked_prompt(varied(1.0).task_at(row, step))) for step in range(12)}
     assert len(seen) > 6
-    assert varied(1.0, seed=1).of(row, 1) != varied(1.0, seed=2).of(row, 1)
+    assert varied(1.0, seed=1).task_at(row, 1) != varied(1.0, seed=2).task_at(row, 1)
 
 
 def test_a_task_that_leaves_no_room_in_other_words_stays_as_it_is():
     rows = tasks(20)
     fitting: list[Kind] = []
-    assert varied(1.0).of_all(rows, 1, fits=lambda task: bool(fitting)) == rows
+    assert varied(1.0).tasks_at(rows, 1, fits=lambda task: bool(fitting)) == rows

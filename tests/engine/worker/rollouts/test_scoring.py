@@ -67,7 +67,7 @@ def score_all(
     with BackgroundWorker(len(processes)) as background:
         scoring = Scoring(processes, background, compare=compare)
         for place, trajectory in enumerate(trajectories):
-            scoring.ended(place // group, task, trajectory, size=group)
+            scoring.add(place // group, task, trajectory, size=group)
         background.wait()
     return trajectories
 
