@@ -384,7 +384,7 @@ def _waiting_warning(run: RunDir, row: RunRow) -> list[str]:
 
 def _wait_elsewhere_warning(run: RunDir, row: RunRow) -> list[str]:
     """Return a warning that says why a run still waits on another machine; [] if it does not."""
-    # The record "spent" holds what the other machine reported last about the run.
+    # The record "spent" holds what was last heard of the run on the other machine.
     reason = read_object(run.far("spent")).get("why")
     return [f"it waits on {row.compute}: {reason}"] if reason else []
 

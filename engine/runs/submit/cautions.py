@@ -51,7 +51,7 @@ def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]
     """Return a warning for each earlier run that the new one repeats, the newest first.
 
     Args:
-        new: how the new run is made.
+        new: how the new run is made: its start model, environment, algorithm and settings.
         earlier: (row, how the run was made) of each earlier run, the newest first.
     """
     sentences = [
@@ -138,13 +138,15 @@ def _making_to_compare_with(
 ) -> Making | None:
     """Return how the run was made with which a new run is compared.
 
-    That run is the parent of the new one, or else the newest of the earlier runs. Returns None if
-    there is neither.
+    That run is the parent of the new one, or else the newest of the earlier runs: `earlier` holds
+    (row, how the run was made), the newest first. Returns None if there is neither.
     """
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
-    newest_making = earlier[0][1] if earlier else None
+    if not earlier:
+        return None
+    _, newest_making = earlier[0]
     return newest_making
 
 

@@ -88,7 +88,8 @@ def of_training(
     # so the model is not named.
     new_training = _Training(model="", run_id="", env_id=record.env_id)
     earlier = [replace(training, model="") for training in _trainings(home, model)]
-    planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(earlier_env_ids)]
+    unique_env_ids = dict.fromkeys(earlier_env_ids)
+    planned = [replace(new_training, env_id=env_id) for env_id in unique_env_ids]
     return _compare_all(home, record, [new_training, *planned, *earlier])
 
 
@@ -111,18 +112,20 @@ def of_models(
     by earlier runs of the same plan.
     """
     trainings = [training for ref in models for training in _trainings(home, ref)]
-    trainings += [
-        _Training(model="", run_id="", env_id=name) for name in dict.fromkeys(earlier_env_ids)
-    ]
-    # What a plan has yet to train is not known to be taught to one of the models or to all.
-    several = list(dict.fromkeys(models)) if not earlier_env_ids else []
-    return _compare_all(home, record, trainings, several if len(several) > 1 else ())
+    for env_id in dict.fromkeys(earlier_env_ids):  # each once
+        trainings.append(_Training(model="", run_id="", env_id=env_id))
+    # What a plan has yet to train is not known to be taught to one of the models or to all, so the
+    # models are not told apart then.
+    distinct_models = list(dict.fromkeys(models)) if not earlier_env_ids else []
+    models_to_tell_apart = distinct_models if len(distinct_models) > 1 else ()
+    return _compare_all(home, record, trainings, models_to_tell_apart)
 
 
 def _trainings(home: Home, ref: str) -> list[_Training]:
     """List every training that the model `ref` went through in this home, the last one first.
 
-    Returns [] if the model was not trained here, or if `ref` is "".
+    A training that the viewer (the key on whose behalf the home is read) may not see is listed
+    without the id of its run. Returns [] if the model was not trained here, or if `ref` is "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
@@ -163,30 +166,36 @@ def _compare_all(
         for training in trainings
         if training.env_id in overlaps
     ]
-    leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
+    leaked_ids: set[str] = set()
+    for overlap in overlaps.values():
+        leaked_ids |= set(overlap["leaked"])
     verdict, headline = _worst_overlap(overlaps.values())
     harmless = verdict == "overlap" and all(
         overlap["verdict"] == "clean" or is_harmless(overlap) for overlap in overlaps.values()
     )
-    # A version that nobody but a hidden run names may be there, and is not named either.
-    named = {training.env_id for training in trainings if training.run_id != HIDDEN}
-    if named.intersection(gone_env_ids):
-        gone = ", ".join(env_id for env_id in gone_env_ids if env_id in named)
-        headline += f"; {gone[:_GONE_CHARS]} is gone and was not compared"
-    if set(gone_env_ids) - named:
+    # A version that only a hidden run was trained on is not named in the headline.
+    visible_env_ids = {training.env_id for training in trainings if training.run_id != HIDDEN}
+    visible_gone_ids = [env_id for env_id in gone_env_ids if env_id in visible_env_ids]
+    if visible_gone_ids:
+        headline += f"; {', '.join(visible_gone_ids)[:_GONE_CHARS]} is gone and was not compared"
+    if len(visible_gone_ids) < len(gone_env_ids):
         headline += f"; the rows of {HIDDEN} were not compared"
     taught = {model: _taught_count(model, trainings, overlaps) for model in models}
-    return Contamination(verdict, leaked, sources, headline, harmless, taught)
+    return Contamination(verdict, sorted(leaked_ids), sources, headline, harmless, taught)
 
 
 def _taught_count(
     model: str, trainings: Sequence[_Training], overlaps: Mapping[str, Overlap]
 ) -> int:
     """Count the held-out tasks that a model was taught by all of its trainings together.
-    `overlaps` are by env id."""
-    env_ids = [training.env_id for training in trainings if training.model == model]
-    tasks = [task for name in env_ids if name in overlaps for task in overlaps[name]["leaked"]]
-    return len(set(tasks))
+
+    `overlaps` maps env ids to overlaps; versions that are gone have none.
+    """
+    taught_ids: set[str] = set()
+    for training in trainings:
+        if training.model == model and training.env_id in overlaps:
+            taught_ids |= set(overlaps[training.env_id]["leaked"])
+    return len(taught_ids)
 
 
 def _counts_alone(overlap: Overlap) -> Overlap:
@@ -254,9 +263,11 @@ def is_harmless(overlap: Overlap) -> bool:
 
 
 def _overlapping_tasks(overlap: Overlap) -> int:
-    """Count the held-out tasks that stand in training rows or have a twin among them."""
+    """Count the held-out tasks that stand in training rows or have a twin (nearly the same text)
+    among them."""
     # Overlaps that older versions of this program stored do not count twins.
-    return sum(overlap[kind] for kind in _KINDS) + sum(overlap.get("twins", {}).values())
+    twin_counts = overlap.get("twins", {})
+    return sum(overlap[kind] for kind in _KINDS) + sum(twin_counts.values())
 
 
 def _compare(
@@ -275,9 +286,9 @@ def _compare(
     # A version was compared with itself when it was pushed.
     if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:
         return evaluated_on.contamination
-    stored = home.overlap(trained_on.hash, evaluated_on.hash)
+    overlap_file = home.overlap(trained_on.hash, evaluated_on.hash)
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
-        return read_json(stored)
+        return read_json(overlap_file)
     rows = read_tasks(trained_on, "train")
     # Dev tasks choose checkpoints, so a training row that teaches them spoils the choice.
     tasks = [*read_tasks(evaluated_on, "heldout"), *read_tasks(evaluated_on, "dev")]
@@ -286,6 +297,6 @@ def _compare(
     # `compared` holds the scanned shares of the rows and of the tasks, 1 for all. A partial scan is
     # not stored, so that a later call can make a complete one.
     if min(overlap["compared"]) == 1:
-        stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(stored, overlap)
+        overlap_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(overlap_file, overlap)
     return overlap

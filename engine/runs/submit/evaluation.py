@@ -46,6 +46,7 @@ from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
 
 MAX_MODELS = 8  # the most models of one evaluation
+_MAX_ATTEMPTS = 64  # the most answers of a model to one task
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,12 @@ def submit_evaluation(
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
     if _local_models(models):
         launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
-    plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
+
+    def allowed_hours(needed_hours: float) -> float:
+        """Return how many of the device hours the evaluation may take; 0 for no cap."""
+        return cap_of(home, cap_function, lambda: needed_hours)
+
+    plan = resolve(home, request, models, allowed_hours)
     warnings = warnings_of(home, request, plan)
     report = contamination.of_evaluation(home, plan.record, request.models, request.split)
     files = files_of(config_of(request, plan), plan, report)
@@ -147,12 +153,13 @@ def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
             f"asks {tasks.used} of {tasks.available:,} {request.split} tasks "
             f"(rows={tasks.available} asks all)"
         )
-    if len(plan.models) > 1 and request.split != "train" and seal_in(plan.record.dir) is None:
+    is_comparison = len(plan.models) > 1 and request.split != "train"
+    if is_comparison and seal_in(plan.record.dir) is None:  # no word about a sealed exam's tasks
         pool = registry.read_tasks(plan.record, request.split)
         asked, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
         parts.append(size_of(plan.record, asked).in_words())
     text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""  # capitalize() would lower the rest
 
 
 def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
@@ -291,7 +298,8 @@ def _sampling_work(
 ) -> Asking:
     """Describe how much each model has to sample; the device hours are estimated from that.
 
-    `facts` holds the measured lengths of the tasks; `attempts` is how often each task is asked.
+    `facts` holds the measured lengths of the tasks; `attempts` is how often each task is asked,
+    with its repetitions in other words.
     """
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     return Asking(limits, facts, tasks.used, attempts, settings.score_workers)
@@ -322,7 +330,8 @@ def _awaited_ids(models: Sequence[ModelRef]) -> str:
 
     Each id is named once; "" if every model exists.
     """
-    return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
+    run_ids = [model.waits_for for model in models if model.waits_for]
+    return ",".join(dict.fromkeys(run_ids))
 
 
 def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str, object]:
@@ -401,7 +410,8 @@ def _positions(text: str) -> range:
 
 
 def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
-    """Raise UserError ENV_SEALED unless a request asks all tasks of a sealed exam, of local models.
+    """Raise UserError ENV_SEALED if the environment is a sealed exam and the request does not ask
+    exactly its held-out tasks, all of them, or names a model behind a URL.
 
     A sealed exam is an environment version whose held-out tasks nobody may see. Questions about
     some of its tasks, or in other words, would reveal single tasks. A model behind a URL would get
@@ -417,21 +427,21 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
             hint="Ask models that are loaded here; compare with that one on another environment.",
             field="models",
         )
-    heldout = record.rows.get("heldout", 0)
-    is_changed_by = {
+    heldout_count = record.rows.get("heldout", 0)
+    is_wrong = {  # argument -> whether it makes the evaluation ask other tasks than the exam's
         "task_indices": bool(request.task_indices),
         "perturb": bool(request.perturb),
         "split": request.split != "heldout",
-        "rows": request.rows < heldout,
+        "rows": request.rows < heldout_count,
     }
-    wrong_arguments = [name for name, is_changed in is_changed_by.items() if is_changed]
+    wrong_arguments = [name for name, wrong in is_wrong.items() if wrong]
     if wrong_arguments:
         without = ("task_indices", "perturb", "split")
         raise UserError(
             "ENV_SEALED",
-            f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
-            f"none, which {wrong_arguments[0]} does not do",
-            hint=Hint(change=Change({"rows": heldout}, without_arguments=without)),
+            f"{record.env_id} is a sealed exam: all of its {counted(heldout_count, 'task')} are "
+            f"asked or none, which {wrong_arguments[0]} does not do",
+            hint=Hint(change=Change({"rows": heldout_count}, without_arguments=without)),
             field=wrong_arguments[0],
         )
 
@@ -448,11 +458,12 @@ def check_request(request: EvaluationRequest) -> None:
     if len(set(models)) < len(models):
         raise bad_argument("models", models, "Name every model once; attempts repeats the tasks.")
     check_tasks(request)
-    if not 1 <= request.attempts <= 64:
-        raise bad_argument("attempts", request.attempts, "Use 1 (greedy) to 64 (sampled).")
-    unknown = [kind for kind in request.perturb if kind not in (*KINDS, "all")]
-    if unknown:
-        raise bad_argument("perturb", unknown[0], f"Use all, or some of {', '.join(KINDS)}.")
+    if not 1 <= request.attempts <= _MAX_ATTEMPTS:
+        hint = f"Use 1 (greedy) to {_MAX_ATTEMPTS} (sampled)."
+        raise bad_argument("attempts", request.attempts, hint)
+    unknown_kinds = [kind for kind in request.perturb if kind not in (*KINDS, "all")]
+    if unknown_kinds:
+        raise bad_argument("perturb", unknown_kinds[0], f"Use all, or some of {', '.join(KINDS)}.")
 
 
 def _short_limit_warnings(
@@ -487,16 +498,16 @@ def _resolve_sampling(
     Returns the settings and the measured facts about the environment's tasks. Both are made for the
     model with the shortest context, so that they also fit all others.
     """
-    model = min(models, key=lambda model: model.facts.max_positions)
+    shortest = min(models, key=lambda model: model.facts.max_positions)  # by its context
     facts = env_facts.env_facts(
         home,
         record,
-        model.base_path,
+        shortest.base_path,
         thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
     resolved = resolution.resolve_sampling(
         dict(request.settings),
-        model=model.facts,
+        model=shortest.facts,
         env=facts,
         attempts=request.attempts,
         hardware=machine.detect(home.root),

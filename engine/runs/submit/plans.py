@@ -132,6 +132,7 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
     """
     training.check_request(request)
     with Store(home) as store:
+        # The first run of the plan that an earlier call with the same `request_id` has queued.
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
             launcher.reap(home)
@@ -252,8 +253,10 @@ def _contamination_of(
     """Find which held-out tasks of a step occur in rows that its model is trained on.
 
     The rows of this step, of the steps before it in its chain, and of trainings before the plan are
-    compared.
+    compared. `resolved` and `planned` are the step, `earlier_steps` all steps before it in the
+    plan.
     """
+    # The model from which the whole plan starts: what it was trained on before counts too.
     start = earlier_steps[0].resolved.model if earlier_steps else resolved.model
     earlier_env_ids = trained_on(earlier_steps, planned.previous_index)
     return contamination.of_training(home, resolved.record, start.ref, earlier_env_ids)
@@ -307,8 +310,10 @@ def _resolved_training(
 
 
 def _model_made_by(maker: PlanTraining) -> ModelRef:
-    """Return the model that the run `maker` of the plan has yet to train."""
-    return model_made(maker.resolved.model, maker.resolved.resolved.settings)
+    """Return the model that the run `maker` of the plan has yet to train; its reference is
+    incomplete until that run has an id."""
+    run = maker.resolved
+    return model_made(run.model, run.resolved.settings)
 
 
 def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
@@ -321,21 +326,26 @@ def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
 
 
 def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str]:
-    """List the environment versions of a chain of runs, from the run at `index` back to the first.
+    """List the ids of the environment versions that a chain of runs trains on, from the run at
+    `index` back to the first.
 
     `index` is the run's place in `trainings`. If `index` is None, the list is empty.
     """
     env_ids = []
     while index is not None:
-        env_ids.append(trainings[index].resolved.record.env_id)
-        index = trainings[index].planned.previous_index
+        training_run = trainings[index]
+        env_ids.append(training_run.resolved.record.env_id)
+        index = training_run.planned.previous_index  # None for the first run of the chain
     return env_ids
 
 
 def _resolved_evaluation(
     home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
 ) -> PlanEvaluation:
-    """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs."""
+    """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs.
+
+    It asks the model from which the plan starts, and the models that the runs have yet to train.
+    """
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
     models = [start, *(_model_made_by(trainings[index]) for index in planned.model_indices)]
@@ -441,13 +451,15 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
 
 
 def _bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """Return the `basis` of each training run's estimate, such as "measured": what it rests on."""
+    """Return the `basis` of each training run's estimate: "measured", or "model" if the times come
+    from a table of devices. Evaluations among `rows` are left out."""
     configs = [home.run(row.run_id).read_config() for row in rows]
     return [config.estimate.basis for config in configs if isinstance(config, TrainConfig)]
 
 
 def _step(home: Home, row: RunRow) -> Mapping[str, object]:
-    """Make the entry of a plan's run in the reply to a submit."""
+    """Make the entry of a plan's run in the reply to a submit: its step, id, algorithm, estimate,
+    and `behind`, the ids of the runs that it waits for, if there are any."""
     config = home.run(row.run_id).read_config()
     plan_place = config.plan
     entry: dict[str, object] = {"step": plan_place.step if plan_place else 0, "run_id": row.run_id}

@@ -96,7 +96,8 @@ def _earlier_or_new_run(
     """
     config = _config(request, plan)
     key = _key_of(config)  # the same for the same probe
-    body = {"probe": key}  # what the database stores as the arguments of the request
+    # What the database stores as the arguments of the request, to recognise it later.
+    body = {"probe": key}
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
         return row  # an existing probe costs nothing more, so the quota is not checked
@@ -107,7 +108,8 @@ def _earlier_or_new_run(
 
 
 def _plan(home: Home, request: ProbeRequest) -> _Plan:
-    """Find the environment and the model of a probe, and choose the settings.
+    """Find the environment and the model of a probe (a short run that samples a model), and choose
+    the settings.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*.
     """

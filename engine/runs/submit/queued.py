@@ -92,13 +92,14 @@ def _time_in_words(config: RunConfig) -> str:
         return ""
     hours = config.estimate.hours
     between = f"{words(hours.low)} to {words(hours.high)}"
-    wide = "; its first step measures more" if is_wide(hours) else ""
-    note = unmeasured_note([config.estimate.basis])
-    return f": about {words(hours.likely)} ({between}){note}{wide}"
+    basis_note = unmeasured_note([config.estimate.basis])
+    wide_note = "; its first step measures more" if is_wide(hours) else ""
+    return f": about {words(hours.likely)} ({between}){basis_note}{wide_note}"
 
 
 def _wait_call(run_id: str, config: RunConfig) -> Call:
-    """Make the call that waits for the run: for its first step, if that narrows a wide estimate."""
+    """Make the call that waits for the run to end, or only for its first step if the estimate is
+    wide: the first step is measured, which narrows it."""
     if isinstance(config, TrainConfig) and is_wide(config.estimate.hours):
         return Call("wait_run", {"run_id": run_id, "until": "first_step"})
     return Call("wait_run", {"run_id": run_id})

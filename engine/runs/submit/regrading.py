@@ -76,10 +76,10 @@ def preview_calls(home: Home, env_id: str) -> list[Call]:
     with Store(home) as store:
         rows = store.list_runs(limit=_RUNS_LOOKED_AT, states=TERMINAL, kind="train")
     for row in rows:
-        same_name = row.env_id.partition("@")[0] == record.name
-        is_other_version = same_name and row.env_id != record.env_id
-        has_groups = row.algorithm == "grpo" and bool(home.run(row.run_id).rollout_steps())
-        if is_other_version and has_groups:
+        env_name = row.env_id.partition("@")[0]  # an env id is `name@hash`
+        is_other_version = env_name == record.name and row.env_id != record.env_id
+        has_rollouts = row.algorithm == "grpo" and bool(home.run(row.run_id).rollout_steps())
+        if is_other_version and has_rollouts:
             arguments = {"env_id": record.env_id, "regrade": row.run_id, "split": "train"}
             return [Call("evaluate", arguments)]
     return []
@@ -124,7 +124,7 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
         )
     stored = stored_answers(home, request.regrade, request.split)
     task_count = min(request.rows, stored.tasks)
-    answer_count = task_count * stored.attempts * len(stored.refs)
+    answer_count = task_count * stored.attempts * len(stored.refs)  # `refs`: the models
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
     return _Plan(record, stored, task_count, cap)
 

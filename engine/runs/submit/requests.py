@@ -123,7 +123,7 @@ class TrainRequest:
         An argument counts as given if its value differs from the default.
         """
         defaults = TrainRequest()
-        names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
+        names = [argument.name for argument in fields(self) if argument.name not in _RESUME_TAKES]
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 

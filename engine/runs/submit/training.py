@@ -18,6 +18,7 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.target import is_expectation, target_in
+from engine.evidence.stats.exam_size import ExamSize
 from engine.executors.admission import (
     check_placement,
     check_rented,
@@ -134,15 +135,18 @@ def _queue(
     contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
+
+    def count_reported() -> ExamSize:
+        """Count the held-out tasks on which the verdict will rest. Slow: it reads the tasks."""
+        return size_of(plan.record, reported_tasks(plan.record, settings.eval_rows))
+
     exam = exam_of(
         home,
         plan.record.env_id,
         plan.model.ref,
         settings,
         plan.facts,
-        count_reported=lambda: size_of(
-            plan.record, reported_tasks(plan.record, settings.eval_rows)
-        ),
+        count_reported=count_reported,
     )
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
@@ -217,6 +221,7 @@ def resolve(
     machine = machine_for(home, request.settings)
     facts = _env_facts(home, request, record, model)
     resolved = _settings(home, request, model, facts, machine)
+    # The setting `keep_env` names a version by its whole id from now on.
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
     teacher = _teacher(home, resolved, model)
 
@@ -226,6 +231,7 @@ def resolve(
             home, settings, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
         )
 
+    # The number of devices is chosen last, because it depends on the estimate of each choice.
     resolved, _ = gpu_count.decide(
         home, resolved, machine, lambda settings: forecast_of(settings).estimate
     )
@@ -301,6 +307,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     warnings += plan.forecast.left_out
     check_secrets(record)
     registry.env_python(record)  # raises ENV_DEPS if packages of the environment are missing
+    # "" stands for a run on this machine; another machine has packages of its own.
     if not check_placement(home, resolved.settings, record):
         launcher.require_quantizer(home, resolved.settings.quantization)
     check_rented(home, resolved.settings, plan.forecast.estimate.hours.likely)
@@ -419,7 +426,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     launcher.reap(home)
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    # It raises NO_TORCH if nothing can train.
+    # Called only for its error: NO_TORCH if no Python here can train.
     launcher.trainer_command(home, row.algorithm, row.gpus, is_elsewhere=row.is_elsewhere)
     check_secrets_of(run, row)
     check_hours_left(home, store)
