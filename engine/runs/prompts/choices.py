@@ -32,7 +32,8 @@ def resolve_settings(
     """
     values = resolution.validate(PROMPT, given)
     # The settings that a search has in common with every other run that samples.
-    shared = set(SamplingSettings.model_fields) & (set(PromptSettings.model_fields) - _OF_ENDPOINT)
+    settings_of_search = set(PromptSettings.model_fields) - _OF_ENDPOINT
+    shared = set(SamplingSettings.model_fields) & settings_of_search
     given_sampling = {name: values[name] for name in shared if name in values}
     sampling = resolution.resolve_sampling(
         given_sampling,
@@ -58,7 +59,8 @@ def _fill_search_settings(filled: Filled, env: EnvRecord) -> None:
     `select_rows` is the number of tasks that choose among prompts: dev tasks if there are any, else
     a part of the train tasks. `prompts_per_step` is the number of train tasks of one round.
     """
-    train, dev, heldout = (env.rows.get(side, 0) for side in ("train", "dev", "heldout"))
+    # How many tasks each split of the environment has.
+    train, dev, heldout = (env.rows.get(split, 0) for split in ("train", "dev", "heldout"))
     choosing_rows = dev or train // 2
     filled.lower_to("select_rows", choosing_rows, "there are no more rows to choose by")
     filled.default("select_rows", max(1, min(_SELECT_ROWS, choosing_rows)))

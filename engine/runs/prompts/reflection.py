@@ -83,7 +83,8 @@ class Reflection:
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         digest = hashlib.sha256(str(messages).encode("utf-8", "replace")).hexdigest()[:16]
-        # (model, task, attempt, turn): what an earlier attempt of the run asked is found by it.
+        # (model, task, attempt, turn), the key of a recorded call: what an earlier attempt of the
+        # run asked is found by it and not asked again.
         call_key = (self._name, f"reflection {digest}", 0, self._times_asked[digest])
         self._times_asked[digest] += 1
         request = Request(messages, [], self._options)

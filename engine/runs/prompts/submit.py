@@ -92,11 +92,11 @@ class ResolvedSearch:
         time."""
         hours = self.hours
         text = f"up to {self.answers} answers of {self.model.ref}"
-        calls = min(self.settings.max_calls, self.rounds)
+        calls = min(self.settings.max_calls, self.rounds)  # one request in each round
         text += f", up to {counted(calls, 'request')} to {self.settings.reflection}"
         if self.money is not None and self.money.high:
             text += f" ({self.money.likely:.4g} in money, at most {self.money.high:.4g})"
-        if self.model.endpoint is not None:
+        if self.model.endpoint is not None:  # it takes no time of a device
             return text
         between = f"{words(hours.low)} to {words(hours.high)}"
         return f"{text}, about {words(hours.likely)} ({between})"
@@ -352,7 +352,10 @@ def _insert(
 
 
 def config_of(request: TrainRequest, plan: ResolvedSearch, parent: str) -> Mapping[str, object]:
-    """Make the content of config.json, without the run's id."""
+    """Make the content of config.json of a search for a prompt, without the run's id.
+
+    `parent` is the whole id of the run that the request names as its parent, "" for none.
+    """
     return {
         "kind": "train",
         "algorithm": PROMPT,

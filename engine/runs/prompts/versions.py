@@ -24,8 +24,10 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
     The environment's bare name keeps meaning the version that it meant before. Raises UserError if
     the version cannot be pushed.
     """
-    with Store(home) as store:  # [] if the owner of the run uses an environment of somebody else
-        newest = next((row for row in store.find_env(env.name) if row.name == env.name), None)
+    with Store(home) as store:
+        # [] if the owner of the run uses an environment of somebody else.
+        versions = [row for row in store.find_env(env.name) if row.name == env.name]
+    newest = versions[0] if versions else None  # the version that the bare name means now
     with tempfile.TemporaryDirectory(prefix="honesmith-prompt-") as scratch:
         folder = Path(scratch) / "environment"
         shutil.copytree(env.source, folder)

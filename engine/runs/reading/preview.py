@@ -82,6 +82,7 @@ def sft_row(
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
     # A generator, so that only the rows that are needed are read from a large dataset.
+    # `gold` of a row is the conversation with its reference answer.
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)
@@ -100,8 +101,10 @@ def sft_row(
 def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
     """Choose the row of a conversation to show: the first that is longer than `max_length` tokens,
     else the last. Returns None if there is no row."""
+    if not chats:
+        return None
     too_long = (chat for chat in chats if len(chat.ids) > max_length)
-    return next(too_long, chats[-1] if chats else None)
+    return next(too_long, chats[-1])
 
 
 def _with_row_number(
@@ -137,7 +140,7 @@ def _preview(
     cut."""
     limit = settings.max_length
     ids = chat.ids[:limit]
-    mask = chat.mask(settings.loss_on)[:limit]
+    mask = chat.mask(settings.loss_on)[:limit]  # for each id 1 if it is trained on, else 0
     lost_ids = chat.ids[limit:]
     lost = None
     if lost_ids:

@@ -353,7 +353,8 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    # While a run is being stopped, its row has the reason, but not yet one of these states.
+    # While a run is being stopped, its row has the reason, but not yet one of these states. A run
+    # that was cancelled is shown like one that failed.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     failure_record = read_object(reader.run.failure)
     failure = ShownFailure()
@@ -452,9 +453,9 @@ def _fit_lines(
         chars_of_line: returns the number of characters of a line in the reply.
         max_chars: the most characters of all lines together.
     """
-    wanted_first = lines[::-1] if older else lines
-    shown_lines = _lines_within(wanted_first, chars_of_line, max_chars)
-    if len(shown_lines) == len(lines):
+    most_wanted_first = lines[::-1] if older else lines
+    shown_lines = _lines_within(most_wanted_first, chars_of_line, max_chars)
+    if len(shown_lines) == len(lines):  # all fit
         return lines, page
     if older:
         shown_lines.reverse()  # back to the order of the file
@@ -514,11 +515,14 @@ def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
     """
     if page.start > 0:
         return f"{_view_in_cursor(attempt)}:{page.start}:older"
-    earlier_attempts = [] if attempt is None else [n for n in reader.attempts if n < attempt]
+    if attempt is None:
+        return ""
+    earlier_attempts = [number for number in reader.attempts if number < attempt]
     if not earlier_attempts:
         return ""
-    end = complete_size(reader.run.log(earlier_attempts[-1]))
-    return f"{_view_in_cursor(earlier_attempts[-1])}:{end}:older"
+    previous = earlier_attempts[-1]
+    end = complete_size(reader.run.log(previous))
+    return f"{_view_in_cursor(previous)}:{end}:older"
 
 
 def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
@@ -529,7 +533,9 @@ def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end
         attempt: the attempt whose console the page shows; None for the events.
         at_end: whether the page reaches the end of its file.
     """
-    later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
+    later_attempts: list[int] = []
+    if attempt is not None:
+        later_attempts = [number for number in reader.attempts if number > attempt]
     if at_end and later_attempts:
         return f"{_view_in_cursor(later_attempts[0])}:0"
     if at_end and not reader.is_alive:

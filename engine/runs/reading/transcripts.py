@@ -240,7 +240,8 @@ def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
 def _shown_metrics(
     redact: Redactor, metrics: Mapping[str, float] | None
 ) -> dict[str, float] | None:
-    """The first 20 metrics, rounded to few digits; None if there are none."""
+    """Return the first 20 metrics of an answer, rounded to few digits, with secrets hidden in their
+    names; None if there are none."""
     if not metrics:
         return None
     return {
@@ -252,7 +253,8 @@ def _shown_metrics(
 def _shown_parts(
     redact: Redactor, parts: Mapping[str, Sequence[float]] | None
 ) -> dict[str, list[float]] | None:
-    """The first 20 parts of a reward, rounded to few digits; None if there are none."""
+    """Return the first 20 parts of a reward, name -> [weight, value], rounded to few digits; None
+    if there are none."""
     if not parts:
         return None
     return {
@@ -262,15 +264,16 @@ def _shown_parts(
 
 
 def _shown_faults(redact: Redactor, faults: Sequence[str] | None) -> list[str] | None:
-    """The reasons why the first four invalid tool calls are invalid; None if there are no invalid
-    calls."""
+    """Return the reasons (`faults`) why the first four invalid tool calls are invalid, each cut to
+    200 characters; None if there are no invalid calls."""
     if not faults:
         return None
     return [clip(redact.text(fault), _FAULT_CHARS) for fault in faults[:_MOST_FAULTS]]
 
 
 def length_in_tokens(row: Answer) -> int | None:
-    """The number of tokens that the model wrote; None if the row does not record it."""
+    """Return the number of tokens that the model wrote in an answer; None if the row does not
+    record it."""
     # If the field was not in the file, `row.tokens` is the default 0, which is no length.
     return row.tokens if "tokens" in row.model_fields_set else None
 
