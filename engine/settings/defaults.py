@@ -68,8 +68,8 @@ class Facts:
         """Return how many train rows the algorithm can use; None if there is no environment."""
         if self.env is None:
             return None
-        usable = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
-        return usable.get(algorithm, self.env.train_rows)
+        usable_rows = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
+        return usable_rows.get(algorithm, self.env.train_rows)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) ->
 
 def _scoring_defaults(filled: Filled, facts: Facts) -> None:
     """Set how many processes score, and the limits of their judges (models that score)."""
-    env, cores = facts.env, facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
+    env = facts.env
+    cores = facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
     workers = default_workers(env.score_s, env.waits, cores) if env else 1
     filled.default("score_workers", workers, source=HARDWARE if workers > 1 else RECIPE)
     filled.default("max_judge_calls", None)

@@ -66,14 +66,13 @@ def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
     rows in a batch, or if `shard_base` does not fit the other settings."""
     device_count, batch_rows = most_gpus(home, hardware), rows_of_batch(settings)
     if settings.gpus > device_count:
-        there_are = (
-            "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {device_count}"
-        )
-        message = f"gpus = {settings.gpus}, but {there_are}"
-        raise _too_many(message, min(device_count, batch_rows))
+        is_cpu = hardware.device.kind == "cpu"
+        reason = "a CPU is one device" if is_cpu else f"there are {device_count}"
+        message = f"gpus = {settings.gpus}, but {reason}"
+        raise _too_many_gpus_error(message, min(device_count, batch_rows))
     if settings.gpus > batch_rows:
         message = f"gpus = {settings.gpus}, but a batch has {batch_rows} rows to share"
-        raise _too_many(message, min(device_count, batch_rows))
+        raise _too_many_gpus_error(message, min(device_count, batch_rows))
     if settings.shard_base:
         _check_shards(settings)
 
@@ -82,19 +81,20 @@ def _check_shards(settings: TrainSettings) -> None:
     """Raise UserError SETTING_INVALID if the base model cannot be sharded (cut over several
     devices) with these settings."""
     if run_size.shards(settings) < 2:
-        why, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
+        fault, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
     elif settings.quantization != "none":
-        why, hint = "weights of 4 bits are not sharded", "Leave one of the two out."
+        fault, hint = "weights of 4 bits are not sharded", "Leave one of the two out."
     elif run_size.sampling_gpus(settings) and not run_size.wants_server(settings):
-        why = "our own sampler beside training needs the whole base on each of its devices"
+        fault = "our own sampler beside training needs the whole base on each of its devices"
         hint = "Set sampler vllm, or leave async_sampling out."
     else:
         return
-    raise UserError("SETTING_INVALID", f"shard_base: {why}", hint=hint, field="settings.shard_base")
+    message = f"shard_base: {fault}"
+    raise UserError("SETTING_INVALID", message, hint=hint, field="settings.shard_base")
 
 
-def _too_many(message: str, most: int) -> UserError:
-    """Make the error for a setting `gpus` that is above `most`."""
+def _too_many_gpus_error(message: str, most: int) -> UserError:
+    """Make the error for a setting `gpus` that is above `most`; `message` says why."""
     hint = Hint(f"Give at most {most}, or leave gpus out.", change=Change(settings={"gpus": most}))
     return UserError("SETTING_INVALID", message, hint=hint, field="settings.gpus")
 
@@ -125,17 +125,20 @@ def decide(
 def _options(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> Sequence[OnGpus]:
-    """Estimate the run for every number of devices that it may have.
+    """Estimate the run for every number of devices that it may have, in ascending order.
 
-    Returns [] if the run may have only one device.
+    `estimate` returns the estimate of a run with given settings. Returns [] if the run may have
+    only one device.
     """
     most_devices = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
     if hardware.device.kind == "cpu" or most_devices < 2:
         return []
-    with Store(home.whole) as store:
+    with Store(home.whole) as store:  # the runs of all keys hold devices
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    compute = resolved.settings.compute
-    busy_ids = {device_id for row in rows if row.compute == compute for device_id in row.devices}
+    busy_ids: set[str] = set()
+    for row in rows:
+        if row.compute == resolved.settings.compute:  # it runs on the same machine
+            busy_ids |= set(row.devices)
     same_model = [device for device in hardware.devices if device.name == hardware.device.name]
     free_count = sum(device.id not in busy_ids for device in same_model)
     options = []
@@ -148,7 +151,7 @@ def _options(
 def _settings_that_fit(
     resolved: Resolved, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Estimate]:
-    """Return settings with which the run fits, and their estimate.
+    """Return settings with which the run fits into the memory of its devices, and their estimate.
 
     If the run fits only with its base model sharded (cut over the devices), and the user did not
     set `shard_base`, that setting is switched on. Otherwise the settings are returned unchanged.
@@ -186,7 +189,8 @@ def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
         is_candidate = option.gpus == fewest or (option.gpus > fewest and option.free_now)
         if is_candidate:
             seconds_by_count[option.gpus] = 3600 * option.figures.hours.likely
-    return options[ranks.paying_gpu_count(seconds_by_count)].resolved
+    gpus = ranks.paying_gpu_count(seconds_by_count)  # the number that makes the run enough faster
+    return options[gpus].resolved
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:

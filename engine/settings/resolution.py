@@ -223,7 +223,7 @@ def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.F
     if algorithm == "distill":
         teachers.check_given(user_settings)
     setting_checks.check_loss(user_settings)
-    setting_checks.check_sampler(user_settings, facts.vllm)
+    setting_checks.check_sampler(user_settings, has_vllm=facts.vllm)
     if facts.env is not None:
         env_checks.check_env(algorithm, facts.env)
         env_checks.check_turns(user_settings, facts.env)
@@ -276,19 +276,21 @@ def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings
     Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of other algorithms,
     otherwise SETTING_UNKNOWN. The hint suggests the names that were probably meant.
     """
-    unknown = [str(name) for name in settings if name not in schema.model_fields]
-    if not unknown:
+    unknown_names = [str(name) for name in settings if name not in schema.model_fields]
+    if not unknown_names:
         return
-    in_no_algorithm = [name for name in unknown if not _other_owner(name, algorithm)]
-    if not in_no_algorithm:
-        raise _not_applicable_error(unknown, algorithm)
-    verb = "is no setting" if len(unknown) == 1 else "are no settings"
-    hint = _names_hint(unknown, algorithm)
+    # The names that are not settings of another algorithm either.
+    names_of_none = [name for name in unknown_names if not _other_owner(name, algorithm)]
+    if not names_of_none:
+        raise _not_applicable_error(unknown_names, algorithm)
+    verb = "is no setting" if len(unknown_names) == 1 else "are no settings"
+    hint = _names_hint(unknown_names, algorithm)
+    change = _renaming_change(algorithm, settings, unknown_names)
     raise UserError(
         "SETTING_UNKNOWN",
-        f"{_list_names(unknown)} {verb} of {algorithm}",
-        hint=Hint(hint[:_HINT_CHARS], change=_renaming_change(algorithm, settings, unknown)),
-        field=f"settings.{in_no_algorithm[0]}",
+        f"{_list_names(unknown_names)} {verb} of {algorithm}",
+        hint=Hint(hint[:_HINT_CHARS], change=change),
+        field=f"settings.{names_of_none[0]}",
     )
 
 
@@ -308,21 +310,21 @@ def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
     )
 
 
-def _names_hint(unknown: list[str], algorithm: str) -> str:
-    """Say what to use instead of the first few unknown names.
+def _names_hint(unknown_names: list[str], algorithm: str) -> str:
+    """Say what to use instead of the first few (`_EXPLAINED`) unknown names of settings.
 
     If nothing is known about them, the text lists all settings of the algorithm.
     """
     known_settings = SCHEMAS[algorithm].model_fields
     suggestions: list[str] = []
-    for name in unknown[:_EXPLAINED]:
+    for name in unknown_names[:_EXPLAINED]:
         if _other_owner(name, algorithm):
             suggestion = _advice_for_foreign(name, algorithm)
         else:
             suggestion = aliases.suggest(name, algorithm, known_settings)
         if suggestion:
             # If there is only one unknown name, the message has just named it.
-            suggestions.append(f"{name}: {suggestion}" if len(unknown) > 1 else suggestion)
+            suggestions.append(f"{name}: {suggestion}" if len(unknown_names) > 1 else suggestion)
     return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known_settings)}."
 
 
@@ -331,16 +333,25 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
     return aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
 
 
-def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
+def _renaming_change(
+    algorithm: str, settings: GivenSettings, unknown_names: list[str]
+) -> Change | None:
     """Return the change that corrects a call with unknown names of settings.
 
     A setting under another trainer's name gets our name, an argument of the tool that was put among
     the settings becomes an argument, and a setting of another algorithm is left out. Returns None
     if none of the names can be corrected.
+
+    Args:
+        algorithm: the algorithm of the call.
+        settings: all settings that the user gave.
+        unknown_names: those of them that the algorithm does not have.
     """
     known_names = SCHEMAS[algorithm].model_fields
     # Unknown name -> the setting that it means; "" if it means none.
-    our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
+    our_names = {
+        name: aliases.meant_setting(name, algorithm, known_names) for name in unknown_names
+    }
     # If the user also gave a value under our name, that value is kept.
     renamed = {
         our_name: settings[name]
@@ -415,10 +426,13 @@ class _Table:
 
 
 def _tables() -> list[_Table]:
-    """Make every table of settings; tables of several algorithms come before those of one."""
+    """Make every table of settings on the reference page; tables of several algorithms come before
+    those of one."""
     # The names of settings that an earlier table describes are left out of a later one.
-    answers, scoring = tuple(AnswerSettings.model_fields), tuple(ScoringSettings.model_fields)
-    common, of_rows = tuple(CommonSettings.model_fields), tuple(RowSettings.model_fields)
+    answers = tuple(AnswerSettings.model_fields)
+    scoring = tuple(ScoringSettings.model_fields)
+    common = tuple(CommonSettings.model_fields)
+    of_rows = tuple(RowSettings.model_fields)
     of_rollouts = tuple(RolloutSettings.model_fields)
     asking = ("grpo", "distill", PROMPT, "evaluate")  # all that sample answers
     shared = (*answers, *scoring)
@@ -444,14 +458,11 @@ def settings_reference() -> str:
 
 def settings_index() -> str:
     """Return the names of all settings by algorithm as Markdown, and where to read about them."""
-    paragraphs = [
-        _INTRODUCTION,
-        "What each does, takes and defaults to: "
-        + ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
-        + ".",
-    ]
+    pages = ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
+    paragraphs = [_INTRODUCTION, f"What each does, takes and defaults to: {pages}."]
     for table in _tables():
-        paragraphs.append(f"## {table.title}\n\n" + ", ".join(f"`{name}`" for name in table.names))
+        names = ", ".join(f"`{name}`" for name in table.names)
+        paragraphs.append(f"## {table.title}\n\n{names}")
     return "\n\n".join(paragraphs) + "\n"
 
 

@@ -60,12 +60,12 @@ def check_loss(user_settings: GivenSettings) -> None:
             )
 
 
-def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
+def check_sampler(user_settings: GivenSettings, *, has_vllm: bool) -> None:
     """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up.
 
-    `vllm` is whether it is set up on this machine.
+    `has_vllm` is whether it is set up on this machine.
     """
-    if user_settings.get("sampler") == "vllm" and not vllm:
+    if user_settings.get("sampler") == "vllm" and not has_vllm:
         raise _invalid_setting(
             "sampler",
             'sampler = "vllm", but vLLM is not set up on this machine',
@@ -106,17 +106,18 @@ def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     SFT and DPO have no max_tokens, so only max_length is checked. An evaluation has no max_length,
     so max_tokens must be below the model's context.
     """
+    context = model.max_positions
     length = values.get("max_length")
     tokens = values.get("max_tokens")
-    if length is not None and length > model.max_positions:
+    if length is not None and length > context:
         raise _invalid_setting(
             "max_length",
-            f"max_length = {length} is above the model's context of {model.max_positions} tokens",
-            f"Use at most {model.max_positions}.",
+            f"max_length = {length} is above the model's context of {context} tokens",
+            f"Use at most {context}.",
         )
-    if tokens is not None and tokens >= (length or model.max_positions):
-        limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
-        can_raise_length = length is not None and length < model.max_positions
+    if tokens is not None and tokens >= (length or context):
+        limit = f"max_length = {length}" if length else f"the model's {context}"
+        can_raise_length = length is not None and length < context
         hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
         message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
         raise _invalid_setting("max_tokens", message, hint)
@@ -201,8 +202,8 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
     order of the targets does not matter.
     """
     for name, current in inherited_settings(inherited).items():
-        requested = user_settings.get(name)
-        if isinstance(requested, list):
+        requested = user_settings.get(name)  # None if the user left it out
+        if isinstance(requested, list):  # the targets
             is_same = set(requested) == set(current)
         else:
             is_same = requested is None or requested == current

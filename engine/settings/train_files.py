@@ -129,9 +129,9 @@ def merge(
     sets: dict[str, object] = {}
     changes: dict[str, tuple[object, object]] = {}
     for name, value in later.items():
-        for other_name in _names_replaced_by(name, later):
-            if other_name in merged:
-                changes[other_name] = (merged.pop(other_name), None)
+        for replaced_name in _names_replaced_by(name, later):
+            if replaced_name in merged:
+                changes[replaced_name] = (merged.pop(replaced_name), None)
         if name not in merged:
             sets[name] = value
         elif merged[name] != value:
@@ -291,8 +291,10 @@ def _line_of(text: str, name: str) -> int:
     Such a line is `name = ...`, `name.key = ...`, `[name]` or `[settings.name]`, with or without
     quotes around the name.
     """
-    quoted = rf"[\"']?{re.escape(name)}[\"']?"
-    pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
+    key = rf"[\"']?{re.escape(name)}[\"']?"
+    table_header = rf"\[+\s*(settings\s*\.\s*)?{key}\s*[\].]"
+    assignment = rf"{key}\s*[.=]"
+    pattern = re.compile(rf"^\s*({table_header}|{assignment})")
     for number, line in enumerate(text.splitlines(), 1):
         if pattern.match(line):
             return number

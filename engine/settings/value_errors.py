@@ -165,8 +165,8 @@ def expects(field: FieldInfo) -> str:
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
-        patterns = [getattr(limit, "pattern", None) for limit in field.metadata]
-        return next((_TEXTS[pattern] for pattern in patterns if pattern), "a text")
+        pattern = _limit(field, "pattern")
+        return _TEXTS[pattern] if pattern else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
 
@@ -235,15 +235,16 @@ def _upper_limit_in_words(field: FieldInfo) -> str:
 
 
 def _limit(field: FieldInfo, name: str) -> Any:
-    """Return the limit of a setting that pydantic calls `name`, such as "ge"; None if it has
-    none."""
-    for limit in field.metadata:
-        value = getattr(limit, name, None)
+    """Return the limit of a setting that pydantic calls `name`, such as "ge" (greater or equal);
+    None if it has none."""
+    for constraint in field.metadata:
+        value = getattr(constraint, name, None)
         if value is not None:
             return value
     return None
 
 
 def _as_text(value: float) -> str:
-    """Write a limit as text; a float gets no needless digits, e.g. 1e-7 -> "1e-07"."""
+    """Write a number that limits a setting as text; a float gets no needless digits, e.g. 1e-7 ->
+    "1e-07"."""
     return f"{value:g}" if isinstance(value, float) else str(value)
