@@ -426,7 +426,7 @@ def _compiler_finding(liger: str) -> Iterator[Finding]:
 def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
     """Check that torch computes on the GPU, by multiplying two numbers there.
 
-    `interpreter` is the Python that has torch.
+    `gpu` is the device to try. `interpreter` is the Python that has torch.
     """
     complaint = venvs.complaint(interpreter, venvs.GPU_PROOF, _TORCH_S)  # None: the proof worked
     gpu_and_driver = f"{gpu.id} {gpu.name}, {hardware.driver()}"

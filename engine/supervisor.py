@@ -423,7 +423,8 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
 
 
 def _note_end(run: RunDir, row: RunRow, result: outcome.Outcome) -> None:
-    """Append an event that the trainer has exited to the run's events, if that can be written."""
+    """Append an event that the trainer has exited to the run's events, if that can be written.
+    `result` is how the attempt ended."""
     message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(

@@ -71,7 +71,8 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """Describe the first fault of a validation: the dotted key, and what is wrong with its value.
+    """Describe the first fault of a failed validation (`error`): the dotted key, and what is wrong
+    with its value.
 
     For example `settings.lora_rank: input should be a valid integer`.
     """

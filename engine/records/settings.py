@@ -161,7 +161,8 @@ def _min_p() -> Any:
 
 
 def _keep(description: str, usual: float) -> Any:
-    """Make the field of `keep` (the share of replayed rows) for one algorithm.
+    """Make the field of `keep` (the share of replayed rows) for one algorithm; `description` says
+    what it does there.
 
     `usual` is the default in runs of more than `HARMLESS_STEPS` steps.
     """

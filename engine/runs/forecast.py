@@ -125,8 +125,9 @@ def _forecast(
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
     """Return the device hours that an open run still takes: low, likely and high.
 
-    They come from the trainer's measured pace if there is one. Otherwise they are the estimate of
-    the run minus the hours spent. Returns None if there is no estimate either.
+    `progress` is how far the run is. They come from the trainer's measured pace if there is one.
+    Otherwise they are the estimate of the run minus the hours spent. Returns None if there is no
+    estimate either.
     """
     if progress.remaining is not None:
         hours_per_second = row.device_hours(1.0)  # of all devices of the run together
@@ -146,7 +147,8 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
 def _describe_cap(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
     """Write a sentence that says where the nearest cap on hours will stop the run.
 
-    Returns "" if the run will likely end before, has no cap, or has not planned its work yet.
+    `progress` is how far the run is, with the time that it still takes. Returns "" if the run will
+    likely end before, has no cap, or has not planned its work yet.
     """
     run = home.run(row.run_id)
     try:

@@ -268,7 +268,8 @@ def _reply_of_run(
 def _warn_of_earlier_event(reply: Reply, snapshot: _Snapshot, goal: _Goal) -> None:
     """Add a warning to the reply if the goal was reached before the wait began.
 
-    Without the warning a caller might repeat the call, which would return the same event again.
+    `snapshot` is the run as the wait saw it last, `goal` what it waited for. Without the warning a
+    caller might repeat the call, which would return the same event again.
     """
     if snapshot.events_end <= goal.asked_at and snapshot.row.state not in TERMINAL:
         reply["warnings"].append(
@@ -377,7 +378,8 @@ def set_priority(home: Home, run_id: str, priority: str) -> Reply:
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
-    """Ask every run of a plan to end, and return the status of the plan.
+    """Ask every run of the plan `plan_id` to end, and return the status of the plan. `reason` is
+    recorded with each run.
 
     The runs are cancelled from the last to the first. So no later run is started meanwhile, and
     none fails because the run before it was cancelled.
@@ -403,7 +405,8 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
     """Set a run without a process to "cancelled", and a run with a process to "stopping".
 
-    A run that is stopping already or has ended stays as it is.
+    `reason` is recorded as the reason of its end. A run that is stopping already or has ended stays
+    as it is.
     """
     values = {"reason_kind": "cancelled", "reason": reason}
     # A loop, because the run may get or lose its process between the two calls of `set_state`.

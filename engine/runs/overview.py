@@ -235,8 +235,9 @@ def _hardware(home: Home, store: Store) -> Reply:
 def _host_entries(home: Home, active_runs: list[RunRow]) -> list[Reply]:
     """Describe each machine of config.toml that runs can use over SSH, with this home's runs on it.
 
-    A description is the result of the machine's last check: no connection is made now. Returns []
-    if config.toml names no such machine.
+    `active_runs` are the runs of this home that hold a device. A description is the result of the
+    machine's last check: no connection is made now. Returns [] if config.toml names no such
+    machine.
     """
     return [
         hosts.shown(home, host)
@@ -357,7 +358,8 @@ def _owner_fields(home: Home, row: RunRow) -> Reply:
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:
-    """Return the name of the run's config or result file if it is missing or damaged, else "".
+    """Return the name of the config or result file of the run in `row` if it is missing or damaged,
+    else "".
 
     Only a run that is done must have a result.
     """
@@ -438,8 +440,8 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 def _summary(scope: str, page: _Page) -> str:
     """Say in one sentence what the reply shows.
 
-    The sentence says how many things the home holds (scope "all"), names the devices ("hardware"),
-    or says how many entries of a list are shown (any other scope).
+    `page` holds the reply so far. The sentence says how many things the home holds (scope "all"),
+    names the devices ("hardware"), or says how many entries of a list are shown (any other scope).
     """
     reply = page.reply
     if scope == "hardware":
@@ -470,7 +472,8 @@ def _summary_of_home(page: _Page) -> str:
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
     """Return the calls to make next, as JSON; [] for most scopes.
 
-    For "models" the call reads the card of the first base model. For "all" it is:
+    `page` holds the reply so far and the runs that have not ended. For "models" the call reads the
+    card of the first base model. For "all" it is:
 
     - If a run is active or queued: wait for that run or its plan.
     - Otherwise, if the home has no environments: read the playbook (the guide), and push one.

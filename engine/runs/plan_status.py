@@ -142,7 +142,8 @@ def read_snapshot(
 
 
 def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
-    """Return whether a plan has reached `until`, the goal of a wait.
+    """Return whether a plan, in its present state `snapshot`, has reached `until`, the goal of a
+    wait.
 
     "end" is the end of the plan, "first_step" the first step of any run, "next_eval" an evaluation
     and "alert" an alert of any run. "news" is an alert, or the end of a run or of the plan.
@@ -162,7 +163,8 @@ def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
 def status_of(
     home: Home, store: Store, snapshot: PlanSnapshot, *, has_cursor: bool = False
 ) -> Reply:
-    """Make the status of a plan: an entry for each step, alerts, hours, and the calls to make next.
+    """Make the status of a plan from its present state `snapshot`: an entry for each step, alerts,
+    hours, and the calls to make next.
 
     `has_cursor` says that the caller has seen an earlier status. While the plan goes on, such a
     caller gets only newer alerts, and only the steps that are under way or have ended since.
@@ -231,7 +233,8 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
 
 
 def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
-    """Make the progress report that a wait sends while a plan is under way.
+    """Make the progress report that a wait sends while a plan is under way; `snapshot` is its
+    present state.
 
     `total_steps` is the number of runs. `step` is how many of them have ended, plus the finished
     share of the run under way, such as 1.25.
@@ -317,7 +320,8 @@ def _skills_of(evidence: Mapping[str, Any]) -> Reply:
     """Say what a training run did to the skills that its start had (`kept_skills`), and what it and
     the runs before it did to those of their base model (`kept_since_base`), each in a sentence.
 
-    What the warnings of the verdict say is not repeated. Returns {} if no skill was asked.
+    `evidence` is that of the run's verdict. What the warnings of the verdict say is not repeated.
+    Returns {} if no skill was asked.
     """
     kept = evidence.get("kept_skills") or {}
     since_base = kept.get("against_base") or {}
@@ -340,7 +344,8 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
 
 
 def _progress_fields(progress: Progress) -> Reply:
-    """Return how far a run under way has come, as fields of its step; unknown ones are left out."""
+    """Return how far a run under way has come (`progress`), as fields of its step in the status of
+    a plan; unknown ones are left out."""
     fields = {
         "at": progress.step,
         "of": progress.total_steps,
@@ -396,7 +401,8 @@ def _weak_start_warning(home: Home, row: RunRow, sft_run: RunRow) -> list[str]:
 
 
 def _continuation_calls(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
-    """Return the calls that continue from the result of a plan, as JSON.
+    """Return the calls that continue from the result of a plan, as JSON; `verdict` is the last one
+    of its runs, "" for none.
 
     If `verdict` is "worse", "no_difference" or "inconclusive", the call is to diagnose the last
     training run. Otherwise the calls are those that this run suggests: to train on, if the model is
@@ -462,8 +468,8 @@ def _level_fields(arm: Mapping[str, Any]) -> Reply:
 
 
 def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecast | None) -> str:
-    """Say in one sentence how many runs are done, which run failed, and how far the runs under way
-    are."""
+    """Say in one sentence how many runs of a plan are done, which run failed, and how far the runs
+    under way are. `forecast` tells when the plan will end; None if that is not known."""
     plan_id = snapshot.rows[0].plan
     done_count = sum(row.state == "done" for row in snapshot.rows)
     text = (
@@ -494,7 +500,7 @@ def _progress_text(row: RunRow, progress: Progress) -> str:
 
 
 def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
-    """Return the calls that show more about a plan.
+    """Return the calls that show more about a plan in its present state `snapshot`.
 
     While the plan goes on: diagnose the run of the newest of the `alerts`, and wait. If a run
     failed or was cancelled: read its log, or resume the plan. Otherwise: compare the models of the

@@ -50,7 +50,7 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
 
 
 def _settings_as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
-    """Return the settings of a run as a user would give them, updated with `changes`.
+    """Return the settings of a run (`config`) as a user would give them, updated with `changes`.
 
     Settings whose values follow from other settings are left out.
     """

@@ -173,7 +173,8 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
 
 
 def _state_and_step(home: Home, store: Store, run_id: str) -> str:
-    """Say in which state and at which step a run is: "sums-sft-1 is running at step 12 of 60"."""
+    """Say in which state and at which step the run `run_id` is: "sums-sft-1 is running at step 12
+    of 60"."""
     try:
         row = store.get_run(run_id)
     except UserError:  # no such run: the database was lost and made again
@@ -184,7 +185,8 @@ def _state_and_step(home: Home, store: Store, run_id: str) -> str:
 
 
 def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress: Progress) -> None:
-    """Add to a status what a run under way is doing, and when it is expected to end.
+    """Add to a status what a run under way is doing (in `progress`), and when it is expected to
+    end.
 
     The keys are `phase` (what the run is doing), `percent` (how much of the phase is done),
     `forecast`, `target`, and `stalled` and `quiet_s` if the run writes nothing.
@@ -241,7 +243,8 @@ def _task_count(config: EvaluateConfig) -> int:
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
-    """Add `quiet_s` to a status if the run has written nothing for more than a minute.
+    """Add `quiet_s`, the seconds since the last sign of life, to a status if the run has written
+    nothing for more than a minute.
 
     If the silence is longer than the run's pace explains, `stalled` is added with the reason, and
     `next` gets the calls that read the log, cancel the run and resume it.
@@ -286,7 +289,8 @@ def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
 
 
 def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
-    """Return the fields that the status of every run has, with `alerts` and no warnings yet."""
+    """Return the fields that the status of every run has, with `alerts` and no warnings yet.
+    `progress` is what the run's files say of how far it is."""
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -522,7 +526,8 @@ def _call_to_curate(row: RunRow) -> Call:
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """Say in one sentence how a run stands, such as `sums-grpo-3 is running at step 12 of 60.`"""
+    """Say in one sentence how a run stands, from its row and its status without the summary, such
+    as `sums-grpo-3 is running at step 12 of 60.`"""
     at_step = _step_phrase(status)
     match row.state:
         case "queued" if row.waits_for:
@@ -540,7 +545,8 @@ def _summary(row: RunRow, status: Reply) -> str:
 
 
 def _describe_outlook(status: Reply) -> str:
-    """Say what a run under way is doing and how long it will take, as the end of a sentence.
+    """Say what a run under way is doing and how long it will take, by its `status`, as the end of a
+    sentence.
 
     For example ", in its evaluation (40 %), about 3 min left".
     """
@@ -583,7 +589,8 @@ def _done_summary(row: RunRow, status: Reply) -> str:
 
 
 def _early_stop_note(row: RunRow, status: Reply) -> str:
-    """Return a note that `stop_early` ended a training run before its last step; "" if not."""
+    """Return a note that the setting `stop_early` ended a training run before its last step; "" if
+    it did not. The steps are those of `status`."""
     step, total_steps = status["step"], status["total_steps"]
     if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""

@@ -65,8 +65,8 @@ def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
 
 
 def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE if max_turns is given for a single-turn
-    environment."""
+    """Raise UserError SETTING_NOT_APPLICABLE if the user's settings have max_turns and the
+    environment has a single turn."""
     if "max_turns" in user_settings and not env.multi_turn:
         raise UserError(
             "SETTING_NOT_APPLICABLE",

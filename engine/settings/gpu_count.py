@@ -51,7 +51,7 @@ class OnGpus:
 
 
 def most_gpus(home: Home, hardware: Hardware) -> int:
-    """Return how many devices one run may take.
+    """Return how many devices of a machine one run may take.
 
     These are the machine's GPUs of the same model as the GPU for which runs are planned. A CPU
     counts as one device, or as `cpu_ranks` of config.toml if the owner sets that.
@@ -62,8 +62,9 @@ def most_gpus(home: Home, hardware: Hardware) -> int:
 
 
 def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
-    """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices or of
-    rows in a batch, or if `shard_base` does not fit the other settings."""
+    """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices of the
+    machine (`hardware`) or of rows in a batch, or if `shard_base` does not fit the other
+    settings."""
     device_count, batch_rows = most_gpus(home, hardware), rows_of_batch(settings)
     if settings.gpus > device_count:
         is_cpu = hardware.device.kind == "cpu"
@@ -109,7 +110,7 @@ def rows_of_batch(settings: TrainSettings) -> int:
 def decide(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Sequence[OnGpus]]:
-    """Choose how many devices a run takes.
+    """Choose how many devices of the machine (`hardware`) a run with the settings `resolved` takes.
 
     `estimate` returns the estimate of a run with given settings. Returns the settings with the
     chosen number, and the choices with their estimates ([] if the run may have only one device).
@@ -171,7 +172,8 @@ def _settings_that_fit(
 
 
 def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
-    """Return the settings with the number of devices that the run takes.
+    """Return the settings with the number of devices that the run takes. `on_gpus` holds a choice
+    for each number, in ascending order; [] if only one device is possible.
 
     A number that the user gave is kept. Otherwise the run takes the free devices that make it
     enough faster, and at least as many as it needs to fit into memory.
@@ -199,8 +201,8 @@ def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
 
 
 def _with_setting(resolved: Resolved, name: str, value: object) -> Resolved:
-    """Return a copy of the settings with the setting `name` changed, and "hardware" as its
-    source."""
+    """Return a copy of the settings with the setting `name` changed to `value`, and "hardware" as
+    its source."""
     return replace(
         resolved,
         settings=resolved.settings.model_copy(update={name: value}),

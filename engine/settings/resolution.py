@@ -80,12 +80,14 @@ class ResolvedSampling:
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
-    """Return whether the setting `name` is True in the settings that a caller gave."""
+    """Return whether the setting `name` is exactly True in `given`, the settings that a caller gave
+    and that are not checked yet."""
     return given.get(name) is True
 
 
 def counted_thinking(algorithm: str, given_settings: GivenSettings) -> bool | Reasoning:
-    """Return the value of `thinking` with which the tokens of rows are counted.
+    """Return the value of the setting `thinking` with which the tokens of an environment's rows are
+    counted for a run of `algorithm`.
 
     `given_settings` holds the settings before they are checked. A wrong value counts as left out
     here, because it is refused later.
@@ -157,7 +159,8 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
 
 
 def _check_one_duration(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID if both `steps` and `epochs` are given."""
+    """Raise UserError SETTING_INVALID if the given settings (`values`) have both `steps` and
+    `epochs`."""
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -272,6 +275,8 @@ def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[st
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
     """Refuse names that are not settings of this algorithm.
+
+    `schema` is the class of the algorithm's settings, `settings` are those that the user gave.
 
     Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of other algorithms,
     otherwise SETTING_UNKNOWN. The hint suggests the names that were probably meant.

@@ -22,7 +22,8 @@ UNUSED_CLIPS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a sampling setting that does not fit `attempts`.
+    """Raise UserError SETTING_INVALID for a sampling setting of the user that does not fit
+    `attempts`, the answers per task of an evaluation.
 
     With a single attempt per task the answer is greedy, so temperature, top_p, top_k and min_p
     would have no effect. Several attempts at temperature 0 would all be equal.
@@ -47,8 +48,8 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
 
 
 def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE if a clip is given with a loss on which it does not
-    act (`UNUSED_CLIPS`)."""
+    """Raise UserError SETTING_NOT_APPLICABLE if the user gave a clip beside a loss on which it does
+    not act (`UNUSED_CLIPS`)."""
     loss = user_settings.get("loss")
     for name, reason, next_move in UNUSED_CLIPS.get(str(loss), ()):
         if name in user_settings:
@@ -61,7 +62,7 @@ def check_loss(user_settings: GivenSettings) -> None:
 
 
 def check_sampler(user_settings: GivenSettings, *, has_vllm: bool) -> None:
-    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up.
+    """Raise UserError SETTING_INVALID if the user chose vLLM as sampler but it is not set up.
 
     `has_vllm` is whether it is set up on this machine.
     """
@@ -85,7 +86,8 @@ def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFa
 
 
 def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
-    """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
+    """Raise UserError SETTING_INVALID if a batch of `algorithm` is larger than the number of train
+    rows."""
     values = filled.values
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
     # `max_examples` has been filled in: it is the number of train rows, or None if not known.
@@ -103,8 +105,9 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
 
-    SFT and DPO have no max_tokens, so only max_length is checked. An evaluation has no max_length,
-    so max_tokens must be below the model's context.
+    `values` holds all settings, defaults included. SFT and DPO have no max_tokens, so only
+    max_length is checked. An evaluation has no max_length, so max_tokens must be below the model's
+    context.
     """
     context = model.max_positions
     length = values.get("max_length")
@@ -147,8 +150,8 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
 
 
 def _check_quantization(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID if the quantization is nf4 and the precision is float32 or
-    the sampler is vLLM."""
+    """Raise UserError SETTING_INVALID if, among all settings `values`, the quantization is nf4 and
+    the precision is float32 or the sampler is vLLM."""
     if values.get("quantization") == "nf4" and values.get("precision") == "float32":
         raise _invalid_setting(
             "precision",

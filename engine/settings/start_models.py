@@ -97,7 +97,8 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
 
 
 def _open_row(home: Home, run_id: str) -> RunRow | None:
-    """Return the row of the run with exactly this id, if it has not ended; else None."""
+    """Return the database row of the run with exactly the id `run_id`, if it has not ended; else
+    None. There is no row if the home has no database yet."""
     if not home.db.is_file():
         return None
     with Store(home) as store:

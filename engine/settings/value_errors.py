@@ -130,7 +130,7 @@ def _number_meant_by(value: object) -> float | int | None:
 
 
 def _number_hint(name: str, text: str, expected: str) -> str:
-    """Say what to write instead of the text `text` for a setting that takes a number.
+    """Say what to write instead of the text `text` for the setting `name`, which takes a number.
 
     `expected` describes the values that the setting takes, in words.
     """
@@ -152,7 +152,7 @@ _TEXTS = {
 
 
 def expects(field: FieldInfo) -> str:
-    """Say which values a setting takes.
+    """Say which values the setting with the schema `field` takes.
 
     For example "a whole number from 2 to 512", "one of none, nf4", "true or false" or "a list of at
     most 8 texts".
@@ -172,7 +172,8 @@ def expects(field: FieldInfo) -> str:
 
 
 def range_in_brief(field: FieldInfo) -> str:
-    """Say which values a setting takes, as briefly as a table needs: "2 to 512, whole"."""
+    """Say which values the setting with the schema `field` takes, as briefly as a table needs: "2
+    to 512, whole"."""
     plain_type = _plain_type(field.annotation)
     if get_origin(plain_type) is Literal:
         return ", ".join(str(value) for value in get_args(plain_type))
@@ -183,7 +184,8 @@ def range_in_brief(field: FieldInfo) -> str:
 
 
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:
-    """Say which values a list setting takes; its items are of the type `item_type`."""
+    """Say which values the list setting with the schema `field` takes; its items are of the type
+    `item_type`."""
     if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
         names = ", ".join(PROJECTIONS)
         return f"all-linear, attention, mlp or a list of the model's projections, as {names}"

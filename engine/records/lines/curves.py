@@ -101,8 +101,8 @@ def load_metrics(path: Path) -> Metrics:
 
 
 def _sampled_rows(path: Path, end: int) -> list[Line]:
-    """Read the first lines of the file, and lines that are evenly spread over its first `end`
-    bytes."""
+    """Read the first lines of the file at `path`, and lines that are evenly spread over its first
+    `end` bytes."""
     sampled = list(page_after(path, start=0, limit=_FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
         offset = end * index // _SAMPLES  # usually inside a line; then the next line is read

@@ -126,8 +126,8 @@ class Asking:
     def _result(self, answers: EndpointAnswers, task_count: int) -> JsonObject:
         """Make the content of result.json, and write an event and the metrics of each model.
 
-        `task_count` is how many tasks each model was to answer; a cap may have left some of them
-        out.
+        `answers` holds what each model answered and took. `task_count` is how many tasks each model
+        was to answer; a cap may have left some of them out.
         """
         results = []
         for step, (index, rows) in enumerate(sorted(answers.rows.items()), start=1):
@@ -160,9 +160,10 @@ class Asking:
 def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
     """Return the fields of result.json that only models behind a URL have.
 
-    `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the run, and
-    `asked_without` which parameters a server refused; both are left out if there are none.
-    `task_count` is how many tasks each model was to answer.
+    `answers` is what the models answered and took. `endpoints` holds their calls, tokens and money.
+    `stopped_by` says which cap ended the run, and `asked_without` which parameters a server
+    refused; both are left out if there are none. `task_count` is how many tasks each model was to
+    answer.
     """
     fields: JsonObject = {"endpoints": answers.use}
     if answers.stopped_by:
@@ -173,8 +174,9 @@ def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
 
 
 def _cost_sentences(answers: EndpointAnswers, task_count: int) -> list[str]:
-    """Write sentences about the run's calls and money, the cap that ended it, if one did, and the
-    parameters that a server refused."""
+    """Write sentences about the run's calls and money (in `answers`), the cap that ended it, if one
+    did, and the parameters that a server refused. `task_count` is how many tasks each model was to
+    answer."""
     total = answers.use["total"]
     money = f", {total['cost']:.4g} in money" if total["cost"] else ""
     sentences = [f"{counted(total['calls'], 'call')}{money}"]
@@ -195,7 +197,8 @@ def _judge_budget(config: EvaluateConfig) -> JudgeBudget:
 
 
 def _check_judge(process: EnvProcess) -> None:
-    """Raise UserError BUDGET if the judge's limit made it refuse to score an answer.
+    """Raise UserError BUDGET if the limit of the environment's judge (a model that scores answers)
+    made it refuse to score an answer.
 
     Otherwise the answers that the judge did not see would count as answers with reward 0.
     """

@@ -135,7 +135,7 @@ class Regrade:
         return regraded
 
     def _record_scores(self, step: int, scores: ModelScores) -> None:
-        """Write the means of one model to events.jsonl and metrics.jsonl.
+        """Write the means of one model, `scores`, to events.jsonl and metrics.jsonl.
 
         `step` is the number of models that are done.
         """
@@ -232,7 +232,7 @@ class Regrade:
         return new_rows
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """Score one stored answer with this environment version.
+        """Score one stored answer, the line `row`, with this environment version in its `process`.
 
         Returns the score, or a key of `SKIPPED`, such as "changed_prompt", that says why the answer
         cannot be scored.

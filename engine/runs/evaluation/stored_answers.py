@@ -311,7 +311,8 @@ def _scored_answer(task: Task, row: Mapping[str, Any], *, is_multi_turn: bool) -
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
-        """Return the new score, or a key of `SKIPPED` that says why there is none."""
+        """Score the answer again in `process`. Return the new score, or a key of `SKIPPED` that
+        says why there is none."""
         score = score_stored(process, task, row, is_multi_turn=is_multi_turn)
         # `score_stored` returns a failed score for a conversation that cannot be repeated. Here the
         # answer is skipped instead, so that it does not count as a changed reward.

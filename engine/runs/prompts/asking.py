@@ -165,8 +165,8 @@ def main(folder: Path) -> int:
 
 
 def _explain(error: Exception) -> Explanation | None:
-    """Explain a failure of an endpoint or of a budget as (kind, message, hint); return None for any
-    other exception, which `carry_out` explains."""
+    """Explain why a search for a prompt failed: `error` of an endpoint or of a budget becomes
+    (kind, message, hint). Return None for any other exception, which `carry_out` explains."""
     if isinstance(error, Refused):
         hint = "Correct its url, model or key_env in config.toml, then resume the run."
         return "config", "An endpoint refuses to be asked.", hint

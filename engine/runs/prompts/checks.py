@@ -90,6 +90,8 @@ def check_env(env: EnvRecord) -> None:
 def check_budget(tasks: SearchTasks, settings: PromptSettings, env_id: str) -> None:
     """Check that a search can make at least one round with its tasks and rollouts.
 
+    `env_id` is the environment, for the message.
+
     Raises UserError SETTING_INVALID if `max_rollouts` does not suffice for one round, BAD_ARGUMENT
     if there is no train task whose answers the endpoint may be shown.
     """

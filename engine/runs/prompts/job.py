@@ -177,9 +177,9 @@ class PromptJob:
     def _take_exam(
         self, step: int, heldout: Sequence[TaskRow], texts: Texts
     ) -> Sequence[EvaluationRow]:
-        """Let the model answer the held-out tasks with `texts`, and append the rows to the file of
-        `step`. Tasks whose rows an earlier attempt of the run wrote are not asked again. Returns
-        all rows."""
+        """Let the model answer the held-out tasks `heldout` with `texts`, and append the rows to
+        the file of `step`. Tasks whose rows an earlier attempt of the run wrote are not asked
+        again. Returns all rows."""
         path = self.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_evaluation(path)
@@ -204,7 +204,8 @@ class PromptJob:
         return rows
 
     def _search(self, tasks: SearchTasks, texts: Texts, reflection: Reflection) -> SearchResult:
-        """Search for better texts, beginning with `texts`, and return the result."""
+        """Search for texts that earn more than `texts`, and return the result. `tasks` are those of
+        the search, `reflection` asks the endpoint that writes prompts."""
         prompt_search = Search(
             self.run.search,
             self.config.settings,
@@ -261,8 +262,9 @@ class PromptJob:
         self.desk.metrics(search_round.number, values)
 
     def _write_rollouts(self, step: int, answer_sets: Sequence[Answers]) -> None:
-        """Write the answers of a round to the rollout file of `step`. Each task is a group: member
-        0 is the answer with the old prompt, member 1 the answer with the new one."""
+        """Write the answers of a round to the rollout file of `step`: `answer_sets` holds those
+        with the old prompt, then those with the new one. Each task is a group: member 0 is its
+        answer with the old prompt, member 1 that with the new one."""
         path = self.run.rollouts(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
@@ -357,7 +359,8 @@ class PromptJob:
 
 
 def _describe_result(search_result: SearchResult, env_id: str, problem: str) -> str:
-    """Say in one sentence what a search has come to."""
+    """Say in one sentence what a search has come to. `env_id` is the environment version with the
+    new prompt, `problem` why there is none; each is "" if it does not apply."""
     ended = f", ended by {search_result.stopped_by}" if search_result.stopped_by else ""
     effort = f"{search_result.rounds} rounds, {search_result.rollouts} rollouts{ended}"
     if not search_result.is_new:

@@ -267,17 +267,18 @@ class Search:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[JsonObject]]:
-        """Return what the endpoint is shown of a round: text to rewrite -> examples of answers.
-        gepa calls this; every text gets the same examples."""
+        """Return what the endpoint is shown of the answers in `eval_batch`: text to rewrite
+        (`components_to_update` are their names) -> examples of answers. gepa calls this; every text
+        gets the same examples."""
         examples = [example_of(task, row, self._redact) for task, row in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, examples)
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """Begin a new round; gepa calls this."""
+        """Begin a new round, whose number is `event["iteration"]`; gepa calls this."""
         self._round = Round(int(event["iteration"]))
 
     def on_proposal_end(self, event: Mapping[str, Any]) -> None:
-        """Note the texts that the endpoint wrote; gepa calls this."""
+        """Note the texts that the endpoint wrote, `event["new_instructions"]`; gepa calls this."""
         self._round.new_texts = dict(event["new_instructions"])
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
@@ -290,8 +291,8 @@ class Search:
     def _store_choosing_rewards(
         self, texts: Texts, tasks: Sequence[TaskRow], rewards: Sequence[float]
     ) -> None:
-        """Store the rewards of the tasks that choose, so that no later attempt answers them
-        again."""
+        """Store the rewards that the tasks that choose earned with the prompt `texts`, so that no
+        later attempt of the run answers them again."""
         reward_by_task = {task["id"]: reward for task, reward in zip(tasks, rewards, strict=True)}
         self._choosing_rewards[_hash_of(texts)] = reward_by_task
         self._file.append({"texts": _hash_of(texts), "rewards": reward_by_task})

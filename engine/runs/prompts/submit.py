@@ -214,7 +214,8 @@ def _reflection_money(
     """Estimate the money for the requests to the endpoint that writes prompts; None if it has no
     price.
 
-    The low value is one request, the likely one a request in every round, the high one all allowed
+    `tasks` are those of the search, `facts` the measured lengths of the environment's tasks. The
+    low value is one request, the likely one a request in every round, the high one all allowed
     requests with answers of full length.
     """
     if not is_priced(endpoint):
@@ -236,7 +237,8 @@ def _reflection_money(
 
 
 def _add_money(first: Range, second: Range, cap: float | None) -> Range:
-    """Add two estimates of money; each sum is at most `cap` (None: no limit)."""
+    """Add two estimates of money, `first` and `second`; each sum is at most `cap` (None: no
+    limit)."""
     limit = math.inf if cap is None else cap
     return Range(
         low=min(limit, first.low + second.low),
@@ -253,8 +255,8 @@ def price_warnings(plan: ResolvedSearch) -> list[str]:
 
 
 def warnings_of(request: TrainRequest, plan: ResolvedSearch) -> list[str]:
-    """Return the warnings about a search: doubts that are no reason to refuse it. Raises UserError
-    REWARD_RISK if the reward audit is a reason."""
+    """Return the warnings about a search that is to be queued (`plan`): doubts that are no reason
+    to refuse it. Raises UserError REWARD_RISK if the reward audit is a reason."""
     warnings = [
         *registry.prefix_warning(request.env_id, plan.record),
         *audit_warnings(plan.record, plan.settings),
@@ -296,8 +298,9 @@ def submit_search(home: Home, request: TrainRequest) -> Reply:
 
 
 def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch) -> None:
-    """Raise UserError BUDGET if nothing is left of the home's hours or the search likely takes more
-    than its cap, NOT_APPROVED if it takes more than may be spent without asking a person."""
+    """Check that the device hours of a search (`plan`) may be spent. Raises UserError BUDGET if
+    nothing is left of the home's hours or the search likely takes more than its cap, NOT_APPROVED
+    if it takes more than may be spent without asking a person."""
     check_hours_left(home, store)
     likely, cap = plan.hours.likely, request.cap_hours
     if likely > cap:
@@ -320,8 +323,9 @@ def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedS
 def _insert(
     home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch, warnings: list[str]
 ) -> RunRow:
-    """Queue the run and write its folder; return its row. Warnings about the parent and about
-    held-out tasks that the model was trained on are added to `warnings`, in place."""
+    """Queue a search for a prompt (`plan`) and write its run folder; return its row. Warnings about
+    the parent and about held-out tasks that the model was trained on are added to `warnings`, in
+    place."""
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
     report = contamination.of_training(home, plan.record, plan.model.ref)

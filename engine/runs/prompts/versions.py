@@ -58,7 +58,8 @@ def with_prompt(toml: str, texts: Texts, of: str) -> str:
 
 
 def _without_tables(toml: str) -> list[str]:
-    """Return the lines of a TOML file without its tables [prompt] and [prompt.tools]."""
+    """Return the lines of the TOML text `toml` without its tables [prompt] and [prompt.tools], and
+    without empty lines at the end."""
     kept_lines: list[str] = []
     is_in_prompt_table = False
     for line in toml.rstrip("\n").split("\n"):

@@ -153,8 +153,8 @@ def curves_page(
 
 
 def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
-    """Select what a page shows: the first of the selected columns, with at most `limit` steps and
-    never more than 30."""
+    """Select what a page shows of a run's `metrics`: the first of `selected_columns`, with at most
+    `limit` steps and never more than 30."""
     columns = list(selected_columns[:_MOST_KEYS])
     measured = [line for line in metrics.lines if _has_any(line, columns)]
     return _ShownCurves(
@@ -215,7 +215,7 @@ def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | 
 
 
 def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
-    """List warnings about columns, steps and lines that a page of curves leaves out.
+    """List warnings about columns, steps and lines of `metrics` that a page of curves leaves out.
 
     `selected_count` is how many columns the page would show if it had room for all.
     """
@@ -376,9 +376,10 @@ def _curve_sentence(
     """Write the summary: the state of the run and the first and last value of its first three
     curves.
 
-    Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on, whose size a
-    note gives. It is None if no such metric is shown.
+    `shown_curves` are the curves on the page. Example: "r-1 is running at step 40 (30 of 41
+    points): reward_mean 0.1 to 0.6, kl 0 to 0.02." `choosing_half` is the half of the held-out
+    tasks that `heldout_*` is measured on, whose size a note gives. It is None if no such metric is
+    shown.
     """
     lines = metrics.lines
     if not lines:

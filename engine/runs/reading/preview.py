@@ -110,8 +110,9 @@ def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedC
 def _with_row_number(
     preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
 ) -> RowPreview:
-    """Add the place of the shown row in its conversation to the preview, such as "row 2 of 3".
-    `chats` are the rows of that conversation; if there is only one, the preview stays as it is."""
+    """Add the place of the shown row (`shown_chat`) in its conversation to the preview, such as
+    "row 2 of 3". `chats` are the rows of that conversation; if there is only one, the preview stays
+    as it is."""
     if len(chats) == 1:
         return preview
     return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)

@@ -371,7 +371,7 @@ def _has_text(where: str, text: str) -> bool:
 
 
 def _syntax_nodes(where: str) -> list[ast.AST]:
-    """Parse the filter expression into its syntax nodes. Returns [] if it cannot be parsed;
+    """Parse the filter expression `where` into its syntax nodes. Returns [] if it cannot be parsed;
     `matching` refuses it later."""
     try:
         # "0" stands for an empty expression, which cannot be parsed and uses no name.

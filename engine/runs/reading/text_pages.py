@@ -256,8 +256,8 @@ def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
-    """Return an event with its secrets hidden. An event of more than 1000 characters keeps only its
-    time, name, step and a shortened message."""
+    """Return an event (`fields`, a line of events.jsonl) with its secrets hidden. An event of more
+    than 1000 characters keeps only its time, name, step and a shortened message."""
     event = reader.redact.value(fields)
     if json_chars(event) <= 2 * _LINE_CHARS:
         return event
@@ -333,8 +333,8 @@ def _calls_without_output(row: RunRow) -> list[Call]:
 
 
 def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
-    """Read the last line of a console if it has no newline yet, such as a progress bar; else return
-    []. A later page shows the line again once it is complete."""
+    """Read the last line of the console file `path` if it has no newline yet, such as a progress
+    bar; else return []. A later page shows the line again once it is complete."""
     unfinished_line = torn_tail(path)
     if unfinished_line and reader.passes(unfinished_line):
         return [reader.shown_line(unfinished_line)]
@@ -370,7 +370,8 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
 
 
 def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) -> ErrorPage:
-    """Turn a page of the console into a page of the view "error", with the run's failure."""
+    """Turn a page of the console into a page of the view "error", with the run's failure and the
+    sentence `summary` about it."""
     older_cursor = console.older_cursor
     return ErrorPage(
         summary=summary,
@@ -466,8 +467,8 @@ def _fit_lines(
 def _lines_within(
     lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
 ) -> list[Line]:
-    """Return as many of the first lines as fit into `max_chars` characters. The first line is
-    always included, however long it is."""
+    """Return as many of the first lines as fit into `max_chars` characters; `chars_of_line` counts
+    those of a line. The first line is always included, however long it is."""
     shown_lines: list[Line] = []
     remaining_chars = max_chars
     for line in lines:
@@ -544,7 +545,7 @@ def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end
 
 
 def _parse_object(text: str) -> JsonObject | None:
-    """Parse the JSON object in a line. Returns None if the line holds anything else."""
+    """Parse the JSON object in a line of text. Returns None if the line holds anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # RecursionError: nested too deeply

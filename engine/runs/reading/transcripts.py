@@ -161,7 +161,8 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
 
 
 def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutItem:
-    """Add the fields that only a rollout of training has: its place and its advantage."""
+    """Return a copy of `item` with the fields that only a rollout of training has: its place and
+    its advantage."""
     return replace(
         item,
         step=row.step,
@@ -172,7 +173,8 @@ def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutIt
 
 
 def _with_evaluation_fields(redact: Redactor, item: RolloutItem, row: EvaluationRow) -> RolloutItem:
-    """Add the fields that only an answer of an evaluation has: its place and its loss."""
+    """Return a copy of `item` with the fields that only an answer of an evaluation has: its place
+    and its loss."""
     return replace(
         item,
         attempt=row.attempt,
@@ -457,7 +459,8 @@ def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
 
 
 def _with_pieces(redact: Redactor, shown_tokens: ShownTokens, decode: Decode) -> ShownTokens:
-    """Add the text of the shown tokens: the end of the prompt, and the answer."""
+    """Add the text of the shown tokens: the end of the prompt, and the answer. `decode` turns token
+    ids into text."""
     ids = [*shown_tokens.prompt_ids, *shown_tokens.ids]
     prompt_mask = [0] * len(shown_tokens.prompt_ids)  # no token of the prompt is trained on
     return replace(

@@ -208,7 +208,8 @@ def no_env_error() -> UserError:
 
 
 def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
-    """Make the error for an environment whose secrets `missing` are not set in this process."""
+    """Make the error for the environment `env_id` whose secrets `missing` (names of environment
+    variables) are not set in this process."""
     return UserError(
         "ENV_SECRETS",
         f"{env_id} needs {', '.join(missing)}, which this server's environment does not have",

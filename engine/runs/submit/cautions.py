@@ -163,7 +163,8 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_different_idea(new: Making, old: Making) -> bool:
-    """Return whether two runs differ in more than small changes of numbers.
+    """Return whether two runs, made as `new` and `old`, differ in more than small changes of
+    numbers.
 
     They do if the model, the algorithm or the environment differs, or if a setting has two values
     that are not nearly the same number.
@@ -179,7 +180,8 @@ def _is_different_idea(new: Making, old: Making) -> bool:
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """List the settings that differ, such as `kl_coef (0.05 then, 0.052 now)`; "" if none does.
+    """List the settings that differ between two runs, made as `new` and `old`, such as `kl_coef
+    (0.05 then, 0.052 now)`; "" if none does.
 
     `_is_different_idea` must be false for the two runs: then all values that differ are numbers.
     """
@@ -190,7 +192,8 @@ def _difference_in_words(new: Making, old: Making) -> str:
 
 
 def _is_near(old: Any, new: Any) -> bool:
-    """Return whether two values are equal, or positive numbers within a factor of 1 + `NEAR`."""
+    """Return whether two values of a setting, `old` and `new`, are equal, or positive numbers
+    within a factor of 1 + `NEAR`."""
     are_numbers = all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
     )

@@ -150,7 +150,8 @@ def _compare_all(
     trainings: Sequence[_Training],
     models: Sequence[str] = (),
 ) -> Contamination:
-    """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
+    """Compare the held-out tasks of `evaluated_on` with the rows of every training of `trainings`,
+    and sum up.
 
     The headline of the result also names environment versions that are gone. `models` are those to
     tell apart in `taught`. If `evaluated_on` is a sealed exam (tasks that nobody may see), the

@@ -141,10 +141,11 @@ def submit_evaluation(
 
 
 def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
-    """Say how many of the split's tasks are asked, and for several models what these can show.
+    """Say how many of the split's tasks an evaluation (`plan`) asks, and for several models what
+    these can show.
 
-    For example "Asks 100 of 240 heldout tasks (rows=240 asks all); 100 tasks show a difference
-    of 14 points or more (80 % power)." Returns "" if there is nothing to say.
+    For example "Asks 100 of 240 heldout tasks (rows=240 asks all); 100 tasks show a difference of
+    14 points or more (80 % power)." Returns "" if there is nothing to say.
     """
     tasks = plan.tasks
     parts = []
@@ -188,7 +189,7 @@ def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
 
 
 def _time_in_words(plan: ResolvedEvaluation) -> str:
-    """Say how many models and tasks the evaluation has, and how long it is likely to take.
+    """Say how many models and tasks the evaluation `plan` has, and how long it is likely to take.
 
     For example "2 models, 100 tasks, about 3 min (2 min to 6 min)". Models behind a URL add their
     cost; the time is left out if no model is loaded here.
@@ -257,7 +258,8 @@ def resolve(
 
 
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
-    """Return the warnings about an evaluation: doubts that are no reason to refuse it."""
+    """Return the warnings about an evaluation that is to be queued (`plan`): doubts that are no
+    reason to refuse it."""
     return [
         *registry.prefix_warning(request.env_id, plan.record),
         *plan.resolved.warnings,
@@ -306,7 +308,7 @@ def _sampling_work(
 
 
 def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
-    """Make the row that the database stores of the evaluation."""
+    """Make the row that the database stores of the evaluation `plan`, which `request` asks for."""
     return NewRun(
         name=f"{plan.record.name}-eval",
         kind="evaluate",
@@ -335,7 +337,8 @@ def _awaited_ids(models: Sequence[ModelRef]) -> str:
 
 
 def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str, object]:
-    """Make the content of config.json of an evaluation, without the run's id."""
+    """Make the content of config.json of the evaluation `plan`, which `request` asks for, without
+    the run's id."""
     config: dict[str, object] = {
         "kind": "evaluate",
         "algorithm": "evaluate",

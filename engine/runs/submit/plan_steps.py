@@ -199,8 +199,9 @@ def _make_evaluation(
 def _indices_to_ask(trainings: Sequence[PlannedTraining], chain_length: int) -> list[int]:
     """Return the indices of the training runs whose models the evaluation asks.
 
-    These are all runs, or the last run of each chain if all are too many. The start model is asked
-    too, but has no index. Raises UserError BAD_ARGUMENT if the last runs are too many as well.
+    `trainings` are the training runs of the plan, in chains of `chain_length` runs each. These are
+    all runs, or the last run of each chain if all are too many. The start model is asked too, but
+    has no index. Raises UserError BAD_ARGUMENT if the last runs are too many as well.
     """
     indices = list(range(len(trainings)))
     if len(indices) >= MAX_MODELS:  # `>=`, because the start model is one more
@@ -234,7 +235,8 @@ def _combinations(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _bad_values(name: str, values: object) -> UserError:
-    """Make the error for the values of a varied setting that are no list of different values."""
+    """Make the error for the values of the varied setting `name` that are no list of different
+    values."""
     return UserError(
         "BAD_ARGUMENT",
         f"vary.{name[:40]} = {str(values)[:80]} is no list of different values",

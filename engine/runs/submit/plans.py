@@ -263,7 +263,7 @@ def _contamination_of(
 
 
 def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
-    """Return warnings from earlier runs about a run that starts a chain of a plan.
+    """Return warnings from earlier runs about the run `step`, if it starts a chain of a plan.
 
     Returns [] for a later run of a chain: it starts from a new model, so no earlier run compares.
     """
@@ -299,7 +299,8 @@ def _naming_step(step: int, label: str = "") -> Iterator[None]:
 def _resolved_training(
     home: Home, planned: PlannedTraining, earlier_steps: Sequence[PlanTraining]
 ) -> ResolvedTraining:
-    """Resolve a training run of a plan; `earlier_steps` are the runs that come before it.
+    """Resolve the training run `planned` of a plan; `earlier_steps` are the runs that come before
+    it.
 
     A later run of a chain starts from the model that the run before it has yet to train.
     """
@@ -342,7 +343,8 @@ def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str
 def _resolved_evaluation(
     home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
 ) -> PlanEvaluation:
-    """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs.
+    """Resolve the evaluation `planned` at the end of a plan; `trainings` are the plan's training
+    runs.
 
     It asks the model from which the plan starts, and the models that the runs have yet to train.
     """
@@ -356,10 +358,12 @@ def _resolved_evaluation(
 
 
 def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
-    """Return the function that `Store.insert_plan` calls to make a training run of the plan."""
+    """Return the function that `Store.insert_plan` calls to make the training run `step` of the
+    plan."""
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        """Return the run's row, and the function that writes its folder.
+        """Return the run's row, and the function that writes its folder, now that the plan has the
+        id `plan_id`.
 
         `earlier_ids` are the run ids of the plan's earlier runs, in their order.
         """
@@ -383,13 +387,15 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
 
 
 def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> RunMaker:
-    """Return the function that `Store.insert_plan` calls to make the evaluation of the plan.
+    """Return the function that `Store.insert_plan` calls to make the evaluation `step` at the end
+    of the plan.
 
     `first` is the plan's first run; the evaluation also asks the model from which that run starts.
     """
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        """Return the run's row, and the function that writes its folder.
+        """Return the run's row, and the function that writes its folder, now that the plan has the
+        id `plan_id`.
 
         `earlier_ids` are the run ids of the plan's training runs, in their order.
         """
@@ -416,8 +422,8 @@ def _with_run_id(model: ModelRef, run_id: str) -> ModelRef:
 def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
     """Start every queued run for which a device is free; return the reply about the plan.
 
-    `rows` are the runs of the plan, which was queued or resumed just now. Their STATUS.md is
-    written first.
+    `warnings` become a part of the reply. `rows` are the runs of the plan, which was queued or
+    resumed just now. Their STATUS.md is written first.
     """
     with Store(home) as store:
         for row in rows:
@@ -429,7 +435,8 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
     """Make the reply about a plan that was queued, now or by an earlier call.
 
-    `rows` are the runs of the plan. The estimate in the reply covers the runs that have not ended.
+    `warnings` become a part of it. `rows` are the runs of the plan. The estimate in the reply
+    covers the runs that have not ended.
     """
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
     state = plan_state(rows)

@@ -92,6 +92,9 @@ def _earlier_or_new_run(
 ) -> RunRow:
     """Return the row of the run that made this probe before, or else queue a new run.
 
+    `plan` is the probe with everything resolved, `cap_function` the quota of the caller's key (None
+    for none).
+
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
     config = _config(request, plan)
@@ -123,7 +126,7 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
 def _hours_cap(
     home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None
 ) -> float:
-    """Return the most device hours that the probe may take; 0 for no cap.
+    """Return the most device hours that the probe `plan` may take; 0 for no cap.
 
     `cap_function` is the quota of the caller's key, None if no quota applies.
 
@@ -166,7 +169,8 @@ def _settings(
 
 
 def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
-    """Describe how much the model has to sample, from which the device hours are estimated."""
+    """Describe how much the model of the probe `plan` has to sample, from which the device hours
+    are estimated."""
     settings = plan.resolved.settings
     assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
     return Asking(
@@ -178,7 +182,8 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
 
 
 def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
-    """Make the content of config.json of a probe, without the run's id and its cap on device hours.
+    """Make the content of config.json of the probe `plan`, without the run's id and its cap on
+    device hours.
 
     These two keys are left out because they differ between equal probes (`_key_of`).
     """

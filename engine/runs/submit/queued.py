@@ -71,7 +71,7 @@ def _missing_secrets(run: RunDir) -> list[str]:
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
-    """Return the part of the estimate that the reply about a queued training run shows.
+    """Return the part of the estimate in `config` that the reply about a queued training run shows.
 
     Returns {} for any other run. The tools dry_run and estimate_cost show the whole estimate.
     """
@@ -84,7 +84,8 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 
 def _time_in_words(config: RunConfig) -> str:
-    """Say how long a training run is likely to take, as the end of a sentence.
+    """Say how long a training run is likely to take, by the estimate in `config`, as the end of a
+    sentence.
 
     For example ": about 3 min (2 min to 6 min)". Returns "" for any other run.
     """

@@ -130,7 +130,7 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
 
 
 def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
-    """Return the warnings about a regrade: doubts that are no reason to refuse it."""
+    """Return the warnings about the regrade `plan`: doubts that are no reason to refuse it."""
     return [
         *registry.prefix_warning(request.env_id, plan.record),
         *plan.stored.warnings,
@@ -148,7 +148,7 @@ def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
 
 
 def _new_run(plan: _Plan) -> NewRun:
-    """Make the row that the database stores of the regrade."""
+    """Make the row that the database stores of the regrade `plan`."""
     return NewRun(
         name=f"{plan.record.name}-regrade",
         kind="evaluate",
@@ -186,7 +186,7 @@ def _check_request(request: EvaluationRequest) -> None:
 
 
 def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
-    """Make the content of config.json of a regrade, without the run's id."""
+    """Make the content of config.json of the regrade `plan`, without the run's id."""
     stored = plan.stored
     return {
         "kind": "evaluate",

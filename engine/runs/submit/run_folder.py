@@ -116,7 +116,8 @@ def _require_looks_left(home: Home, config: Mapping[str, Any]) -> None:
 
 
 def _looks_since(home: Home, env_id: str, since: float) -> int:
-    """Count the looks at an environment version since a time: the models of all its evaluations.
+    """Count the looks at the environment version `env_id` since a time: the models of all its
+    evaluations.
 
     `since` is in seconds since the epoch. Evaluations in every state count, because one that was
     cancelled may have shown scores too.

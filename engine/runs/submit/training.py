@@ -260,6 +260,9 @@ def _settings(
 ) -> resolution.Resolved:
     """Choose every setting of the run; return the values, the source of each value, and warnings.
 
+    `model` is the model that is trained, `facts` are those about the environment's tasks, `machine`
+    is the hardware that the run is planned for.
+
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment does not suit the algorithm.
     """
     return resolution.resolve(
@@ -275,7 +278,8 @@ def _settings(
 
 
 def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
-    """Find the teacher that the settings name, and check that the files of its model exist.
+    """Find the teacher that the settings of a distillation (`resolved`) name, and check that the
+    files of its model exist.
 
     `model` is the model to be trained. Returns None if the settings name no teacher. Raises
     UserError MODEL_* if the teacher's model is missing, SETTING_* if it does not fit the settings.
@@ -296,7 +300,8 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
 
 
 def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str]:
-    """Check that the run can be carried out, and return warnings about what is doubtful.
+    """Check that the training run `plan` can be carried out, and return warnings about what is
+    doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.
     """
@@ -319,7 +324,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
 
 
 def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:
-    """Check that the estimated device hours of a request may be spent.
+    """Check that the estimated device hours of a request (in `figures`) may be spent.
 
     Returns a list with a warning if the run may reach its cap. Raises UserError BUDGET if the
     home's total is spent or would be exceeded, NOT_APPROVED if a person must agree first.
@@ -351,7 +356,8 @@ def _short_limit_warning(facts: EnvFacts, settings: TrainSettings) -> list[str]:
 
 
 def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Mapping[str, object]:
-    """Make the content of config.json of a training run, without the run's id.
+    """Make the content of config.json of the training run `plan`, which `request` asks for, without
+    the run's id.
 
     `parent` is the whole id of the run that the request names as its parent, "" for none.
     """
@@ -392,7 +398,7 @@ def as_train_config(content: Mapping[str, object]) -> TrainConfig:
 
 
 def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRun:
-    """Make the row that the database stores of the new run.
+    """Make the row that the database stores of the training run `plan`, which `request` asks for.
 
     `parent` is the whole id of the run's parent, "" for none.
     """
