@@ -27,8 +27,8 @@ class Record(BaseModel):
         the first wrong key, if the file does not hold such a record.
         """
         with open_file(path) as file:
-            data = file.read()
-        return cls.parse(data, str(path))
+            content = file.read()
+        return cls.parse(content, str(path))
 
     @classmethod
     def parse(cls, data: bytes | str, place: str) -> Self:

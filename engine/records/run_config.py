@@ -358,9 +358,11 @@ class PromptConfig(RunConfigBase):
     def endpoints(self) -> dict[str, EndpointEntry]:
         """Reference -> server: the model that writes prompts, and the model that is asked if it is
         behind a URL too."""
+        endpoints = {self.settings.reflection: self.reflection}
         asked_endpoint = self.models[0].endpoint
-        asked = {self.model: asked_endpoint} if asked_endpoint is not None else {}
-        return {self.settings.reflection: self.reflection, **asked}
+        if asked_endpoint is not None:
+            endpoints[self.model] = asked_endpoint
+        return endpoints
 
     @property
     def needs_device(self) -> bool:

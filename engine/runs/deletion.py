@@ -116,8 +116,9 @@ def _find_dependents(
         kept_rows: all runs that are not deleted together with this one.
         known_ids: the ids of all runs.
     """
+    dependent_runs = [kept_row for kept_row in kept_rows if _depends_on(home, kept_row, row)]
     return [
-        *(kept.run_id for kept in kept_rows if _depends_on(home, kept, row)),
+        *(dependent_row.run_id for dependent_row in dependent_runs),
         *_deployments_using(home, row),
         *_datasets_from(home, row, known_ids),
     ]

@@ -55,8 +55,8 @@ class Forecast(ReplyBase):
     def sentence(self) -> str:
         """The forecast in a few words, such as "12 min to 20 min left"."""
         low, high = words(self.left_hours.low), words(self.left_hours.high)
-        left = f"{low} left" if low == high else f"{low} to {high} left"
-        return f"{left}; {self.cap}" if self.cap else left
+        time_left = f"{low} left" if low == high else f"{low} to {high} left"
+        return f"{time_left}; {self.cap}" if self.cap else time_left
 
 
 def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -> Forecast | None:

@@ -239,11 +239,11 @@ def _host_entries(home: Home, active_runs: list[RunRow]) -> list[Reply]:
     machine's last check: no connection is made now. Returns [] if config.toml names no such
     machine.
     """
-    return [
-        hosts.shown(home, host)
-        | {"runs": [row.run_id for row in active_runs if row.compute == host.compute]}
-        for host in home.user_config().hosts.values()
-    ]
+    entries = []
+    for host in home.user_config().hosts.values():
+        run_ids = [row.run_id for row in active_runs if row.compute == host.compute]
+        entries.append(hosts.shown(home, host) | {"runs": run_ids})
+    return entries
 
 
 def _run_fields(home: Home, store: Store, rows: list[RunRow]) -> Reply:
@@ -333,10 +333,12 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
         entry |= ledger.entry(home, row)
-    if home.run(row.run_id).deleted.exists():
+    was_deleted = home.run(row.run_id).deleted.exists()
+    damaged_file = "" if was_deleted else _damaged_file(home, row)
+    if was_deleted:
         entry["deleted"] = True
-    elif damaged := _damaged_file(home, row):
-        entry["damaged"] = damaged
+    if damaged_file:
+        entry["damaged"] = damaged_file
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry

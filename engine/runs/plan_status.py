@@ -323,11 +323,11 @@ def _skills_of(evidence: Mapping[str, Any]) -> Reply:
     `evidence` is that of the run's verdict. What the warnings of the verdict say is not repeated.
     Returns {} if no skill was asked.
     """
-    kept = evidence.get("kept_skills") or {}
-    since_base = kept.get("against_base") or {}
+    against_start = evidence.get("kept_skills") or {}
+    against_base = against_start.get("against_base") or {}
     sentences = {
-        "kept_skills": kept.get("summary"),
-        "kept_since_base": since_base.get("summary"),
+        "kept_skills": against_start.get("summary"),
+        "kept_since_base": against_base.get("summary"),
     }
     warnings = evidence.get("warnings") or ()
     return {name: text for name, text in sentences.items() if text and text not in warnings}

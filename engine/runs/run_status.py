@@ -578,14 +578,14 @@ def _step_phrase(status: Reply) -> str:
 def _done_summary(row: RunRow, status: Reply) -> str:
     """Say in a sentence that the run is done, followed by the summary of its result. The verdict,
     with which that summary begins too, stands once."""
-    text = status.get("result", {}).get("summary", "")
-    done = f"{row.run_id} is done{_early_stop_note(row, status)}"
-    if row.kind != "train" or text.startswith(f"The verdict is {row.verdict}"):
-        return f"{done}. {text}".strip()
-    opening = f"{row.verdict.replace('_', ' ').capitalize()}: "  # as `sentence` writes a verdict
-    if text.startswith(opening):
-        return f"{done}, verdict {row.verdict}: {text.removeprefix(opening)}"
-    return f"{done}, verdict {row.verdict}. {text}".strip()
+    result_text = status.get("result", {}).get("summary", "")
+    done_text = f"{row.run_id} is done{_early_stop_note(row, status)}"
+    if row.kind != "train" or result_text.startswith(f"The verdict is {row.verdict}"):
+        return f"{done_text}. {result_text}".strip()
+    opening = f"{row.verdict.replace('_', ' ').capitalize()}: "  # "No difference: "
+    if result_text.startswith(opening):
+        return f"{done_text}, verdict {row.verdict}: {result_text.removeprefix(opening)}"
+    return f"{done_text}, verdict {row.verdict}. {result_text}".strip()
 
 
 def _early_stop_note(row: RunRow, status: Reply) -> str:

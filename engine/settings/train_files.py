@@ -177,7 +177,7 @@ def _flatten(content: Mapping[str, Any]) -> JsonObject:
     flat: JsonObject = {}
     for name, value in content.items():
         if name in ("settings", "vary"):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
+            flat |= {f"{name}.{key}": setting_value for key, setting_value in value.items()}
         else:
             flat[name] = value
     return flat

@@ -46,7 +46,8 @@ def invalid_values_error(
         given: all values that were given.
     """
     # "loc" is the path to a fault, such as ("lora_targets", 2); its first part is the setting.
-    names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
+    paths = [fault["loc"] for fault in error.errors()]
+    names = list(dict.fromkeys(str(setting) for setting, *_ in paths))  # each once
     problems = [
         f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
         for name in names[:_EXPLAINED]

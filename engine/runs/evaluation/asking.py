@@ -160,10 +160,12 @@ class Asking:
 def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
     """Return the fields of result.json that only models behind a URL have.
 
-    `answers` is what the models answered and took. `endpoints` holds their calls, tokens and money.
-    `stopped_by` says which cap ended the run, and `asked_without` which parameters a server
-    refused; both are left out if there are none. `task_count` is how many tasks each model was to
-    answer.
+    The field `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the
+    run, and `asked_without` which parameters a server refused; both are left out if there are none.
+
+    Args:
+        answers: what the models answered and took.
+        task_count: how many tasks each model was to answer.
     """
     fields: JsonObject = {"endpoints": answers.use}
     if answers.stopped_by:

@@ -4,6 +4,7 @@ All models answer a slice of the tasks before the next slice begins. If a cap en
 them have answered about the same tasks. A resumed run does not ask again what was answered before.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -143,10 +144,10 @@ class _AskedModel:
     def play(self, tasks: Sequence[TaskRow]) -> None:
         """Let the model answer these tasks, `attempts` times each; skip attempts that its file has
         from before an interruption."""
+        all_jobs = itertools.product(tasks, range(self._attempts))  # task by task
         jobs = [
             (task, attempt)
-            for task in tasks
-            for attempt in range(self._attempts)
+            for task, attempt in all_jobs
             if (task["id"], attempt) not in self._answered_attempts
         ]
         self.player.play(jobs, self._keep_row)

@@ -134,9 +134,10 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
         model.base_path,
         thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
-    given = {**request.settings, "reflection": checks.as_reference(request.settings["reflection"])}
+    reflection_ref = checks.as_reference(request.settings["reflection"])  # such as "openai:big"
+    given_settings = {**request.settings, "reflection": reflection_ref}
     settings, sources = resolve_settings(
-        given, model.facts, record, facts, machine.detect(home.root)
+        given_settings, model.facts, record, facts, machine.detect(home.root)
     )
     if settings.max_cost is not None:
         require_price(endpoint)
@@ -380,8 +381,8 @@ def config_of(request: TrainRequest, plan: ResolvedSearch, parent: str) -> Mappi
 def estimate_search(home: Home, request: TrainRequest) -> Reply:
     """Say what a search may take, without queuing it. Raises the errors of `resolve`."""
     plan = resolve(home, request)
-    given = request.given_arguments()
-    call = Call("submit_train", {name: value for name, value in given.items() if value})
+    arguments = {name: value for name, value in request.given_arguments().items() if value}
+    call = Call("submit_train", arguments)
     return {
         "summary": f"A search for a prompt: {plan.in_words()}.",
         "fits": True,

@@ -172,16 +172,16 @@ def _has_any(line: JsonObject, columns: Sequence[str]) -> bool:
     return any(name in line for name in columns)
 
 
-def _table_of_curves(shown: _ShownCurves) -> _Table:
-    """Make the table of the shown metrics, step by step. In an evaluation of several models it has
-    a column with the model."""
-    with_model = any("model" in line for line in shown.lines)
-    return _table(shown.lines, shown.columns, with_model=with_model)
+def _table_of_curves(shown_curves: _ShownCurves) -> _Table:
+    """Make the table of the shown metrics, step by step. In an evaluation, whose steps are its
+    models, it has a column with the model."""
+    with_model = any("model" in line for line in shown_curves.lines)
+    return _table(shown_curves.lines, shown_curves.columns, with_model=with_model)
 
 
-def _summaries(shown: _ShownCurves) -> dict[str, CurveSummary]:
+def _summaries(shown_curves: _ShownCurves) -> dict[str, CurveSummary]:
     """Compute first, last and extreme values of each shown metric that has a point, by name."""
-    curves = shown.curves.items()
+    curves = shown_curves.curves.items()
     return {clean_text(name): summary_of(points) for name, points in curves if points}
 
 

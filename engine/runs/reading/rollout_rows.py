@@ -273,10 +273,11 @@ def _answers_of_all_models(reading: Reading) -> Source:
     ]
     # The files list the tasks in the same order, so each tuple holds the models' answers to one.
     rows_by_task = itertools.zip_longest(*(answers.records for answers in answers_by_model))
+    all_rows = itertools.chain.from_iterable(rows_by_task)
     names = ", ".join(reading.models[index] for index in answered_indices)
     return Source(
         # None: a model has not answered the task yet.
-        rows=[row for rows in rows_by_task for row in rows if row is not None],
+        rows=[row for row in all_rows if row is not None],
         description=f"answers of {names}",
         step=answered_indices[-1],
         skipped=sum(answers.skipped for answers in answers_by_model),

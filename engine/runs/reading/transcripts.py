@@ -259,10 +259,11 @@ def _shown_parts(
     if there are none."""
     if not parts:
         return None
-    return {
-        clip(redact.text(name), _METRIC_NAME_CHARS): [short(number) for number in pair]
-        for name, pair in list(parts.items())[:_MOST_METRICS]
-    }
+    shown_parts: dict[str, list[float]] = {}
+    for name, weight_and_value in list(parts.items())[:_MOST_METRICS]:
+        shown_name = clip(redact.text(name), _METRIC_NAME_CHARS)
+        shown_parts[shown_name] = [short(number) for number in weight_and_value]
+    return shown_parts
 
 
 def _shown_faults(redact: Redactor, faults: Sequence[str] | None) -> list[str] | None:

@@ -238,15 +238,15 @@ def _overlaps(
     """
     deadline = time.monotonic() + BUDGET_S
     overlaps: dict[str, Overlap] = {}
-    gone: list[str] = []
+    gone_env_ids: list[str] = []
     for env_id in dict.fromkeys(env_ids):  # each once
         try:
             is_same = env_id == evaluated_on.env_id
             trained_on = evaluated_on if is_same else find_env(home, env_id, sealed=True)
             overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
         except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
-            gone.append(env_id)
-    return overlaps, sorted(gone)
+            gone_env_ids.append(env_id)
+    return overlaps, sorted(gone_env_ids)
 
 
 def _severity(overlap: Overlap) -> tuple[int, bool, int]:

@@ -157,8 +157,8 @@ def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
     is_comparison = len(plan.models) > 1 and request.split != "train"
     if is_comparison and seal_in(plan.record.dir) is None:  # no word about a sealed exam's tasks
         pool = registry.read_tasks(plan.record, request.split)
-        asked, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
-        parts.append(size_of(plan.record, asked).in_words())
+        asked_tasks, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
+        parts.append(size_of(plan.record, asked_tasks).in_words())
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""  # capitalize() would lower the rest
 
@@ -386,9 +386,9 @@ def chosen_indices(text: str, available: int) -> list[int]:
     `available`.
     """
     indices: set[int] = set()
-    items = text.split(",") if text else []
-    for item in items:
-        positions = _positions(item)
+    parts = text.split(",") if text else []  # such as ["0-9", "12"]
+    for part in parts:
+        positions = _positions(part)
         if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)

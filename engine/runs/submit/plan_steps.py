@@ -199,9 +199,10 @@ def _make_evaluation(
 def _indices_to_ask(trainings: Sequence[PlannedTraining], chain_length: int) -> list[int]:
     """Return the indices of the training runs whose models the evaluation asks.
 
-    `trainings` are the training runs of the plan, in chains of `chain_length` runs each. These are
-    all runs, or the last run of each chain if all are too many. The start model is asked too, but
-    has no index. Raises UserError BAD_ARGUMENT if the last runs are too many as well.
+    `trainings` are the training runs of the plan, in chains of `chain_length` runs each. The models
+    of all of them are asked, or that of the last run of each chain if all are too many. The start
+    model is asked too, but has no index. Raises UserError BAD_ARGUMENT if the last runs are too
+    many as well.
     """
     indices = list(range(len(trainings)))
     if len(indices) >= MAX_MODELS:  # `>=`, because the start model is one more
