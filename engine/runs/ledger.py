@@ -22,6 +22,7 @@ from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
 _MAX_CHANGES = 4  # changed settings on a line of the tree
+_VALUE_CHARS = 24  # the most characters of a value on such a line
 _NO_PARENT = ""  # no run has this id
 
 
@@ -185,12 +186,12 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
 
 
 def _short_value(value: Any) -> str:
-    """Write a value of a setting in at most 24 characters; a longer text is cut and ends with
-    "…"."""
+    """Write a value of a setting in at most `_VALUE_CHARS` characters; a longer text is cut and
+    ends with "…"."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
-    return text if len(text) <= 24 else f"{text[:23]}…"
+    return text if len(text) <= _VALUE_CHARS else f"{text[: _VALUE_CHARS - 1]}…"
 
 
 @dataclass(frozen=True)

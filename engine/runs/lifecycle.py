@@ -60,6 +60,7 @@ _REPORT_S = 1.0  # how often a wait reports progress if nothing has changed
 # States of an open run that nobody has asked to stop.
 _WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
 _EVENT_KEYS = ("event", "time", "message")  # every event has these; its other keys hold its values
+_MOST_DIGITS = 15  # the most digits of a cursor; no file is longer than such a number
 
 
 def submit(home: Home, request: TrainRequest) -> Reply:
@@ -116,7 +117,7 @@ def wait(
     """
     _check_until(until)
     deadline = time.monotonic() + max(float(timeout_s), 0.0)  # a negative time is not refused
-    launcher.reap(home)
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     with Store(home) as store:
         if store.plan_runs(run_id):
             plan_goal = _PlanGoal(until, cursor, deadline, on_progress)
@@ -163,7 +164,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
             goal.on_progress(plan_status.progress_of(home, snapshot))
             report_at = now + _REPORT_S
         if now >= reap_at:
-            launcher.reap(home)
+            launcher.reap(home)  # ends runs whose process was killed, and starts the next ones
             reap_at = now + _REAP_S
         seconds_left = max(0.0, goal.deadline - time.monotonic())
         time.sleep(min(_POLL_S, seconds_left))
@@ -506,9 +507,9 @@ def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
     """
     if not cursor:
         return attempt_begin(run, row.attempt)
-    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
-    # digits, because no file is longer than that.
-    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+    # isascii(), because isdigit() alone also accepts the digits of other scripts.
+    is_number = cursor.isascii() and cursor.isdigit()
+    if not is_number or len(cursor) > _MOST_DIGITS:
         raise UserError(
             "BAD_CURSOR",
             f"cursor={cursor[:40]!r} was not made by wait_run",

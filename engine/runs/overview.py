@@ -27,6 +27,7 @@ from engine.runs.submit.cautions import LOOK_BACK
 OF_OTHERS = "a run of another key"
 _ALL_RUNS = 100_000  # more than any home has
 _MOST_OPEN = 10_000  # the most open runs that are read; no queue is nearly as long
+_MOST_DIGITS = 15  # the most digits of a cursor; no list is longer than such a number
 _ABOUT_BEST = (
     "score: the number to report, of held-out tasks that did not choose the checkpoint, with its "
     "95 % interval; curve: the score that chose it"
@@ -64,7 +65,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     Raises UserError BAD_ARGUMENT if `scope` is unknown, BAD_CURSOR if `cursor` is not a cursor.
     """
     _check_scope(scope)
-    launcher.reap(home)
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     position = _position_of_cursor(cursor)
     page = _Page()
     with Store(home) as store:
@@ -179,9 +180,9 @@ def _position_of_cursor(cursor: str) -> int:
     """
     if not cursor:
         return 0
-    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
-    # digits, because no list is longer than that.
-    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+    # isascii(), because isdigit() alone also accepts the digits of other scripts.
+    is_number = cursor.isascii() and cursor.isdigit()
+    if not is_number or len(cursor) > _MOST_DIGITS:
         raise UserError(
             "BAD_CURSOR",
             f"cursor={cursor[:40]!r} was not made by get_status",

@@ -205,14 +205,14 @@ def resolve(
     check_algorithm(algorithm)  # because `validate` also accepts "evaluate", which trains nothing
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm, vllm_fault=vllm_fault)
     _check_given(algorithm, user_settings, facts)
-    filled = defaults.fill_defaults(algorithm, user_settings, facts)
-    setting_checks.check_together(algorithm, filled, model, env)
+    draft = defaults.fill_defaults(algorithm, user_settings, facts)
+    setting_checks.check_together(algorithm, draft, model, env)
     schema = TRAINERS[algorithm]
     return Resolved(
         algorithm,
-        settings=schema.model_validate(filled.values),
-        sources=_ordered_sources(filled, schema),
-        warnings=filled.warnings,
+        settings=schema.model_validate(draft.values),
+        sources=_ordered_sources(draft, schema),
+        warnings=draft.warnings,
     )
 
 
@@ -257,20 +257,20 @@ def resolve_sampling(
     setting_checks.check_sampling(user_settings, attempts)
     if env is not None:
         env_checks.check_turns(user_settings, env)
-    filled = defaults.fill_defaults(
+    draft = defaults.fill_defaults(
         "evaluate", user_settings, defaults.Facts(model, env, hardware, attempts=attempts)
     )
-    setting_checks.check_together("evaluate", filled, model, env)
+    setting_checks.check_together("evaluate", draft, model, env)
     return ResolvedSampling(
-        settings=SamplingSettings.model_validate(filled.values),
-        sources=_ordered_sources(filled, SamplingSettings),
-        warnings=filled.warnings,
+        settings=SamplingSettings.model_validate(draft.values),
+        sources=_ordered_sources(draft, SamplingSettings),
+        warnings=draft.warnings,
     )
 
 
-def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
+def _ordered_sources(draft: defaults.SettingsDraft, schema: type[Settings]) -> dict[str, str]:
     """Return setting -> source, in the order of the schema."""
-    return {name: filled.sources[name] for name in schema.model_fields}
+    return {name: draft.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:

@@ -7,7 +7,7 @@ from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import ROW_ALGORITHMS, USUAL_GRPO_KEEP, USUAL_KEEP, GivenSettings
-from engine.settings.defaults import USER, Filled, inherited_settings
+from engine.settings.defaults import USER, SettingsDraft, inherited_settings
 
 # Loss -> the clips that do not act on it: setting, why, next move. A request may not give them.
 UNUSED_CLIPS: Mapping[str, Sequence[tuple[str, str, str]]] = {
@@ -74,26 +74,28 @@ def check_sampler(user_settings: GivenSettings, *, has_vllm: bool) -> None:
         )
 
 
-def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError SETTING_INVALID or SETTING_NOT_APPLICABLE if the filled-in settings
-    contradict each other, the model or the rows of the environment."""
-    _check_lengths(filled.values, model)
-    _check_thinking(filled.values, model)
-    _check_quantization(filled.values)
-    _check_keep(algorithm, filled.values)
+def check_together(
+    algorithm: str, draft: SettingsDraft, model: ModelFacts, env: EnvFacts | None
+) -> None:
+    """Raise UserError SETTING_INVALID or SETTING_NOT_APPLICABLE if the settings in `draft`, with
+    their defaults, contradict each other, the model or the rows of the environment."""
+    _check_lengths(draft.values, model)
+    _check_thinking(draft.values, model)
+    _check_quantization(draft.values)
+    _check_keep(algorithm, draft.values)
     if algorithm != "evaluate":  # an evaluation has no batch
-        _check_batch(algorithm, filled, env)
+        _check_batch(algorithm, draft, env)
 
 
-def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
+def _check_batch(algorithm: str, draft: SettingsDraft, env: EnvFacts | None) -> None:
     """Raise UserError SETTING_INVALID if a batch of `algorithm` is larger than the number of train
     rows."""
-    values = filled.values
+    values = draft.values
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
     # `max_examples` has been filled in: it is the number of train rows, or None if not known.
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
-        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        limited_by = " (max_examples)" if draft.sources["max_examples"] == USER else ""
         of_env = f" of {env.env_id}" if env else ""
         raise _invalid_setting(
             batch_setting,

@@ -68,7 +68,8 @@ class Reflection:
 
     @property
     def is_over(self) -> bool:
-        """Whether a cap or a failure of the endpoint allows no further request."""
+        """Whether a cap or a failure of the endpoint allows no further request. If the limit of
+        calls is reached, this is noted in `stopped_by`."""
         call_limit = self._config.settings.max_calls
         if self.use.calls >= call_limit and not self.stopped_by:
             self.stopped_by = f"max_calls = {call_limit}"

@@ -260,7 +260,11 @@ class Search:
     def _as_gepa_batch(
         outputs: Sequence[Any], rewards: list[float], traces: list[Any] | None
     ) -> Any:
-        """Make gepa's own object for answered tasks: an output, a reward and a trace for each."""
+        """Make gepa's own object for answered tasks: an output, a reward and a trace for each.
+
+        `outputs` are the rows of the answers, None for one that is not known any more; `traces`,
+        from which gepa makes examples, are None if it needs none.
+        """
         module: Any = importlib.import_module(f"{PACKAGE}.core.adapter")
         return module.EvaluationBatch(outputs=list(outputs), scores=rewards, trajectories=traces)
 

@@ -139,7 +139,7 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
     settings, sources = resolve_settings(
         given_settings, model.facts, record, facts, machine.detect(home.root)
     )
-    if settings.max_cost is not None:
+    if settings.max_cost is not None:  # without prices no cap on money can be kept
         require_price(endpoint)
         require_price(model.endpoint)
     tasks = search_tasks(home, record, settings)
@@ -286,7 +286,7 @@ def submit_search(home: Home, request: TrainRequest) -> Reply:
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)
+            launcher.reap(home)  # this may change the run's state, so its row is read again
             row = store.get_run(earlier.run_id)
             return reply_of(home, row, ["this request was answered before"])
         plan = resolve(home, request)

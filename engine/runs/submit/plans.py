@@ -135,7 +135,7 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
         # The first run of the plan that an earlier call with the same `request_id` has queued.
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)
+            launcher.reap(home)  # so that the reply shows the present state of the runs
             rows = store.plan_runs(earlier.plan)
             return _reply(home, rows, ["this request was answered before"])
         plan = _resolve(home, store, request)
@@ -158,8 +158,9 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
     training.check_request(request)
     training.refuse_other_arguments(request)
     launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
-    launcher.reap(home)
+    launcher.reap(home)  # runs whose processes died can be resumed
     with Store(home) as store:
+        # Whether an earlier call with the same `request_id` has resumed the plan already.
         was_answered = store.requested_run(request.request_id, request.body()) is not None
         if was_answered:
             rows = store.plan_runs(request.resume)
@@ -307,6 +308,7 @@ def _resolved_training(
     if planned.previous_index is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
     model = _model_made_by(earlier_steps[planned.previous_index])
+    # The reference in the request is ignored: the model does not exist yet.
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
@@ -351,7 +353,12 @@ def _resolved_evaluation(
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
     models = [start, *(_model_made_by(trainings[index]) for index in planned.model_indices)]
-    resolved = evaluation.resolve(home, planned.request, models, lambda _hours: request.cap_hours)
+
+    def cap_of_plan(_needed_hours: float) -> float:
+        """Return the device hours that the plan may take: all of its runs share one cap."""
+        return request.cap_hours
+
+    resolved = evaluation.resolve(home, planned.request, models, cap_of_plan)
     trained_env_ids = [step.resolved.record.env_id for step in trainings]
     report = contamination.of_models(home, resolved.record, [start.ref], trained_env_ids)
     return PlanEvaluation(planned, resolved, report)
@@ -428,7 +435,7 @@ def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]
     with Store(home) as store:
         for row in rows:
             write_status(home.run(row.run_id), row)
-        launcher.reap(home)
+        launcher.reap(home)  # also starts queued runs
         return _reply(home, store.plan_runs(rows[0].plan), warnings)
 
 

@@ -103,9 +103,11 @@ class _Plan:
 
 
 def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the stored answers, choose how many are scored, and limit the hours.
+    """Find the environment and the stored answers of a regrade (a new scoring of stored answers),
+    choose how many are scored, and limit the device hours.
 
-    `cap_function` is that of `submit_regrade`.
+    `cap_function` is the quota of the caller's key: it takes the hours that the run may need, and
+    returns those that it may take. It is None if no quota applies.
 
     Raises UserError: BAD_ARGUMENT if the environment is a command, which cannot score stored
     answers; ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.

@@ -429,7 +429,7 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     refuse_other_arguments(request)
-    launcher.reap(home)
+    launcher.reap(home)  # a run whose process died can be resumed
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
     # Called only for its error: NO_TORCH if no Python here can train.
