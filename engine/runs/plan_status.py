@@ -253,21 +253,23 @@ def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
 
 
 def _alerts_since(snapshot: PlanSnapshot) -> list[Reply]:
-    """Return the alerts of all runs since the cursor, each with the id of its run."""
-    return [
-        {"run_id": row.run_id, **alert}
-        for row, events in zip(snapshot.rows, snapshot.events, strict=True)
-        for alert in alerts_in(events)
-    ]
+    """Return the alerts of all runs of a plan since the cursor, each with the id of its run.
+
+    `snapshot` is the present state of the plan, with the events since the cursor.
+    """
+    alerts: list[Reply] = []
+    for row, events in zip(snapshot.rows, snapshot.events, strict=True):
+        alerts += [{"run_id": row.run_id, **alert} for alert in alerts_in(events)]
+    return alerts
 
 
 def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
-    """Return the latest alerts of every run, each with the id of its run."""
-    return [
-        {"run_id": row.run_id, **alert}
-        for row in rows
-        for alert in read_progress(home.run(row.run_id), row).alerts
-    ]
+    """Return the latest alerts of every run in `rows`, each with the id of its run."""
+    alerts: list[Reply] = []
+    for row in rows:
+        progress = read_progress(home.run(row.run_id), row)
+        alerts += [{"run_id": row.run_id, **alert} for alert in progress.alerts]
+    return alerts
 
 
 def _is_news(row: RunRow, snapshot: PlanSnapshot) -> bool:

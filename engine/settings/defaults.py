@@ -219,7 +219,7 @@ def _machine_defaults(draft: SettingsDraft, facts: Facts) -> None:
     gpu = _gpu_of(facts)
     draft.set_default("quantization", "none")
     if draft.values.get("precision") in (None, "auto"):  # "auto" means that it was left out
-        # Operations on the 4-bit weights of nf4 are always done in bfloat16.
+        # Set directly, so that "auto" is replaced. The 4-bit weights of nf4 need bfloat16.
         use_bfloat16 = draft["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
         draft.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
         draft.sources["precision"] = HARDWARE

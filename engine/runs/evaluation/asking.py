@@ -117,9 +117,12 @@ class Asking:
     def _rescore(self, task_by_id: Mapping[str, JsonObject]) -> None:
         """Let a second env process score a sample of the first model's answers again, to see
         whether the rewards are the same. `task_by_id` holds the tasks that were asked."""
-        with stored_answers.rescoring(
-            self.run, self.record, lambda reason: self.event("rescore_skipped", reason)
-        ) as rescore_sample:
+
+        def on_skip(reason: str) -> None:
+            """Write an event that answers could not be scored again."""
+            self.event("rescore_skipped", reason)
+
+        with stored_answers.rescoring(self.run, self.record, on_skip) as rescore_sample:
             both_halves = ""  # held-out tasks that choose a checkpoint, and those that do not
             rescore_sample(self.run.model_evals(0), both_halves, task_by_id)
 

@@ -207,14 +207,14 @@ class PromptJob:
         """Search for texts that earn more than `texts`, and return the result. `tasks` are those of
         the search, `reflection` asks the endpoint that writes prompts."""
         prompt_search = Search(
-            self.run.search,
-            self.config.settings,
-            tasks,
-            self._play,
-            reflection,
-            redactor_for(self.run.home, self.env.dir),
-            self._on_round,
-            self.desk.is_stopping,
+            folder=self.run.search,
+            settings=self.config.settings,
+            tasks=tasks,
+            play=self._play,
+            reflection=reflection,
+            redact=redactor_for(self.run.home, self.env.dir),
+            on_round=self._on_round,
+            is_stopping=self.desk.is_stopping,
         )
         return prompt_search.run(texts)
 

@@ -171,7 +171,7 @@ def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
     """
     check_request(request)
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
-    plan = resolve(home, request, models, lambda _hours: 0.0)
+    plan = resolve(home, request, models, lambda _hours: 0.0)  # no cap: nothing is queued
     cost = plan.endpoint_cost.to_json() if plan.endpoint_cost else {}
     arguments: dict[str, object] = {"env_id": plan.record.env_id, "models": list(request.models)}
     if request.settings:

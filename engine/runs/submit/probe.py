@@ -133,6 +133,7 @@ def _hours_cap(
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
     work = _sampling_work(request, plan)
+    # A function, because the hours are estimated only if a cap is needed.
     return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work).high)
 
 

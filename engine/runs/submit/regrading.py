@@ -127,6 +127,7 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
     stored = stored_answers(home, request.regrade, request.split)
     task_count = min(request.rows, stored.tasks)
     answer_count = task_count * stored.attempts * len(stored.refs)  # `refs`: the models
+    # A function, because the hours are estimated only if a cap is needed.
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
     return _Plan(record, stored, task_count, cap)
 

@@ -417,6 +417,7 @@ def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRu
         body=request.body(),
         waits_for=plan.model.waits_for,
         compute=plan.resolved.settings.compute,
+        # A CPU is one device, whatever number of processes share it.
         gpus=1 if plan.machine.device.kind == "cpu" else plan.resolved.settings.gpus,
     )
 
