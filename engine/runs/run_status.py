@@ -592,9 +592,7 @@ def _early_stop_note(row: RunRow, status: Reply) -> str:
     """Return a note that the setting `stop_early` ended a training run before its last step; "" if
     it did not. The steps are those of `status`."""
     step, total_steps = status["step"], status["total_steps"]
-    if row.kind != "train" or step is None or total_steps is None:
-        return ""
-    if step >= total_steps:
+    if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""
     if row.algorithm == "prompt":  # its result says what ended it
         return ""
