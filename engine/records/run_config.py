@@ -446,9 +446,9 @@ def read_run_config(path: Path) -> RunConfig:
     first wrong key, if the file does not hold a config.
     """
     with open_file(path) as file:
-        data = file.read()
+        content = file.read()
     try:
-        return _ANY_CONFIG.validate_json(data)
+        return _ANY_CONFIG.validate_json(content)
     except ValidationError as error:
         raise DamagedRecord(str(path), fault_of(error)) from error
 

@@ -125,9 +125,9 @@ def _forecast(
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
     """Return the device hours that an open run still takes: low, likely and high.
 
-    `progress` is how far the run is. They come from the trainer's measured pace if there is one.
-    Otherwise they are the estimate of the run minus the hours spent. Returns None if there is no
-    estimate either.
+    `progress` is how far the run is. The hours come from the trainer's measured pace if there is
+    one. Otherwise they are the estimate of the run minus the hours spent. Returns None if there is
+    no estimate either.
     """
     if progress.remaining is not None:
         hours_per_second = row.device_hours(1.0)  # of all devices of the run together

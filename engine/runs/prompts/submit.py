@@ -329,7 +329,7 @@ def _insert(
     place."""
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
-    report = contamination.of_training(home, plan.record, plan.model.ref)
+    report = contamination.compare_training(home, plan.record, plan.model.ref)
     warnings += report.warnings
     files = RunFiles(
         config_of(request, plan, parent),

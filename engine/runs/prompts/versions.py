@@ -41,13 +41,13 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
     return reply.env_id
 
 
-def with_prompt(toml: str, texts: Texts, of: str) -> str:
+def with_prompt(toml: str, texts: Texts, original_env_id: str) -> str:
     """Return the text of an environment.toml with a table [prompt] that holds these texts; a table
     [prompt] that it has already is replaced.
 
-    `of` is the id of the version that has the same tasks without these texts.
+    `original_env_id` is the version that has the same tasks without these texts.
     """
-    lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(of)}"]
+    lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(original_env_id)}"]
     if SYSTEM in texts:
         lines.append(f"system = {_quoted(texts[SYSTEM])}")
     tools: Mapping[str, str] = tool_descriptions(texts)

@@ -71,7 +71,7 @@ class _Training:
     env_id: str
 
 
-def of_training(
+def compare_training(
     home: Home, record: EnvRecord, model: str = "", earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
     """Compare the held-out tasks of `record` with all rows that a model is trained on.
@@ -93,17 +93,18 @@ def of_training(
     return _compare_all(home, record, [new_training, *planned, *earlier])
 
 
-def of_evaluation(
+def compare_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
     """Find which of an evaluation's held-out or dev tasks its models were trained on.
 
-    Returns None if `split` is "train": training tasks are not compared with anything.
+    `record` is the environment version whose tasks are asked. Returns None if `split` is "train":
+    training tasks are not compared with anything.
     """
-    return None if split == "train" else of_models(home, record, models)
+    return None if split == "train" else compare_models(home, record, models)
 
 
-def of_models(
+def compare_models(
     home: Home, record: EnvRecord, models: Sequence[str], earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained here.

@@ -118,7 +118,7 @@ def submit_evaluation(
 
     plan = resolve(home, request, models, allowed_hours)
     warnings = warnings_of(home, request, plan)
-    report = contamination.of_evaluation(home, plan.record, request.models, request.split)
+    report = contamination.compare_evaluation(home, plan.record, request.models, request.split)
     files = files_of(config_of(request, plan), plan, report)
     if files.contamination is not None:
         warnings += files.contamination.warnings

@@ -260,7 +260,7 @@ def _contamination_of(
     # The model from which the whole plan starts: what it was trained on before counts too.
     start = earlier_steps[0].resolved.model if earlier_steps else resolved.model
     earlier_env_ids = trained_on(earlier_steps, planned.previous_index)
-    return contamination.of_training(home, resolved.record, start.ref, earlier_env_ids)
+    return contamination.compare_training(home, resolved.record, start.ref, earlier_env_ids)
 
 
 def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
@@ -360,7 +360,7 @@ def _resolved_evaluation(
 
     resolved = evaluation.resolve(home, planned.request, models, cap_of_plan)
     trained_env_ids = [step.resolved.record.env_id for step in trainings]
-    report = contamination.of_models(home, resolved.record, [start.ref], trained_env_ids)
+    report = contamination.compare_models(home, resolved.record, [start.ref], trained_env_ids)
     return PlanEvaluation(planned, resolved, report)
 
 

@@ -50,7 +50,7 @@ def submit_regrade(
     plan = _plan(home, request, cap_function)
     stored = plan.stored
     warnings = _warnings(request, plan)
-    contamination_report = contamination.of_evaluation(
+    contamination_report = contamination.compare_evaluation(
         home, plan.record, stored.refs, request.split
     )
     if contamination_report is not None:  # None: the answers are to training tasks

@@ -132,7 +132,7 @@ def _queue(
     warnings += parent_warnings
     warnings += cautions(home, store, as_train_config(config_of(request, plan, parent)))
     # Held-out tasks that are also among the rows of this training or of an earlier one.
-    contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
+    contamination_report = contamination.compare_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
 
