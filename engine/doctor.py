@@ -171,19 +171,19 @@ def _finding_of_path(result: PathResult) -> Finding:
             measurements.append(
                 f"differs by {result.difference:.0e} ({result.allowed:.0e} is rounding)"
             )
-        return Finding(result.name, "pass", f"{_title(result)}: {', '.join(measurements)}")
+        return Finding(result.name, "pass", f"{_title_of_path(result)}: {', '.join(measurements)}")
     if result.state == "skipped":
-        return Finding(result.name, "pass", f"{_title(result)}: not tried: {result.reason}")
+        return Finding(result.name, "pass", f"{_title_of_path(result)}: not tried: {result.reason}")
     instead = FAST_PATHS[result.name].without  # what a worker does without the path, in words
     return Finding(
         result.name,
         "warn",
-        f"{_title(result)}: switched off: {result.reason}",
+        f"{_title_of_path(result)}: switched off: {result.reason}",
         f"Runs on this device do without it: {instead}.",
     )
 
 
-def _title(result: PathResult) -> str:
+def _title_of_path(result: PathResult) -> str:
     """Return the name of the fast path in a few words."""
     return FAST_PATHS[result.name].title
 

@@ -70,7 +70,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     page = _Page()
     with Store(home) as store:
         if scope in ("all", "hardware"):
-            page.reply["hardware"] = _hardware(home, store)
+            page.reply["hardware"] = _hardware_fields(home, store)
         if scope == "all":
             _add_work(page, home, store)
         if scope in ("all", "runs"):
@@ -88,7 +88,7 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 def _add_work(page: _Page, home: Home, store: Store) -> None:
     """Add to the page, in place, the queue, the budget, and the runs that have not ended."""
     page.reply["queue"] = [row.run_id for row in store.queue()]
-    page.reply["budget"] = _budget(home, store)
+    page.reply["budget"] = _budget_fields(home, store)
     page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
 
 
@@ -192,7 +192,7 @@ def _position_of_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _hardware(home: Home, store: Store) -> Reply:
+def _hardware_fields(home: Home, store: Store) -> Reply:
     """Describe the machine.
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} for each device; `run` is the id of
@@ -275,7 +275,7 @@ def _training_readiness(home: Home) -> str:
     return "ready" if torch_is_here else f"ready ({python})"
 
 
-def _budget(home: Home, store: Store) -> Reply:
+def _budget_fields(home: Home, store: Store) -> Reply:
     """Return the GPU-hours that the home, or the key on whose behalf it is read (its viewer), has
     spent.
 
@@ -394,7 +394,7 @@ def _progress_fields(home: Home, row: RunRow) -> Reply:
     return fields
 
 
-def _environments(home: Home) -> list[Reply]:
+def _environment_entries(home: Home) -> list[Reply]:
     """Return all environment versions as entries of the reply.
 
     An entry has `exam_use` if the version's held-out tasks were used to choose a checkpoint, a run
@@ -410,14 +410,14 @@ def _environments(home: Home) -> list[Reply]:
     return entries
 
 
-def _datasets(home: Home) -> list[Reply]:
+def _dataset_entries(home: Home) -> list[Reply]:
     """Return the environment versions without a scorer, as JSON: answers to imitate (kind "sft"),
     and preference pairs."""
     kinds = ("sft", "preference")
     return [env.to_json() for env in registry.list_envs(home) if env.kind in kinds]
 
 
-def _models(home: Home) -> list[Reply]:
+def _model_entries(home: Home) -> list[Reply]:
     """Return the models that can be trained, evaluated or deployed here, as JSON."""
     return [model.to_json() for model in catalog.usable_models(home)]
 
@@ -433,9 +433,9 @@ def _models_to_fetch(home: Home) -> str:
 
 
 _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
-    "envs": _environments,
-    "models": _models,
-    "datasets": _datasets,
+    "envs": _environment_entries,
+    "models": _model_entries,
+    "datasets": _dataset_entries,
     "deployments": deployments.list_deployments,
 }
 

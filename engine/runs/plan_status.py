@@ -173,7 +173,7 @@ def status_of(
     only_new = has_cursor and not snapshot.is_over
     shown_rows = [row for row in snapshot.rows if not only_new or _is_news(row, snapshot)]
     alerts = _alerts_since(snapshot) if only_new else _all_alerts(home, snapshot.rows)
-    steps = [_step(home, row) for row in shown_rows]
+    steps = [_step_entry(home, row) for row in shown_rows]
     verdicts = [step["verdict"] for step in steps if "verdict" in step]
     last_verdict = verdicts[-1] if verdicts else ""
     status: Reply = {
@@ -191,7 +191,7 @@ def status_of(
         ],
         "warnings": [
             *_weak_start_warnings(home, snapshot.rows),
-            *(text for row in shown_rows for text in _warnings_of(home, row)),
+            *(text for row in shown_rows for text in _verdict_warnings(home, row)),
         ],
     }
     forecast = forecast_of_plan(home, snapshot.rows)
@@ -278,7 +278,7 @@ def _is_news(row: RunRow, snapshot: PlanSnapshot) -> bool:
     return row.state in HOLDS_DEVICE or row.run_id in snapshot.ended
 
 
-def _step(home: Home, row: RunRow) -> Reply:
+def _step_entry(home: Home, row: RunRow) -> Reply:
     """Make the entry of a run in the status of its plan: its state and progress, and at its end its
     verdict and evidence."""
     run = home.run(row.run_id)
@@ -299,11 +299,11 @@ def _step(home: Home, row: RunRow) -> Reply:
     if isinstance(config, EvaluateConfig) and config.missing_models:
         entry["missing_models"] = config.missing_models
     if row.state == "done":
-        return entry | _outcome(home, row, config.model_refs if config else [])
+        return entry | _outcome_fields(home, row, config.model_refs if config else [])
     return entry
 
 
-def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
+def _outcome_fields(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
     """Return the result of a run that is done, as fields of its step.
 
     For a training run these are the verdict and its evidence. For an evaluation of several models
@@ -314,11 +314,11 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
         evidence_fields = {
             name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
         }
-        return {"verdict": row.verdict, **evidence_fields, **_skills_of(evidence)}
-    return _comparison(home, row) if len(models) > 1 else {}
+        return {"verdict": row.verdict, **evidence_fields, **_kept_skill_sentences(evidence)}
+    return _comparison_fields(home, row) if len(models) > 1 else {}
 
 
-def _skills_of(evidence: Mapping[str, Any]) -> Reply:
+def _kept_skill_sentences(evidence: Mapping[str, Any]) -> Reply:
     """Say what a training run did to the skills that its start had (`kept_skills`), and what it and
     the runs before it did to those of their base model (`kept_since_base`), each in a sentence.
 
@@ -335,7 +335,7 @@ def _skills_of(evidence: Mapping[str, Any]) -> Reply:
     return {name: text for name, text in sentences.items() if text and text not in warnings}
 
 
-def _warnings_of(home: Home, row: RunRow) -> list[str]:
+def _verdict_warnings(home: Home, row: RunRow) -> list[str]:
     """Return the warnings of a training run's verdict, for example about skills that were lost.
 
     Each warning begins with the run's id. Returns [] if the run is not done or trains nothing.
@@ -439,7 +439,7 @@ def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
     return evidence if isinstance(evidence, dict) else {}
 
 
-def _comparison(home: Home, row: RunRow) -> Reply:
+def _comparison_fields(home: Home, row: RunRow) -> Reply:
     """Describe how the models of an evaluation compare with the first of them.
 
     Returns the fields `verdict`, `result` (a sentence) and `levels` (model -> its score). If the
@@ -481,7 +481,7 @@ def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecas
     if skipped_rows:
         names = ", ".join(row.run_id for row in skipped_rows)
         text += f"; {names} skipped: {skipped_rows[0].reason.rstrip('.')}"
-    failed_rows = _failed(snapshot.rows)
+    failed_rows = _failed_rows(snapshot.rows)
     if failed_rows:
         first = failed_rows[0]
         text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
@@ -512,7 +512,7 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     if not snapshot.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
         return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": snapshot.cursor})]
-    failed_rows = _failed(snapshot.rows)
+    failed_rows = _failed_rows(snapshot.rows)
     if failed_rows:
         return [
             Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
@@ -526,7 +526,7 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     return [Call("read_rollouts", {"run_id": last_training.run_id, "pick": "changed"})]
 
 
-def _failed(rows: Sequence[RunRow]) -> list[RunRow]:
+def _failed_rows(rows: Sequence[RunRow]) -> list[RunRow]:
     """Return the runs that failed or were cancelled, without those that their plan skipped."""
     return [row for row in rows if row.state in ("failed", "cancelled") and not row.is_skipped]
 

@@ -117,13 +117,13 @@ def decide(
     Raises UserError SETTING_INVALID if a number that the user gave is too high, or if `shard_base`
     does not fit the other settings.
     """
-    on_gpus = _options(home, resolved, hardware, estimate)
-    chosen = _choose(resolved, on_gpus)
+    on_gpus = _gpu_options(home, resolved, hardware, estimate)
+    chosen = _choose_gpu_count(resolved, on_gpus)
     check_gpus(home, chosen.settings, hardware)
     return chosen, on_gpus
 
 
-def _options(
+def _gpu_options(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> Sequence[OnGpus]:
     """Estimate the run for every number of devices that it may have, in ascending order.
@@ -171,7 +171,7 @@ def _settings_that_fit(
     return resolved, figures
 
 
-def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
+def _choose_gpu_count(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
     """Return the settings with the number of devices that the run takes. `on_gpus` holds a choice
     for each number, in ascending order; [] if only one device is possible.
 

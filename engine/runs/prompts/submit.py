@@ -146,7 +146,7 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
     checks.check_budget(tasks, settings, record.env_id)
     hours = _answer_hours(home, model, settings, facts, record)
     money = _reflection_money(endpoint, settings, tasks, facts)
-    answer_cost = endpoint_cost([model], _asking(settings, facts, record))
+    answer_cost = endpoint_cost([model], _sampling_work(settings, facts, record))
     if answer_cost is not None and money is not None:
         money = _add_money(money, answer_cost.money, settings.max_cost)
     return ResolvedSearch(record, model, endpoint, settings, sources, tasks, facts, hours, money)
@@ -197,10 +197,10 @@ def _answer_hours(
     URL."""
     if model.endpoint is not None:
         return NO_HOURS
-    return sampling_hours(home, [model], _asking(settings, facts, record))
+    return sampling_hours(home, [model], _sampling_work(settings, facts, record))
 
 
-def _asking(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
+def _sampling_work(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
     """Describe how much the model samples in a search, in the form that estimates of time and money
     take."""
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
@@ -292,7 +292,7 @@ def submit_search(home: Home, request: TrainRequest) -> Reply:
         plan = resolve(home, request)
         warnings = warnings_of(request, plan)
         check_spend(home, store, request, plan)
-        row = _insert(home, store, request, plan, warnings)
+        row = _queue_run(home, store, request, plan, warnings)
     reply = start_and_reply(home, row, warnings)
     summary = f"{str(reply['summary']).removesuffix('.')}: {plan.in_words()}."
     return reply | {"estimate": plan.to_json(), "summary": summary}
@@ -321,7 +321,7 @@ def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedS
         )
 
 
-def _insert(
+def _queue_run(
     home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch, warnings: list[str]
 ) -> RunRow:
     """Queue a search for a prompt (`plan`) and write its run folder; return its row. Warnings about

@@ -43,11 +43,11 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
-    newest_repeat = _repeats(new, same_start)[:1]  # one such warning is enough
-    return newest_repeat + _many_changes(home, new, same_start)
+    newest_repeat = _repeat_warnings(new, same_start)[:1]  # one such warning is enough
+    return newest_repeat + _many_changes_warning(home, new, same_start)
 
 
-def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+def _repeat_warnings(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """Return a warning for each earlier run that the new one repeats, the newest first.
 
     Args:
@@ -104,7 +104,9 @@ def verdict_in_words(row: RunRow) -> str:
     return (row.verdict or "unknown").replace("_", " ")
 
 
-def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+def _many_changes_warning(
+    home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
+) -> list[str]:
     """Return a warning if the new run changes several choices at once; otherwise [].
 
     A choice is a setting, the model, the environment or the algorithm. With several changes a

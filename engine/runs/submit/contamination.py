@@ -158,13 +158,13 @@ def _compare_all(
     tell apart in `taught`. If `evaluated_on` is a sealed exam (tasks that nobody may see), the
     result holds numbers only, and no task or row.
     """
-    overlaps, gone_env_ids = _overlaps(
+    overlaps, gone_env_ids = _overlap_by_env(
         home, evaluated_on, [training.env_id for training in trainings]
     )
     if seal_in(evaluated_on.dir) is not None:
         overlaps = {env_id: _counts_alone(overlap) for env_id, overlap in overlaps.items()}
     sources = [
-        _source(training, overlaps[training.env_id])
+        _source_entry(training, overlaps[training.env_id])
         for training in trainings
         if training.env_id in overlaps
     ]
@@ -219,14 +219,14 @@ def _worst_overlap(overlaps: Collection[Overlap]) -> tuple[str, str]:
     return worst["verdict"], worst["headline"]
 
 
-def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
+def _source_entry(training: _Training, overlap: Overlap) -> Mapping[str, object]:
     """Make the entry of a training, with its overlap, for `sources` of a `Contamination`."""
     origin = {name: text for name, text in asdict(training).items() if text}
     # Without `leaked`: a `Contamination` lists the leaked tasks of all its sources together.
     return origin | {name: value for name, value in overlap.items() if name != "leaked"}
 
 
-def _overlaps(
+def _overlap_by_env(
     home: Home, evaluated_on: EnvRecord, env_ids: Sequence[str]
 ) -> tuple[dict[str, Overlap], list[str]]:
     """Compare held-out tasks with the training rows of several environment versions.
@@ -244,7 +244,7 @@ def _overlaps(
         try:
             is_same = env_id == evaluated_on.env_id
             trained_on = evaluated_on if is_same else find_env(home, env_id, sealed=True)
-            overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
+            overlaps[env_id] = _overlap_of(home, trained_on, evaluated_on, deadline)
         except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
             gone_env_ids.append(env_id)
     return overlaps, sorted(gone_env_ids)
@@ -272,7 +272,7 @@ def _overlapping_tasks(overlap: Overlap) -> int:
     return sum(overlap[kind] for kind in _KINDS) + sum(twin_counts.values())
 
 
-def _compare(
+def _overlap_of(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
     """Return the overlap of training rows with held-out tasks.

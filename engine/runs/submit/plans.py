@@ -455,23 +455,23 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
     return {
         "run_id": plan_id,
         "state": state,
-        "steps": [_step(home, row) for row in rows],
+        "steps": [_step_entry(home, row) for row in rows],
         "estimate": {"gpu_hours": round(open_hours, 4), "max_gpu_hours": cap},
         "summary": f"{plan_id} is {state}: {runs_to_go} to go, about {words(open_hours)}"
-        f"{unmeasured_note(_bases(home, open_rows))}, at most {cap:g} GPU-hours together.",
+        f"{unmeasured_note(_estimate_bases(home, open_rows))}, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }
 
 
-def _bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
+def _estimate_bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """Return the `basis` of each training run's estimate: "measured", or "model" if the times come
     from a table of devices. Evaluations among `rows` are left out."""
     configs = [home.run(row.run_id).read_config() for row in rows]
     return [config.estimate.basis for config in configs if isinstance(config, TrainConfig)]
 
 
-def _step(home: Home, row: RunRow) -> Mapping[str, object]:
+def _step_entry(home: Home, row: RunRow) -> Mapping[str, object]:
     """Make the entry of a plan's run in the reply to a submit: its step, id, algorithm, estimate,
     and `behind`, the ids of the runs that it waits for, if there are any."""
     config = home.run(row.run_id).read_config()

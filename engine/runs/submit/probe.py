@@ -73,7 +73,7 @@ def submit_probe(
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
     launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
-    plan = _plan(home, request)
+    plan = _resolve_plan(home, request)
     with Store(home) as store:
         row = _earlier_or_new_run(home, store, request, plan, cap_function)
     warnings = [*plan.resolved.warnings, *cap_warnings(row.max_gpu_hours)]
@@ -97,7 +97,7 @@ def _earlier_or_new_run(
 
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
-    config = _config(request, plan)
+    config = _config_content(request, plan)
     key = _key_of(config)  # the same for the same probe
     # What the database stores as the arguments of the request, to recognise it later.
     body = {"probe": key}
@@ -110,7 +110,7 @@ def _earlier_or_new_run(
     return store.insert_run(new_run, files.writer(home))
 
 
-def _plan(home: Home, request: ProbeRequest) -> _Plan:
+def _resolve_plan(home: Home, request: ProbeRequest) -> _Plan:
     """Find the environment and the model of a probe (a short run that samples a model), and choose
     the settings.
 
@@ -120,7 +120,7 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     facts = env_facts.env_facts(home, record, model.base_path)
-    return _Plan(record, model, facts, _settings(home, request, model, facts))
+    return _Plan(record, model, facts, _resolve_settings(home, request, model, facts))
 
 
 def _hours_cap(
@@ -152,7 +152,7 @@ def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
     )
 
 
-def _settings(
+def _resolve_settings(
     home: Home, request: ProbeRequest, model: ModelRef, facts: EnvFacts
 ) -> resolution.Resolved:
     """Choose the settings of the probe as for GRPO; return the values and the source of each.
@@ -173,7 +173,7 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
     """Describe how much the model of the probe `plan` has to sample, from which the device hours
     are estimated."""
     settings = plan.resolved.settings
-    assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
+    assert isinstance(settings, GRPOSettings)  # because `_resolve_settings` resolved "grpo"
     return Asking(
         SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
         plan.facts,
@@ -182,7 +182,7 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
     )
 
 
-def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
+def _config_content(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
     """Make the content of config.json of the probe `plan`, without the run's id and its cap on
     device hours.
 
@@ -204,7 +204,7 @@ def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
 def _key_of(config: Mapping[str, object]) -> str:
     """Return a key such as "probe-1f0a..." that is the same for equal probes.
 
-    `config` is what `_config` returns. The key is made of its hash.
+    `config` is what `_config_content` returns. The key is made of its hash.
     """
     config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     return f"probe-{config_hash[:24]}"

@@ -47,7 +47,7 @@ def submit_regrade(
     NOT_APPROVED.
     """
     _check_request(request)
-    plan = _plan(home, request, cap_function)
+    plan = _resolve_plan(home, request, cap_function)
     stored = plan.stored
     warnings = _warnings(request, plan)
     contamination_report = contamination.compare_evaluation(
@@ -56,7 +56,7 @@ def submit_regrade(
     if contamination_report is not None:  # None: the answers are to training tasks
         warnings += contamination_report.warnings
     files = RunFiles(
-        _config(request, plan), contamination=contamination_report, needs=stored.run_id
+        _config_content(request, plan), contamination=contamination_report, needs=stored.run_id
     )
     with Store(home) as store:
         row = store.insert_run(_new_run(plan), files.writer(home))
@@ -102,7 +102,9 @@ class _Plan:
     cap: float
 
 
-def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
+def _resolve_plan(
+    home: Home, request: EvaluationRequest, cap_function: CapFunction | None
+) -> _Plan:
     """Find the environment and the stored answers of a regrade (a new scoring of stored answers),
     choose how many are scored, and limit the device hours.
 
@@ -188,7 +190,7 @@ def _check_request(request: EvaluationRequest) -> None:
     check_tasks(request)
 
 
-def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
+def _config_content(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
     """Make the content of config.json of the regrade `plan`, without the run's id."""
     stored = plan.stored
     return {

@@ -220,10 +220,10 @@ def resolve(
     require_files(model)
     machine = machine_for(home, request.settings)
     facts = _env_facts(home, request, record, model)
-    resolved = _settings(home, request, model, facts, machine)
+    resolved = _resolve_settings(home, request, model, facts, machine)
     # The setting `keep_env` names a version by its whole id from now on.
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
-    teacher = _teacher(home, resolved, model)
+    teacher = _resolve_teacher(home, resolved, model)
 
     def forecast_of(settings: resolution.Resolved) -> Forecast:
         """Estimate the run with these settings."""
@@ -255,7 +255,7 @@ def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
     )
 
 
-def _settings(
+def _resolve_settings(
     home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
 ) -> resolution.Resolved:
     """Choose every setting of the run; return the values, the source of each value, and warnings.
@@ -277,7 +277,9 @@ def _settings(
     )
 
 
-def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
+def _resolve_teacher(
+    home: Home, resolved: resolution.Resolved, model: ModelRef
+) -> ResolvedTeacher | None:
     """Find the teacher that the settings of a distillation (`resolved`) name, and check that the
     files of its model exist.
 
