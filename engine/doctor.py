@@ -117,9 +117,13 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
 
     devices = hardware.detect(home.root).devices
     gpus = [device for device in devices if device.kind == "cuda"]
-    shared_results: dict[
-        str, list[PathResult]
-    ] = {}  # device name -> results valid for all of that name
+    # Device name -> results that hold for all devices of that name.
+    shared_results: dict[str, list[PathResult]] = {}
+
+    def add_result(result: PathResult) -> None:
+        """Store the result of one fast path as a finding, and report it."""
+        add_finding(_finding_of_path(result))
+
     for device in devices:
         if device.kind == "cpu":
             add_finding(
@@ -128,10 +132,11 @@ def examine_fast_paths(home: Home, report_check: Callable[[Reply], None] = lambd
         results = examine_device(
             home,
             device,
-            report=lambda result: add_finding(_finding_of_path(result)),
+            report=add_result,
             all_gpus=gpus,
             known_results=shared_results.get(device.name, ()),
         )
+        # `once`: one trial of the path holds for all devices with the same name.
         shared_results[device.name] = [path for path in results.paths if FAST_PATHS[path.name].once]
     return {
         "summary": _summary_of_paths(findings),
@@ -154,33 +159,40 @@ def _refuse_while_held(home: Home) -> None:
 
 
 def _finding_of_path(result: PathResult) -> Finding:
-    """Turn the result of trying a fast path into a finding. A path that is switched off is only a
-    warning: runs work without it."""
+    """Turn the result of trying a fast path (a faster way to compute) into a finding.
+
+    A path that is switched off is only a warning, because runs work without it.
+    """
     if result.state == "on":
-        numbers = []
+        measurements = []
         if result.speedup is not None:
-            numbers.append(f"{result.speedup:.1f} times as fast as the plain way")
+            measurements.append(f"{result.speedup:.1f} times as fast as the plain way")
         if result.difference is not None:
-            numbers.append(f"differs by {result.difference:.0e} ({result.allowed:.0e} is rounding)")
-        return Finding(result.name, "pass", f"{_title(result)}: {', '.join(numbers)}")
+            measurements.append(
+                f"differs by {result.difference:.0e} ({result.allowed:.0e} is rounding)"
+            )
+        return Finding(result.name, "pass", f"{_title_of_path(result)}: {', '.join(measurements)}")
     if result.state == "skipped":
-        return Finding(result.name, "pass", f"{_title(result)}: not tried: {result.reason}")
-    instead = FAST_PATHS[result.name].without
+        return Finding(result.name, "pass", f"{_title_of_path(result)}: not tried: {result.reason}")
+    instead = FAST_PATHS[result.name].without  # what a worker does without the path, in words
     return Finding(
         result.name,
         "warn",
-        f"{_title(result)}: switched off: {result.reason}",
+        f"{_title_of_path(result)}: switched off: {result.reason}",
         f"Runs on this device do without it: {instead}.",
     )
 
 
-def _title(result: PathResult) -> str:
+def _title_of_path(result: PathResult) -> str:
     """Return the name of the fast path in a few words."""
     return FAST_PATHS[result.name].title
 
 
 def _summary_of_paths(findings: Sequence[Finding]) -> str:
-    """Say in one sentence how many of the fast paths are switched off."""
+    """Say in one sentence how many of the fast paths (faster ways to compute) are switched off.
+
+    Findings that are not about a fast path, such as a missing GPU, are not counted.
+    """
     paths = [finding for finding in findings if finding.name in FAST_PATHS]
     off_count = sum(finding.status == "warn" for finding in paths)
     if off_count:
@@ -215,14 +227,20 @@ def _as_reply(finding: Finding) -> Reply:
 
 
 def python(home: Home) -> Iterator[Finding]:
-    """Check that this Python is new enough."""
+    """Check that this Python is new enough, 3.11 at least.
+
+    `home` is not used: every check takes it, so that one loop can call them all.
+    """
     version = ".".join(map(str, sys.version_info[:3]))
     status: Status = "pass" if sys.version_info >= (3, 11) else "fail"
     yield Finding("python", status, f"{version} at {sys.executable}", "Use Python 3.11 or newer.")
 
 
 def sdk(home: Home) -> Iterator[Finding]:
-    """Check that the installed version of the MCP SDK is one that this server supports."""
+    """Check that the installed version of the MCP SDK is one that this server supports.
+
+    `home` is not used: every check takes it, so that one loop can call them all.
+    """
     version = importlib.metadata.version("mcp")
     numbers = tuple(int(number) for number in version.split(".")[:2])  # major and minor version
     status: Status = "pass" if (2, 3) <= numbers < (3, 0) else "fail"
@@ -231,13 +249,13 @@ def sdk(home: Home) -> Iterator[Finding]:
 
 def storage(home: Home) -> Iterator[Finding]:
     """Check that the disk of the home has room, and that other users cannot read the home."""
-    free = shutil.disk_usage(home.root).free
+    free_bytes = shutil.disk_usage(home.root).free
     status: Status = "fail"
-    if free > _ENOUGH_DISK:
+    if free_bytes > _ENOUGH_DISK:
         status = "pass"
-    elif free > _LEAST_DISK:
+    elif free_bytes > _LEAST_DISK:
         status = "warn"
-    detail = f"{home.root}, {free / GB:.1f} GB free"
+    detail = f"{home.root}, {free_bytes / GB:.1f} GB free"
     yield Finding("home", status, detail, "Free some space or move HONESMITH_HOME.")
     others_mode = home.root.stat().st_mode & 0o077  # the permissions of group and others
     if others_mode:
@@ -300,6 +318,7 @@ def database(home: Home) -> Iterator[Finding]:
         store.check()
         count = len(store.list_runs(limit=1000))  # enough to show that rows can be read
     detail = f"intact, {counted(count, 'run')}, SQLite {sqlite3.sqlite_version}"
+    # The copies of earlier databases that were found damaged.
     damaged_names = [path.name for path in home.damaged_databases()]
     if damaged_names:
         yield Finding(
@@ -345,7 +364,7 @@ def devices(home: Home) -> Iterator[Finding]:
     """List the devices of this machine; warn if there is no GPU."""
     machine = hardware.detect(home.root)
     names = ", ".join(f"{device.id} {device.name}" for device in machine.devices)
-    if machine.device.kind == "cpu":
+    if machine.device.kind == "cpu":  # `device` is the one that runs are planned for
         yield Finding(
             "devices",
             "warn",
@@ -393,8 +412,8 @@ def _compiler_finding(liger: str) -> Iterator[Finding]:
 
     `liger` is the version of Liger; "" if it is not installed.
     """
-    has_compiler = bool(os.environ.get("CC"))
-    has_compiler = has_compiler or any(shutil.which(name) for name in ("gcc", "clang", "cc"))
+    compilers = ("gcc", "clang", "cc")
+    has_compiler = bool(os.environ.get("CC")) or any(shutil.which(name) for name in compilers)
     if liger and not has_compiler:
         yield Finding(
             "compiler",
@@ -407,9 +426,9 @@ def _compiler_finding(liger: str) -> Iterator[Finding]:
 def _gpu_finding(interpreter: Path, gpu: hardware.Device) -> Finding:
     """Check that torch computes on the GPU, by multiplying two numbers there.
 
-    `interpreter` is the Python that has torch.
+    `gpu` is the device to try. `interpreter` is the Python that has torch.
     """
-    complaint = venvs.complaint(interpreter, venvs.GPU_PROOF, _TORCH_S)
+    complaint = venvs.complaint(interpreter, venvs.GPU_PROOF, _TORCH_S)  # None: the proof worked
     gpu_and_driver = f"{gpu.id} {gpu.name}, {hardware.driver()}"
     if complaint is None:
         return Finding("gpu", "pass", f"{gpu_and_driver}: torch computes on it")
@@ -449,7 +468,7 @@ def fast_paths(home: Home) -> Iterator[Finding]:
         if device in seen_devices:
             continue
         seen_devices.add(device)
-        if results.off:
+        if results.off:  # name of a fast path -> why it is switched off
             reasons = "; ".join(f"{name}: {reason}" for name, reason in results.off.items())
             yield Finding(
                 "fast paths",
@@ -462,7 +481,10 @@ def fast_paths(home: Home) -> Iterator[Finding]:
 
 
 def tools(home: Home) -> Iterator[Finding]:
-    """Check that npx and uv are on PATH. Only the inspector `mcp dev` needs them."""
+    """Check that npx and uv are on PATH. Only the inspector `mcp dev` needs them.
+
+    `home` is not used: every check takes it, so that one loop can call them all.
+    """
     missing = [name for name in ("npx", "uv") if shutil.which(name) is None]
     if missing:
         yield Finding(
@@ -481,8 +503,8 @@ def runs(home: Home) -> Iterator[Finding]:
     Also yields a warning for each of the last three failed runs, with its remedy.
     """
     with Store(home) as store:
-        open_runs = store.list_runs(limit=50, states=OPEN)
-        failed = store.list_runs(limit=3, states=("failed",))
+        open_runs = store.list_runs(limit=50, states=OPEN)  # the newest runs that have not ended
+        failed_runs = store.list_runs(limit=3, states=("failed",))
     abandoned = [
         row.run_id
         for row in open_runs
@@ -497,7 +519,7 @@ def runs(home: Home) -> Iterator[Finding]:
         )
     else:
         yield Finding("runs", "pass", f"{len(open_runs)} open")
-    for row in failed:
+    for row in failed_runs:
         detail = f"{row.run_id} failed ({row.reason_kind}): {row.reason}"
         yield Finding("last failures", "warn", detail[:400], row.hint)  # a reason may quote a log
 
@@ -507,7 +529,7 @@ def run_files(home: Home) -> Iterator[Finding]:
 
     If the database were lost, a run with a damaged config.json could not be listed again.
     """
-    faults = recovery.damaged_configs(home)
+    faults = recovery.damaged_configs(home)  # a text for each damaged file
     if not faults:
         yield Finding("run files", "pass", "every config.json can be read")
         return

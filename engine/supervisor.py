@@ -104,8 +104,9 @@ def supervise(path: Path) -> int:
 
 
 def _clean_other_machine(run: RunDir) -> None:
-    """Remove what the run has left on the other machine that it ran on, if that can be reached."""
-    command = launcher.trainer_command(run.home, "", is_elsewhere=True)
+    """Remove what the run has left on the other machine that it ran on, if that can be reached
+    within `_TIDY_S` seconds. The command's output goes to the supervisor's log."""
+    command = launcher.trainer_command(run.home, algorithm="", is_elsewhere=True)
     with open(run.supervisor_log, "ab") as log, contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(
             [*command, str(run.path), "--tidy"],
@@ -161,8 +162,9 @@ def _prepare_attempt(watch: Watch) -> int:
     for stale in (run.exit_record, run.result, run.failure, run.heartbeat):
         stale.unlink(missing_ok=True)
     _record_elapsed(watch)
-    on_device = watch.row.gpus > 0 and not watch.row.is_elsewhere
-    stopped_deployments = make_room(run.home, run, watch.row.device or "") if on_device else []
+    uses_device_here = watch.row.gpus > 0 and not watch.row.is_elsewhere
+    device = watch.row.device or ""
+    stopped_deployments = make_room(run.home, run, device) if uses_device_here else []
     if stopped_deployments:
         message = f"{', '.join(stopped_deployments)} stopped: the run needs the memory"
         outcome.note_event(run, "room_made", message, deployments=stopped_deployments)
@@ -262,14 +264,13 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
     """Wait until the trainer has ended.
 
     Meanwhile, record the seconds spent, update STATUS.md, and stop the trainer if the row or a
-    limit says so or this process was told to end. `wakeup` is the read end of the pipe that
-    `_wake_on_signals` made.
+    limit says so or this process was told to end. `wakeup` is the pipe of `_wake_on_signals`.
     """
     next_status_at = time.monotonic() + _STATUS_S
     while watch.status is None:
         _sleep_until_signal(wakeup, POLL_S)
         _reap_children(watch)
-        if watch.status is not None and not _restarted_attendant(watch):
+        if watch.status is not None and not _restart_killed_attendant(watch):
             return
         if watch.row.is_elsewhere:
             watch.held_s = limits.held_elsewhere_s(watch.run, watch.row.attempt)
@@ -285,10 +286,12 @@ def _watch_until_end(watch: Watch, wakeup: int) -> None:
             next_status_at = time.monotonic() + _STATUS_S
 
 
-def _restarted_attendant(watch: Watch) -> bool:
-    """Start the attendant (which looks after a run on another machine) again if it was killed: the
-    run goes on over there. Returns whether that was done; a trainer is never started again."""
+def _restart_killed_attendant(watch: Watch) -> bool:
+    """Start the attendant (the process that looks after a run on another machine) again if a signal
+    killed it, at most `_RESTARTS` times; the run goes on over there. Return whether it was started.
+    A trainer on this machine is never started again."""
     is_stopping = watch.row.state == "stopping" or watch.was_told_to_end
+    # A negative status is minus the signal that killed the process.
     attendant_was_killed = watch.row.is_elsewhere and (watch.status or 0) < 0
     if not attendant_was_killed or is_stopping or watch.restarts >= _RESTARTS:
         return False
@@ -302,12 +305,13 @@ def _restarted_attendant(watch: Watch) -> bool:
 
 
 def _check_heartbeat(watch: Watch) -> None:
-    """Read the trainer's heartbeat; if it is new, update the alerts about when the run ends."""
-    vigil = watch.vigil
+    """Read the trainer's heartbeat (its last sign of life, with its progress). If it is new, update
+    the alerts about when the run ends."""
+    vigil = watch.vigil  # None before the trainer is started
     if vigil is not None and vigil.read_heartbeat_if_due() and watch.row.state == "running":
         with contextlib.suppress(OSError):  # there is no room for an event
-            cap = watch.home_cap.nearest(watch.store, watch.run, watch.row, watch.elapsed)
-            vigil.note_forecast(cap, watch.elapsed)
+            nearest_cap = watch.home_cap.nearest(watch.store, watch.run, watch.row, watch.elapsed)
+            vigil.note_forecast(nearest_cap, watch.elapsed)
 
 
 def _stop_trainer(watch: Watch) -> None:
@@ -332,31 +336,30 @@ def _stop_trainer(watch: Watch) -> None:
 
 def _limits(watch: Watch) -> list[Limit]:
     """Return every limit of this attempt, the earliest first; [] if it has none."""
-    of_attempt = (
-        limits.limit_of_run(watch.store, watch.run.home, watch.row),
-        watch.home_cap.limit(watch.store, watch.run, watch.elapsed),
+    possible_limits = (
+        limits.limit_of_run(watch.store, watch.run.home, watch.row),  # the run's own hours
+        watch.home_cap.limit(watch.store, watch.run, watch.elapsed),  # the hours of the whole home
         _limit_without_answers(watch),
-        watch.vigil.limit(watch.elapsed) if watch.vigil else None,
-        watch.lease.limit(watch.elapsed) if watch.lease else None,
+        watch.vigil.limit(watch.elapsed) if watch.vigil else None,  # a trainer that is stalled
+        watch.lease.limit(watch.elapsed) if watch.lease else None,  # no word of who started it here
     )
-    return sorted(limit for limit in of_attempt if limit is not None)
+    return sorted(limit for limit in possible_limits if limit is not None)
 
 
 def _limit_without_answers(watch: Watch) -> Limit | None:
-    """Return the limit at which the run has written no answer for too long; None for none."""
-    wall_s = watch.wall_limit_s
-    if not wall_s:
+    """Return the limit at which the run has written no answer for too long, in seconds since the
+    attempt began. Return None if the run has no such limit."""
+    patience_s = watch.wall_limit_s
+    if not patience_s:
         return None
-    _note_answers(watch)
-    reason = f"the run wrote no answer for {wall_s / 3600:g} hours"
-    return Limit(watch.answered_s + wall_s, kind="timeout", reason=reason)
+    _note_answers(watch)  # moves `answered_s` if there are new answers
+    reason = f"the run wrote no answer for {patience_s / 3600:g} hours"
+    return Limit(watch.answered_s + patience_s, kind="timeout", reason=reason)
 
 
 def _note_answers(watch: Watch) -> None:
-    """Note the time if the files with the run's answers have changed in size since the last poll.
-
-    So a slow model is not stopped as long as new answers keep coming.
-    """
+    """Note the time if the files with the run's answers have changed in size since the last poll:
+    a slow model is not stopped as long as new answers keep coming."""
     answer_bytes = 0
     for file in watch.run.evals_dir.glob("model_*.jsonl"):
         with contextlib.suppress(FileNotFoundError):  # the attempt may delete old answers meanwhile
@@ -375,14 +378,12 @@ def _wall_limit(watch: Watch) -> float | None:
 
 
 def _stop_at_limit(watch: Watch) -> bool:
-    """Set the run to "stopping" if its earliest limit is reached.
-
-    Returns whether a limit is reached, even if the run was stopping already.
-    """
-    of_attempt = _limits(watch)
-    if not of_attempt:
+    """Set the run to "stopping" if its earliest limit is reached. Return whether a limit is
+    reached, even if the run was stopping already."""
+    attempt_limits = _limits(watch)
+    if not attempt_limits:
         return False
-    earliest = of_attempt[0]  # `_limits` sorts them by their seconds
+    earliest = attempt_limits[0]  # `_limits` sorts them by their seconds
     if watch.elapsed < earliest.seconds:
         return False
     state_was_set = watch.store.set_state(
@@ -407,13 +408,13 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
     row = watch.store.get_run(watch.run.id)
     _note_end(watch.run, row, result)
     write_status(watch.run, row)
-    is_from_here = not watch.run.far("launch").exists()  # else it is written where it was started
-    if is_from_here:
+    # The record "launch" exists if another machine started the run here: it writes the report.
+    if not watch.run.far("launch").exists():
         _write_report(watch.run)
     # Estimates learn only from training runs that were not resumed. A resumed run repeats work, and
     # the estimate of an evaluation is an upper bound, so their hours would distort the estimates.
-    is_plain = row.kind == "train" and row.attempt == 1
-    if row.state == "done" and is_plain and row.estimated_hours > 0:
+    teaches_estimates = row.kind == "train" and row.attempt == 1
+    if row.state == "done" and teaches_estimates and row.estimated_hours > 0:
         features = {"run_id": row.run_id, "device": row.device, "model": row.model}
         with contextlib.suppress(UserError):
             watch.store.record_estimate(
@@ -422,7 +423,8 @@ def _write_aftermath(watch: Watch, result: outcome.Outcome) -> None:
 
 
 def _note_end(run: RunDir, row: RunRow, result: outcome.Outcome) -> None:
-    """Append an event that the trainer has exited to the run's events, if that can be written."""
+    """Append an event that the trainer has exited to the run's events, if that can be written.
+    `result` is how the attempt ended."""
     message = f"{row.state}: {result.reason}" if result.reason else row.state
     with contextlib.suppress(OSError):
         outcome.note_event(
@@ -448,7 +450,7 @@ def _trainer_environment(watch: Watch, lifeline: int) -> dict[str, str]:
     """Return the environment variables of the trainer. `lifeline` is the descriptor of the pipe by
     which the trainer learns that this process has ended."""
     row, run = watch.row, watch.run
-    # A run on another machine has none of this one's.
+    # A run on another machine uses no device of this one.
     device = "" if row.is_elsewhere else row.device
     variables = trainer_variables(run.home.root, device, lifeline)
     return variables | {"HONESMITH_ATTEMPT": str(row.attempt)}
@@ -502,11 +504,12 @@ def _wake_on_signals(watch: Watch) -> int:
 
 
 def _sleep_until_signal(wakeup: int, seconds: float) -> None:
-    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup`, to which signals write."""
+    """Wait for a signal, at most `seconds`, and empty the pipe `wakeup` (a descriptor), to which
+    each signal writes a byte."""
     readable, _, _ = select.select([wakeup], [], [], seconds)
     if readable:
-        with contextlib.suppress(BlockingIOError):
-            os.read(wakeup, 4096)  # a byte for each signal
+        with contextlib.suppress(BlockingIOError):  # the pipe is empty after all
+            os.read(wakeup, 4096)
 
 
 def _reap_children(watch: Watch) -> bool:
@@ -566,10 +569,7 @@ def _signal_group(group_id: int, signal_number: int) -> None:
 
 def _stop_grace_s(watch: Watch) -> float:
     """Return the seconds that the trainer may take to stop after SIGTERM: more if its steps are
-    slow.
-
-    The environment variable HONESMITH_STOP_GRACE_S overrides that.
-    """
+    slow, unless the environment variable HONESMITH_STOP_GRACE_S says how many."""
     override = os.environ.get("HONESMITH_STOP_GRACE_S")
     if override:
         return float(override)
@@ -587,10 +587,8 @@ def _memory_kills() -> int:
 
 
 def _boot_id() -> str:
-    """Return the id that the kernel gave to this start of the machine; "" if there is none.
-
-    It is stored with process ids, because these mean nothing after the next start.
-    """
+    """Return the id that the kernel gave to this start of the machine; "" if there is none. It is
+    stored with process ids, because these mean nothing after the next start."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

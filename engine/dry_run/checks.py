@@ -359,7 +359,7 @@ class DryRun:
     def overlap(self) -> contamination.Contamination:
         """Find the held-out tasks that occur in the training rows of this run, or in the rows that
         the start model was trained on."""
-        return contamination.of_training(self.home, required(self.facts.record), self.model)
+        return contamination.compare_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
         """Check the verdict of the stored reward audit about the scorer: "ok", "warn" or "risk".

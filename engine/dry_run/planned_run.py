@@ -104,7 +104,7 @@ class PlannedRun(DryRun):
         start_model = earlier_runs[-1].model if earlier_runs else self.model
         earlier_envs = [required(run.facts.record).env_id for run in earlier_runs]
         record = required(self.facts.record)
-        return contamination.of_training(self.home, record, start_model, earlier_envs)
+        return contamination.compare_training(self.home, record, start_model, earlier_envs)
 
     def check_disk(self) -> Outcome:
         """Skip this check: the disk is checked once for all runs of the plan."""

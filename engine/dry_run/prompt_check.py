@@ -98,7 +98,7 @@ class PromptDryRun:
     def check_contamination(self) -> Outcome:
         """Whether training rows hold held-out tasks, which an endpoint would be shown."""
         record = registry.find_env(self.home, self.request.env_id)
-        overlap = contamination.of_training(self.home, record, self.request.model)
+        overlap = contamination.compare_training(self.home, record, self.request.model)
         if overlap.verdict == "clean" or overlap.harmless:
             return Outcome("pass", overlap.headline)
         fix = "Take these rows out of the training split and push again. The verdict leaves such "

@@ -51,7 +51,8 @@ class KnownSettings:
         if settings is None:
             return KnownSettings()
         values = settings if isinstance(settings, Mapping) else settings.model_dump()
-        if "thinking" in values:  # SFT has words for it, of which "require" means True
+        if "thinking" in values:
+            # True or False; SFT has words instead, of which "require" has the model think.
             values = {**values, "thinking": values["thinking"] in (True, "require")}
         known_values = {name: values[name] for name in NAMES if name in values}
         return KnownSettings(**known_values)  # type: ignore[arg-type]

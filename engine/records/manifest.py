@@ -123,10 +123,10 @@ class ReplayUsed(Record):
 
     @property
     def nothing(self) -> str:
-        """A text that says why there are no rows to replay."""
+        """The reason why there are no rows to replay, as a text; only asked if `rows` is 0."""
         if self.opposed:
             return f"no row of {self.source} is left{self._without_opposed}"
-        if self.questions is None:
+        if self.questions is None:  # the rows would be reference answers of an environment
             return f"{self.source} has no train row with an answer that no exam asks"
         return (
             f"the starting model answers none of {self.questions} questions of {self.source} "
@@ -135,8 +135,8 @@ class ReplayUsed(Record):
 
     @property
     def meaning(self) -> str:
-        """A text that says what the rows are."""
-        if self.questions is None:
+        """The kind of the replayed rows in words, such as "train rows of sums@1f0a"."""
+        if self.questions is None:  # the rows are reference answers of an environment
             return f"train rows of {self.source}"
         # The id of an environment version has an "@", the name of a battery has none.
         kind = "train tasks" if "@" in self.source else "practice questions"
@@ -146,7 +146,7 @@ class ReplayUsed(Record):
     def sentence(self) -> str:
         """A sentence that says what was replayed, such as "keep = 0.2 replayed 186 rows: ..."."""
         others = ""
-        if self.beside:
+        if self.beside:  # the rows of a second source
             others = (
                 f"; and {self.beside.rows}: {self.beside.meaning}{self.beside._without_opposed}"
             )
@@ -157,7 +157,8 @@ class ReplayUsed(Record):
 
     @property
     def _without_opposed(self) -> str:
-        """A clause that says how many rows were left out because they contradict; "" for none."""
+        """A clause that says how many rows were left out because they answer a prompt of the run's
+        own rows otherwise; "" for none."""
         if not self.opposed:
             return ""
         return f" ({self.opposed} left out that contradict the task's own rows)"

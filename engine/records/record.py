@@ -27,8 +27,8 @@ class Record(BaseModel):
         the first wrong key, if the file does not hold such a record.
         """
         with open_file(path) as file:
-            data = file.read()
-        return cls.parse(data, str(path))
+            content = file.read()
+        return cls.parse(content, str(path))
 
     @classmethod
     def parse(cls, data: bytes | str, place: str) -> Self:
@@ -71,7 +71,8 @@ class DamagedRecord(UserError, ValueError):
 
 
 def fault_of(error: ValidationError) -> str:
-    """Describe the first fault of a validation: the dotted key, and what is wrong with its value.
+    """Describe the first fault of a failed validation (`error`): the dotted key, and what is wrong
+    with its value.
 
     For example `settings.lora_rank: input should be a valid integer`.
     """

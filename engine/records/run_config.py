@@ -351,17 +351,22 @@ class PromptConfig(RunConfigBase):
 
     @property
     def model_refs(self) -> list[str]:
+        """A list with the reference of the model that is asked."""
         return [self.model]
 
     @property
     def endpoints(self) -> dict[str, EndpointEntry]:
-        """The models behind a URL, by their reference."""
-        asked = self.models[0].endpoint
-        own = {self.model: asked} if asked is not None else {}
-        return {self.settings.reflection: self.reflection, **own}
+        """Reference -> server: the model that writes prompts, and the model that is asked if it is
+        behind a URL too."""
+        endpoints = {self.settings.reflection: self.reflection}
+        asked_endpoint = self.models[0].endpoint
+        if asked_endpoint is not None:
+            endpoints[self.model] = asked_endpoint
+        return endpoints
 
     @property
     def needs_device(self) -> bool:
+        """Whether the model that is asked is loaded here, and not behind a URL."""
         return self.models[0].endpoint is None
 
 
@@ -441,15 +446,15 @@ def read_run_config(path: Path) -> RunConfig:
     first wrong key, if the file does not hold a config.
     """
     with open_file(path) as file:
-        data = file.read()
+        content = file.read()
     try:
-        return _ANY_CONFIG.validate_json(data)
+        return _ANY_CONFIG.validate_json(content)
     except ValidationError as error:
         raise DamagedRecord(str(path), fault_of(error)) from error
 
 
 def as_run_config(content: Mapping[str, Any]) -> RunConfig:
-    """Check the JSON object of a config that submit is about to write, and return it typed.
+    """Check the JSON object of a config.json that submit is about to write, and return it typed.
 
     The key `algorithm` decides its class. Raises ValidationError if a key is missing or wrong.
     """

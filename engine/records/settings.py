@@ -161,7 +161,8 @@ def _min_p() -> Any:
 
 
 def _keep(description: str, usual: float) -> Any:
-    """Make the field of `keep` (the share of replayed rows) for one algorithm.
+    """Make the field of `keep` (the share of replayed rows) for one algorithm; `description` says
+    what it does there.
 
     `usual` is the default in runs of more than `HARMLESS_STEPS` steps.
     """
@@ -578,6 +579,7 @@ def _with_optional_fields(schema: type[Settings]) -> type[Settings]:
         if least is not None:  # the lower limit for users is above that of the field
             field_infos.append(Field(ge=least))
         optional_field = FieldInfo.merge_field_infos(*field_infos, default=None)
+        # Not `X | None`: the annotation need not be a class, and only Optional takes any.
         fields[name] = (Optional[field.annotation], optional_field)  # noqa: UP045
     return create_model(f"Given{schema.__name__}", __base__=Settings, **fields)
 
@@ -592,7 +594,7 @@ def lowest_given(field: FieldInfo) -> int | None:
     return value if isinstance(value, int) else None
 
 
-@cache  # a server starts without them
+@cache  # each is built when it is first used, so that a server starts sooner
 def given_schema(algorithm: str) -> type[Settings]:
     """Return the schema of the settings that a user may give for a name in `SCHEMAS`."""
     return _with_optional_fields(SCHEMAS[algorithm])

@@ -113,11 +113,12 @@ def _find_dependents(
 
     Args:
         row: the run.
-        kept_rows: the runs that are not deleted.
+        kept_rows: all runs that are not deleted together with this one.
         known_ids: the ids of all runs.
     """
+    dependent_runs = [kept_row for kept_row in kept_rows if _depends_on(home, kept_row, row)]
     return [
-        *(kept.run_id for kept in kept_rows if _depends_on(home, kept, row)),
+        *(dependent_row.run_id for dependent_row in dependent_runs),
         *_deployments_using(home, row),
         *_datasets_from(home, row, known_ids),
     ]
@@ -199,11 +200,13 @@ def _require_ended(home: Home, row: RunRow) -> None:
 
 
 def _require_unused(home: Home, row: RunRow, rows: Sequence[RunRow]) -> None:
-    """Raise UserError RUN_STATE if an open run among `rows` needs the files of the run `row`."""
-    users = [user for user in rows if user.state in OPEN and _depends_on(home, user, row)]
-    if users:
-        reason = f"is needed by {_join_names([user.run_id for user in users])}"
-        cancel = Call("cancel_run", {"run_id": users[0].run_id})
+    """Raise UserError RUN_STATE if a run among `rows` that has not ended needs the files of the run
+    `row`."""
+    open_rows = [candidate for candidate in rows if candidate.state in OPEN]
+    dependent_ids = [open_row.run_id for open_row in open_rows if _depends_on(home, open_row, row)]
+    if dependent_ids:
+        reason = f"is needed by {_join_names(dependent_ids)}"
+        cancel = Call("cancel_run", {"run_id": dependent_ids[0]})
         advice = Hint("Cancel that, or wait until it has ended.", cancel)
         raise _not_deletable_error(row, reason, advice)
 
@@ -244,6 +247,7 @@ def _datasets_from(home: Home, row: RunRow, known_ids: Collection[str]) -> list[
     one.
     """
     env_ids = []
+    # A dataset is an environment version with a card, which lists where its answers came from.
     for card in sorted(home.envs.glob(f"*/*/{SOURCE}/{CARD}")):
         sources = read_object(card).get("sources") or []
         if any(_names_run(source, row.run_id, known_ids) for source in sources):
@@ -279,19 +283,22 @@ def _remove_contents(run: RunDir) -> list[str]:
     answers are only emptied: their names still show at which steps the run was evaluated. The
     report stays, because it could not be written again.
     """
-    to_truncate = [*(run.evals(step) for step in run.eval_steps()), *_answer_files(run)]
+    evaluation_files = [run.evals(step) for step in run.eval_steps()]
+    to_truncate = [*evaluation_files, *_answer_files(run)]
     # If the folder of evaluations is a link, the link is removed first. Otherwise the code below
     # would empty files in the target of the link, which does not belong to the run.
     links_first = [run.evals_dir] if run.evals_dir.is_symlink() else []
-    to_remove = [*links_first, *_removable_paths(run)]
-    warnings = [warning for path in to_remove for warning in _remove(path)]
+    warnings: list[str] = []
+    for path in [*links_first, *_removable_paths(run)]:
+        warnings += _remove(path)
     for path in to_truncate:
         warnings += _truncate(path)
     return warnings
 
 
 def _answer_files(run: RunDir) -> list[Path]:
-    """Return the existing files with answers of an evaluation, regrade or probe, one per model."""
+    """Return the existing files with answers of an evaluation, regrade (a new scoring of stored
+    answers) or probe (a short sampling run), one per model. Returns [] for any other run."""
     # None if the config is damaged: then no answer files are known, but the run can be deleted.
     config = run.find_config()
     models = config.models if isinstance(config, AskingConfig) else ()
@@ -376,9 +383,9 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the paths of all files below a folder, links included."""
-    for parent, _, names in os.walk(folder):
-        yield from (Path(parent) / name for name in names)
+    """Yield the paths of all files below a folder, links to files included."""
+    for parent, _, file_names in os.walk(folder):
+        yield from (Path(parent) / name for name in file_names)
 
 
 def _join_names(names: Sequence[str]) -> str:

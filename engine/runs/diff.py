@@ -41,7 +41,8 @@ def diff(home: Home, before: str, after: str) -> Reply:
 
 
 def _warnings(*sides: Described) -> list[str]:
-    """Return a warning for each training of which only the settings in its file are known."""
+    """Return a warning for each of the compared trainings of which only the settings in its file
+    are known, because its environment or model is not in this home."""
     return [
         f"{side.name}: its environment or model is not here; only what the file gives is compared"
         for side in sides
@@ -88,11 +89,12 @@ def _describe_file(home: Home, file: TrainFile, name: str) -> Described:
     try:
         run = planned_run(home, file.env, file.model, file.algorithm, file.settings)
     except UserError:
-        given_settings = dict(file.settings)
+        given_settings = dict(file.settings)  # without defaults, which need environment and model
         return Described(
             name, choices, given_settings, frozenset(given_settings), is_complete=False
         )
     resolved = run.resolved
-    chosen = frozenset(name for name, source in resolved.sources.items() if source in _CHOSEN)
-    choices["env_id"] = run.env_id
+    # The settings that somebody chose; the values of the others follow from defaults.
+    chosen = frozenset(setting for setting, source in resolved.sources.items() if source in _CHOSEN)
+    choices["env_id"] = run.env_id  # the whole id of the version that the name means now
     return Described(name, choices, resolved.settings.model_dump(), chosen)

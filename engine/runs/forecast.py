@@ -55,14 +55,15 @@ class Forecast(ReplyBase):
     def sentence(self) -> str:
         """The forecast in a few words, such as "12 min to 20 min left"."""
         low, high = words(self.left_hours.low), words(self.left_hours.high)
-        left = f"{low} left" if low == high else f"{low} to {high} left"
-        return f"{left}; {self.cap}" if self.cap else left
+        time_left = f"{low} left" if low == high else f"{low} to {high} left"
+        return f"{time_left}; {self.cap}" if self.cap else time_left
 
 
 def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -> Forecast | None:
-    """Forecast the end of a run that holds a device.
+    """Forecast when a run that holds a device ends, and what it will have cost by then.
 
-    Returns None if the run holds no device, or if there is neither a measured pace nor an estimate.
+    `row` is the run's database row, `progress` how far the run is. Returns None if the run holds no
+    device, or if there is neither a measured pace nor an estimate.
     """
     if row.state not in HOLDS_DEVICE:
         return None
@@ -74,10 +75,10 @@ def forecast_of_run(home: Home, store: Store, row: RunRow, progress: Progress) -
 
 
 def forecast_of_plan(home: Home, rows: Sequence[RunRow]) -> Forecast | None:
-    """Forecast the end of a plan, whose runs are `rows`.
+    """Forecast the end of a plan: several runs that were submitted together, here `rows`.
 
     The forecasts of the runs under way and the estimates of the later runs are added up. Returns
-    None if no run is open, or if there is neither a pace nor an estimate of an open run.
+    None if all runs have ended, or if one that has not has neither a pace nor an estimate.
     """
     open_rows = [row for row in rows if row.state in OPEN]
     if not open_rows:
@@ -102,7 +103,7 @@ def _forecast(
 
     Args:
         rows: the runs: one run, or all runs of a plan.
-        left_hours: the hours (not seconds) that the runs still take.
+        left_hours: the device hours that the runs still take: low, likely and high.
         cap_text: a sentence that says where a cap will stop them; "" if they will likely end
             before.
         is_measured: whether `left_hours` rests at least in part on measurements of these runs.
@@ -122,13 +123,15 @@ def _forecast(
 
 
 def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
-    """Return the device hours (not seconds) that an open run still takes.
+    """Return the device hours that an open run still takes: low, likely and high.
 
-    They come from the trainer's measured pace if there is one. Otherwise they are the estimate of
-    the run minus the hours spent. Returns None if there is no estimate either.
+    `progress` is how far the run is. The hours come from the trainer's measured pace if there is
+    one. Otherwise they are the estimate of the run minus the hours spent. Returns None if there is
+    no estimate either.
     """
     if progress.remaining is not None:
-        return progress.remaining.seconds.times(row.device_hours(1.0))
+        hours_per_second = row.device_hours(1.0)  # of all devices of the run together
+        return progress.remaining.seconds.times(hours_per_second)
     config = home.run(row.run_id).find_config()
     if isinstance(config, TrainConfig):
         hours = config.estimate.gpu_hours
@@ -144,7 +147,8 @@ def _left_hours(home: Home, row: RunRow, progress: Progress) -> Band | None:
 def _describe_cap(home: Home, store: Store, row: RunRow, progress: Progress) -> str:
     """Write a sentence that says where the nearest cap on hours will stop the run.
 
-    Returns "" if the run will likely end before, has no cap, or has not planned its work yet.
+    `progress` is how far the run is, with the time that it still takes. Returns "" if the run will
+    likely end before, has no cap, or has not planned its work yet.
     """
     run = home.run(row.run_id)
     try:
@@ -163,7 +167,8 @@ def _cap_of_plan(home: Home, rows: Sequence[RunRow], left_hours: Band) -> str:
     `left_hours` are the hours that all runs of the plan still take. Returns "" if the cap is high
     enough, or if the plan has no cap (0).
     """
-    cap_hours = rows[0].max_gpu_hours
+    cap_hours = rows[0].max_gpu_hours  # every run of a plan has the same cap, for all together
+    # The hours from before the last resume do not count for the cap.
     spent_under_cap = sum(launcher.spent_hours(home, row) - row.spent_before for row in rows)
     missing_hours = spent_under_cap + left_hours.likely - cap_hours
     if cap_hours <= 0 or missing_hours <= 0:
@@ -175,7 +180,8 @@ def _cap_of_plan(home: Home, rows: Sequence[RunRow], left_hours: Band) -> str:
 
 
 def _is_measured(progress: Progress) -> bool:
-    """Return whether the run's remaining time rests at least in part on measurements."""
+    """Return whether the run's remaining time rests at least in part on measurements of this
+    attempt, and not on the estimate from before its start alone."""
     return progress.remaining is not None and progress.remaining.is_measured
 
 
@@ -190,7 +196,7 @@ def _hour_price(home: Home, rows: Sequence[RunRow]) -> float:
 
 
 def _rounded_range(band: Band) -> Range:
-    """Convert a band to the rounded `Range` that replies show."""
+    """Convert low, likely and high hours or money to the rounded `Range` that replies show."""
     return Range(
         low=round(band.low, _DIGITS),
         likely=round(band.likely, _DIGITS),

@@ -22,11 +22,14 @@ from engine.records.run_config import RunConfig, TrainConfig
 from engine.runs.submit.cautions import verdict_in_words
 
 _MAX_CHANGES = 4  # changed settings on a line of the tree
+_VALUE_CHARS = 24  # the most characters of a value on such a line
 _NO_PARENT = ""  # no run has this id
 
 
 def entry(home: Home, row: RunRow) -> Reply:
-    """Make the ledger's entry of one run, without fields that are unknown or empty.
+    """Make the entry of one run in the ledger (the list of what was tried and what came of it).
+
+    Fields that are unknown or empty are left out.
 
     The fields are `parent` and `changed` (see `_parent_fields`); `expected`, the predicted verdict
     or the target; `as_expected`, whether the prediction was right; `gpu_hours`, the hours spent;
@@ -102,7 +105,8 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
     parent's config is gone or damaged.
     """
     # The making of a run: its start model, environment, algorithm and settings.
-    parent_making, run_making = making_of_run(home, parent), making_of_seen(home, row.run_id)
+    parent_making = making_of_run(home, parent)
+    run_making = making_of_seen(home, row.run_id)
     if not parent_making.config:
         return {}
     parent_choices, run_choices = parent_making.choices(), run_making.choices()
@@ -122,9 +126,9 @@ def _changes(home: Home, row: RunRow, parent: str) -> dict[str, list[Any]]:
 def tree(home: Home, rows: Sequence[RunRow]) -> list[str]:
     """Write the training runs among `rows` as an indented tree, one line of text per run.
 
-    Each run is written below its parent and is indented by two more spaces. The children of one
-    parent are sorted by age, the oldest first. A run whose parent is not among `rows` is not
-    indented.
+    Each run is written below its parent (the run from which it was derived) and is indented by two
+    more spaces. The children of one parent are sorted by age, the oldest first. A run whose parent
+    is not among `rows` is not indented.
     """
     runs = {row.run_id: row for row in rows if row.kind == "train"}
     entries = {run_id: entry(home, row) for run_id, row in runs.items()}
@@ -182,12 +186,12 @@ def _tree_line(row: RunRow, entry: Mapping[str, Any]) -> str:
 
 
 def _short_value(value: Any) -> str:
-    """Write a value of a setting in at most 24 characters; a longer text is cut and ends with
-    "…"."""
+    """Write a value of a setting in at most `_VALUE_CHARS` characters; a longer text is cut and
+    ends with "…"."""
     if isinstance(value, float):
         return f"{value:g}"
     text = str(value)
-    return text if len(text) <= 24 else f"{text[:23]}…"
+    return text if len(text) <= _VALUE_CHARS else f"{text[: _VALUE_CHARS - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -236,8 +240,9 @@ def _best_by_env(home: Home, rows: Sequence[RunRow]) -> dict[str, tuple[RunRow, 
         result = _best_of_run(home, row)
         if result is None:
             continue
+        _, best_so_far = best.get(row.env_id, (None, None))
         # `>` and not `>=`: of two runs with the same rounded score the older one counts.
-        if row.env_id not in best or result.score > best[row.env_id][1].score:
+        if best_so_far is None or result.score > best_so_far.score:
             best[row.env_id] = (row, result)
     return best
 
@@ -250,7 +255,7 @@ def _reported_fields(home: Home, store: Store, row: RunRow) -> Reply:
     """
     try:
         number = number_to_report(home, store, row)
-    except (DamagedRecord, OSError):
+    except (DamagedRecord, OSError):  # a file of the run is damaged or gone
         number = None
     if number is None:
         risk = audit_risk(home.run(row.run_id).find_config())

@@ -60,12 +60,14 @@ _REPORT_S = 1.0  # how often a wait reports progress if nothing has changed
 # States of an open run that nobody has asked to stop.
 _WITHOUT_PROCESS, _WITH_PROCESS = ("queued", "interrupted"), ("preparing", "running")
 _EVENT_KEYS = ("event", "time", "message")  # every event has these; its other keys hold its values
+_MOST_DIGITS = 15  # the most digits of a cursor; no file is longer than such a number
 
 
 def submit(home: Home, request: TrainRequest) -> Reply:
     """Queue a training run, a plan of several, a search for a prompt, or a new attempt of one;
     returns the reply about it. Raises the errors of the function that does it."""
-    if request.algorithm == PROMPT and not request.resume and not request.is_plan:
+    is_new_search = request.algorithm == PROMPT and not request.resume and not request.is_plan
+    if is_new_search:  # a resumed search goes the way of every resumed run
         # Imported late: few calls need it, and it brings a client for HTTP.
         from engine.runs.prompts.submit import submit_search  # noqa: PLC0415
 
@@ -74,19 +76,18 @@ def submit(home: Home, request: TrainRequest) -> Reply:
 
 
 def status(home: Home, run_id: str) -> Reply:
-    """Return the status of a run or a plan.
+    """Return the status of a run, or of a plan (several runs that were submitted together).
 
     The status has the state, progress, metrics, alerts, the result or error, and the calls to make
     next. Raises UserError RUN_NOT_FOUND if `run_id` matches no plan and not exactly one run.
     """
-    launcher.reap(home)
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     with Store(home) as store:
-        plan_rows = store.plan_runs(run_id)
+        plan_rows = store.plan_runs(run_id)  # [] if `run_id` is not the id of a plan
         if plan_rows:
             marks = plan_status.marks_in_cursor(home, plan_rows, cursor="")
-            return plan_status.status_of(
-                home, store, plan_status.read_snapshot(home, plan_rows, marks)
-            )
+            snapshot = plan_status.read_snapshot(home, plan_rows, marks)
+            return plan_status.status_of(home, store, snapshot)
         return status_of(home, store, store.get_run(run_id))
 
 
@@ -116,7 +117,7 @@ def wait(
     """
     _check_until(until)
     deadline = time.monotonic() + max(float(timeout_s), 0.0)  # a negative time is not refused
-    launcher.reap(home)
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     with Store(home) as store:
         if store.plan_runs(run_id):
             plan_goal = _PlanGoal(until, cursor, deadline, on_progress)
@@ -163,7 +164,7 @@ def _wait_for_plan(home: Home, store: Store, plan_id: str, goal: _PlanGoal) -> R
             goal.on_progress(plan_status.progress_of(home, snapshot))
             report_at = now + _REPORT_S
         if now >= reap_at:
-            launcher.reap(home)
+            launcher.reap(home)  # ends runs whose process was killed, and starts the next ones
             reap_at = now + _REAP_S
         seconds_left = max(0.0, goal.deadline - time.monotonic())
         time.sleep(min(_POLL_S, seconds_left))
@@ -231,8 +232,11 @@ def _snapshot_of(run: RunDir, row: RunRow, goal: _Goal) -> _Snapshot:
 
 
 def _reply_after_wait(snapshot: _Snapshot, until: str, status: Reply) -> Reply:
-    """Make the reply of `wait`: the run's status with `reached`, `cursor`, and after a wait for
-    "next_eval" the evaluation."""
+    """Make the reply of `wait`: the run's status with `until_met` (whether the goal was reached),
+    `cursor`, and after a wait for "next_eval" the evaluation.
+
+    `until` is the goal of the wait, one of `UNTIL`.
+    """
     extra_fields: Reply = {}
     if until == "next_eval" and snapshot.has_reached:
         extra_fields = _evaluation_fields(snapshot.events, status)
@@ -265,7 +269,8 @@ def _reply_of_run(
 def _warn_of_earlier_event(reply: Reply, snapshot: _Snapshot, goal: _Goal) -> None:
     """Add a warning to the reply if the goal was reached before the wait began.
 
-    Without the warning a caller might repeat the call, which would return the same event again.
+    `snapshot` is the run as the wait saw it last, `goal` what it waited for. Without the warning a
+    caller might repeat the call, which would return the same event again.
     """
     if snapshot.events_end <= goal.asked_at and snapshot.row.state not in TERMINAL:
         reply["warnings"].append(
@@ -288,8 +293,7 @@ class _Reporter:
         self._store = store
         self._on_progress = on_progress
         self._report_at = 0.0  # the first report is made at once
-        # `signs` of the last report, see `report`.
-        self._reported_signs: tuple[str, int, int, int] | None = None
+        self._reported_fingerprint: tuple[str, int, int, int] | None = None  # see `report`
 
     def report(self, row: RunRow, now: float) -> None:
         """Report the status if the run has changed or the last report is long ago.
@@ -302,10 +306,10 @@ class _Reporter:
             return
         run = self._home.run(row.run_id)
         # At least one of these values differs if the run has changed since the last report.
-        signs = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
-        if signs != self._reported_signs or now >= self._report_at:
+        fingerprint = (row.state, row.attempt, _file_size(run.metrics), _file_size(run.events))
+        if fingerprint != self._reported_fingerprint or now >= self._report_at:
             self._on_progress(status_of(self._home, self._store, row))
-            self._reported_signs = signs
+            self._reported_fingerprint = fingerprint
             self._report_at = now + _REPORT_S
 
 
@@ -343,8 +347,10 @@ def cancel(home: Home, run_id: str, reason: str = "") -> Reply:
 def set_priority(home: Home, run_id: str, priority: str) -> Reply:
     """Set the priority of a queued run, and return the reply about its place in the queue.
 
-    Raises UserError RUN_NOT_FOUND if there is no such run, RUN_STATE if it does not wait, and
-    BAD_ARGUMENT if `priority` is none.
+    `run_id` may be the unique beginning of the id; a warning then names the whole id.
+
+    Raises UserError BAD_ARGUMENT if `priority` is not one of `PRIORITIES` (low, normal, high),
+    RUN_NOT_FOUND if there is no such run, and RUN_STATE if the run is not queued.
     """
     if priority not in PRIORITIES:
         raise UserError(
@@ -373,7 +379,8 @@ def set_priority(home: Home, run_id: str, priority: str) -> Reply:
 
 
 def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
-    """Ask every run of a plan to end, and return the status of the plan.
+    """Ask every run of the plan `plan_id` to end, and return the status of the plan. `reason` is
+    recorded with each run.
 
     The runs are cancelled from the last to the first. So no later run is started meanwhile, and
     none fails because the run before it was cancelled.
@@ -383,17 +390,15 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
             run = home.run(row.run_id)
             _set_cancelled_or_stopping(store, run, reason)
             write_status(run, store.get_run(row.run_id))
-    launcher.reap(home)
+    launcher.reap(home)  # ends at once the runs whose supervisor is dead already
     rows = store.plan_runs(plan_id)
     for row in rows:
         if row.is_elsewhere and row.state == "cancelled":
             launcher.end_elsewhere(home.run(row.run_id))
-    snapshot = plan_status.read_snapshot(
-        home, rows, plan_status.marks_in_cursor(home, rows, cursor="")
-    )
+    marks = plan_status.marks_in_cursor(home, rows, cursor="")
+    snapshot = plan_status.read_snapshot(home, rows, marks)
     status = plan_status.status_of(home, store, snapshot)
-    has_unfinished_runs = snapshot.state != "done"
-    if not snapshot.is_over or not has_unfinished_runs:  # there is nothing to resume
+    if not snapshot.is_over or snapshot.state == "done":  # there is nothing to resume, or not yet
         return status
     return status | {"next": [Call("submit_train", {"resume": plan_id}).to_json()]}
 
@@ -401,7 +406,8 @@ def _cancel_plan(home: Home, store: Store, plan_id: str, reason: str) -> Reply:
 def _set_cancelled_or_stopping(store: Store, run: RunDir, reason: str) -> None:
     """Set a run without a process to "cancelled", and a run with a process to "stopping".
 
-    A run that is stopping already or has ended stays as it is.
+    `reason` is recorded as the reason of its end. A run that is stopping already or has ended stays
+    as it is.
     """
     values = {"reason_kind": "cancelled", "reason": reason}
     # A loop, because the run may get or lose its process between the two calls of `set_state`.
@@ -459,10 +465,11 @@ def _evaluation_fields(events: Sequence[Line], status: Reply) -> Reply:
 def _scores_text(scores: Mapping[str, Any], status: Reply) -> str:
     """Write the scores of an evaluation as text; "" if there are no scores.
 
-    If the status knows how many held-out tasks choose the checkpoint, the text names this number.
+    `scores` maps names of metrics to values. If the status knows how many held-out tasks choose the
+    best checkpoint, the text names this number.
     """
-    half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
-    return scores_in_words(scores, half)
+    choosing_half = ChoosingHalf(**status["heldout"]) if "heldout" in status else None
+    return scores_in_words(scores, choosing_half)
 
 
 def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -> bool:
@@ -475,9 +482,10 @@ def _has_reached(run: RunDir, row: RunRow, until: str, events: Sequence[Line]) -
     if until == "end" or (until == "news" and row.state in TERMINAL):
         return row.state in TERMINAL
     if until == "first_step":
-        last_metrics = last_line(run.metrics) or {}
+        last_metrics = last_line(run.metrics) or {}  # {}: nothing has been measured yet
         return isinstance(last_metrics.get("step"), int) and last_metrics["step"] >= 1
-    return any(event.get("event") == _EVENT_BY_GOAL[until] for event in events)
+    awaited_event = _EVENT_BY_GOAL[until]
+    return any(event.get("event") == awaited_event for event in events)
 
 
 def _check_until(until: str) -> None:
@@ -499,9 +507,9 @@ def _start_of_events(run: RunDir, row: RunRow, cursor: str) -> int:
     """
     if not cursor:
         return attempt_begin(run, row.attempt)
-    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
-    # digits, because no file is longer than that.
-    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+    # isascii(), because isdigit() alone also accepts the digits of other scripts.
+    is_number = cursor.isascii() and cursor.isdigit()
+    if not is_number or len(cursor) > _MOST_DIGITS:
         raise UserError(
             "BAD_CURSOR",
             f"cursor={cursor[:40]!r} was not made by wait_run",
@@ -534,14 +542,18 @@ def _cancel_summary(run: RunDir, row: RunRow, checkpoint: str) -> str:
 
 
 def _last_work(run: RunDir, row: RunRow) -> str:
-    """Say what a stopping run still does, and whether it saves a checkpoint."""
+    """Say what a stopping run still does, and whether it saves a checkpoint.
+
+    The text is a part of a sentence, such as "it saves a checkpoint of step 12 or the next first".
+    """
     if row.kind != "train":
         return "the answers that it has stay; it has no checkpoint"
     progress = read_progress(run, row)
     if not progress.step:
         return "no step is done, so no checkpoint comes of it"
-    exam = f" when its {progress.phase} is over" if progress.phase in EXAM_PHASES else ""
-    return f"it saves a checkpoint of step {progress.step} or the next first{exam}"
+    # An evaluation under way is finished before the run looks whether it is to stop.
+    after_exam = f" when its {progress.phase} is over" if progress.phase in EXAM_PHASES else ""
+    return f"it saves a checkpoint of step {progress.step} or the next first{after_exam}"
 
 
 def _after_cancel(row: RunRow) -> list[Reply]:

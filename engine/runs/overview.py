@@ -27,6 +27,7 @@ from engine.runs.submit.cautions import LOOK_BACK
 OF_OTHERS = "a run of another key"
 _ALL_RUNS = 100_000  # more than any home has
 _MOST_OPEN = 10_000  # the most open runs that are read; no queue is nearly as long
+_MOST_DIGITS = 15  # the most digits of a cursor; no list is longer than such a number
 _ABOUT_BEST = (
     "score: the number to report, of held-out tasks that did not choose the checkpoint, with its "
     "95 % interval; curve: the score that chose it"
@@ -64,12 +65,12 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
     Raises UserError BAD_ARGUMENT if `scope` is unknown, BAD_CURSOR if `cursor` is not a cursor.
     """
     _check_scope(scope)
-    launcher.reap(home)
+    launcher.reap(home)  # updates the state of runs whose processes are gone
     position = _position_of_cursor(cursor)
     page = _Page()
     with Store(home) as store:
         if scope in ("all", "hardware"):
-            page.reply["hardware"] = _hardware(home, store)
+            page.reply["hardware"] = _hardware_fields(home, store)
         if scope == "all":
             _add_work(page, home, store)
         if scope in ("all", "runs"):
@@ -85,9 +86,9 @@ def overview(home: Home, scope: str = "all", limit: int = 20, cursor: str = "") 
 
 
 def _add_work(page: _Page, home: Home, store: Store) -> None:
-    """Add the queue, the budget, and the runs that have not ended."""
+    """Add to the page, in place, the queue, the budget, and the runs that have not ended."""
     page.reply["queue"] = [row.run_id for row in store.queue()]
-    page.reply["budget"] = _budget(home, store)
+    page.reply["budget"] = _budget_fields(home, store)
     page.open_runs = store.list_runs(_MOST_OPEN, states=OPEN)
 
 
@@ -103,10 +104,13 @@ def _check_scope(scope: str) -> None:
 
 
 def _add_lists(page: _Page, home: Home, scope: str, position: int, limit: int) -> None:
-    """Add every list of `_LISTS` that the scope includes, and `about`, which explains them.
+    """Add every list of `_LISTS` (envs, models, datasets, deployments) that the scope includes, and
+    `about`, which explains fields of the reply.
 
     Args:
+        scope: "all", or the name of the only list that is shown.
         position: the number of entries that earlier pages have shown.
+        limit: the most entries of each list.
     """
     for name in _LISTS:
         if scope in ("all", name):
@@ -130,7 +134,7 @@ def _add_runs(
     """Add the newest `limit` runs to the page, and for scope "runs" the cursor if more follow.
 
     Args:
-        before_rowid: only runs with smaller row ids, which are older; None for all.
+        before_rowid: only runs with smaller row ids in the database, which are older; None for all.
     """
     # One run more than is shown is read, to see whether more follow.
     rows = store.list_runs(limit + 1, before_rowid=before_rowid)
@@ -146,7 +150,8 @@ def _add_list(page: _Page, home: Home, name: str, scope: str, *, start: int, lim
 
     If more entries follow and `scope` is `name`, the cursor to them is added too.
     """
-    items = _LISTS[name](home)
+    make_list = _LISTS[name]
+    items = make_list(home)
     page.totals[name] = len(items)
     end = start + limit
     page.reply[name] = items[start:end]
@@ -175,9 +180,9 @@ def _position_of_cursor(cursor: str) -> int:
     """
     if not cursor:
         return 0
-    # isascii(), because isdigit() alone also accepts the digits of other scripts. At most 15
-    # digits, because no list is longer than that.
-    if not (cursor.isascii() and cursor.isdigit()) or len(cursor) > 15:
+    # isascii(), because isdigit() alone also accepts the digits of other scripts.
+    is_number = cursor.isascii() and cursor.isdigit()
+    if not is_number or len(cursor) > _MOST_DIGITS:
         raise UserError(
             "BAD_CURSOR",
             f"cursor={cursor[:40]!r} was not made by get_status",
@@ -187,7 +192,7 @@ def _position_of_cursor(cursor: str) -> int:
     return int(cursor)
 
 
-def _hardware(home: Home, store: Store) -> Reply:
+def _hardware_fields(home: Home, store: Store) -> Reply:
     """Describe the machine.
 
     - `devices`: {"id", "name", "memory_gb", "free_gb", "run"} for each device; `run` is the id of
@@ -197,10 +202,12 @@ def _hardware(home: Home, store: Store) -> Reply:
     - `training`: whether the machine can train, in words.
     """
     machine = hardware.detect(home.root)
-    # More than machines have devices. What others run is not named, but the device is not free.
-    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)
+    # `limit` is more than machines have devices.
+    active_runs = store.list_runs(limit=100, states=HOLDS_DEVICE)  # those that the viewer sees
     with Store(home.whole) as whole:
         all_active = whole.list_runs(limit=100, states=HOLDS_DEVICE)
+    # What others run is not named, but the device is not free. The viewer's own runs come second,
+    # so their ids replace that text.
     run_on_device = {device_id: OF_OTHERS for row in all_active for device_id in row.devices}
     run_on_device |= {device_id: row.run_id for row in active_runs for device_id in row.devices}
     devices = [
@@ -229,14 +236,15 @@ def _hardware(home: Home, store: Store) -> Reply:
 def _host_entries(home: Home, active_runs: list[RunRow]) -> list[Reply]:
     """Describe each machine of config.toml that runs can use over SSH, with this home's runs on it.
 
-    A description is the result of the machine's last check: no connection is made now. Returns []
-    if config.toml names no such machine.
+    `active_runs` are the runs of this home that hold a device. A description is the result of the
+    machine's last check: no connection is made now. Returns [] if config.toml names no such
+    machine.
     """
-    return [
-        hosts.shown(home, host)
-        | {"runs": [row.run_id for row in active_runs if row.compute == host.compute]}
-        for host in home.user_config().hosts.values()
-    ]
+    entries = []
+    for host in home.user_config().hosts.values():
+        run_ids = [row.run_id for row in active_runs if row.compute == host.compute]
+        entries.append(hosts.shown(home, host) | {"runs": run_ids})
+    return entries
 
 
 def _run_fields(home: Home, store: Store, rows: list[RunRow]) -> Reply:
@@ -267,16 +275,18 @@ def _training_readiness(home: Home) -> str:
     return "ready" if torch_is_here else f"ready ({python})"
 
 
-def _budget(home: Home, store: Store) -> Reply:
-    """Return the GPU-hours that the home, or the key that is its viewer, has spent.
+def _budget_fields(home: Home, store: Store) -> Reply:
+    """Return the GPU-hours that the home, or the key on whose behalf it is read (its viewer), has
+    spent.
 
     If config.toml sets a total, the total and the hours left of it are added. If it sets a price
     per GPU-hour, the money spent is added.
     """
     config = home.user_config()
     viewer = home.viewer
+    own_rows: list[RunRow] | None = None  # the runs of the viewer; None for all runs of the home
     if viewer is None or viewer.sees_all:
-        own_rows, spent = None, store.spent_hours()
+        spent = store.spent_hours()
     else:
         own_rows = store.owned_runs(viewer.owner)
         spent = sum(row.spent_hours for row in own_rows)
@@ -324,18 +334,23 @@ def _run_entry(home: Home, row: RunRow) -> Reply:
     entry |= {name: text for name, text in optional_fields.items() if text}
     if row.kind == "train":
         entry |= ledger.entry(home, row)
-    if home.run(row.run_id).deleted.exists():
+    was_deleted = home.run(row.run_id).deleted.exists()
+    damaged_file = "" if was_deleted else _damaged_file(home, row)
+    if was_deleted:
         entry["deleted"] = True
-    elif damaged := _damaged_file(home, row):
-        entry["damaged"] = damaged
+    if damaged_file:
+        entry["damaged"] = damaged_file
     if row.attempt > 1:
         entry["attempt"] = row.attempt
     return entry
 
 
 def _owner_fields(home: Home, row: RunRow) -> Reply:
-    """Return whose run it is, if it is not the viewer's own, its project, and a priority that is
-    not the usual one."""
+    """Return the fields of a run's entry that tell whose it is: `owner`, `project`, `priority`.
+
+    Left out are the owner of the viewer's own runs (the viewer is the key on whose behalf the home
+    is read), an empty project, and the usual priority.
+    """
     owner = shown_owner(home.viewer, row.owner)
     fields: Reply = {"owner": owner} if owner else {}
     if row.project:
@@ -346,7 +361,11 @@ def _owner_fields(home: Home, row: RunRow) -> Reply:
 
 
 def _damaged_file(home: Home, row: RunRow) -> str:
-    """Return the name of the run's config or result file if it is missing or damaged, else ""."""
+    """Return the name of the config or result file of the run in `row` if it is missing or damaged,
+    else "".
+
+    Only a run that is done must have a result.
+    """
     run = home.run(row.run_id)
     if run.find_config() is None:
         return run.config.name
@@ -375,7 +394,7 @@ def _progress_fields(home: Home, row: RunRow) -> Reply:
     return fields
 
 
-def _environments(home: Home) -> list[Reply]:
+def _environment_entries(home: Home) -> list[Reply]:
     """Return all environment versions as entries of the reply.
 
     An entry has `exam_use` if the version's held-out tasks were used to choose a checkpoint, a run
@@ -391,32 +410,32 @@ def _environments(home: Home) -> list[Reply]:
     return entries
 
 
-def _datasets(home: Home) -> list[Reply]:
+def _dataset_entries(home: Home) -> list[Reply]:
     """Return the environment versions without a scorer, as JSON: answers to imitate (kind "sft"),
     and preference pairs."""
     kinds = ("sft", "preference")
     return [env.to_json() for env in registry.list_envs(home) if env.kind in kinds]
 
 
-def _models(home: Home) -> list[Reply]:
+def _model_entries(home: Home) -> list[Reply]:
     """Return the models that can be trained, evaluated or deployed here, as JSON."""
     return [model.to_json() for model in catalog.usable_models(home)]
 
 
 def _models_to_fetch(home: Home) -> str:
     """Say how the packaged models are fetched that the home lacks; "" if it has all."""
-    here = library.names(home)
+    names_here = library.names(home)
     return "; ".join(
-        f"{name} ({known.about}) is not here: a person runs `honesmith models add {name}` once"
-        for name, known in KNOWN.items()
-        if name not in here
+        f"{name} ({package.about}) is not here: a person runs `honesmith models add {name}` once"
+        for name, package in KNOWN.items()
+        if name not in names_here
     )
 
 
 _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
-    "envs": _environments,
-    "models": _models,
-    "datasets": _datasets,
+    "envs": _environment_entries,
+    "models": _model_entries,
+    "datasets": _dataset_entries,
     "deployments": deployments.list_deployments,
 }
 
@@ -424,18 +443,18 @@ _LISTS: dict[str, Callable[[Home], list[Reply]]] = {
 def _summary(scope: str, page: _Page) -> str:
     """Say in one sentence what the reply shows.
 
-    The sentence says how many things the home holds (scope "all"), names the devices ("hardware"),
-    or says how many entries of a list are shown (any other scope).
+    `page` holds the reply so far. The sentence says how many things the home holds (scope "all"),
+    names the devices ("hardware"), or says how many entries of a list are shown (any other scope).
     """
     reply = page.reply
     if scope == "hardware":
         devices = reply["hardware"]["devices"]
-        names = ", ".join(item["name"] for item in devices)
+        names = ", ".join(device["name"] for device in devices)
         return f"{counted(len(devices), 'device')}: {names}."
     if scope == "all":
         return _summary_of_home(page)
     more = " (more follow)" if "next_cursor" in reply else ""
-    singular = scope.removesuffix("s")
+    singular = scope.removesuffix("s")  # "runs" -> "run"
     return f"{counted(len(reply[scope]), singular)}{more}."
 
 
@@ -456,7 +475,8 @@ def _summary_of_home(page: _Page) -> str:
 def _next_calls(scope: str, page: _Page) -> list[Reply]:
     """Return the calls to make next, as JSON; [] for most scopes.
 
-    For "models" the call reads the card of the first base model. For "all" it is:
+    `page` holds the reply so far and the runs that have not ended. For "models" the call reads the
+    card of the first base model. For "all" it is:
 
     - If a run is active or queued: wait for that run or its plan.
     - Otherwise, if the home has no environments: read the playbook (the guide), and push one.

@@ -22,7 +22,8 @@ def pin(home: Home, run_id: str, step: int) -> Reply:
     _require_checkpoint(run, step)
     pinned_before = pinned_steps(run)
     write_pinned(run, pinned_before | {step})
-    # The trainer may have removed the checkpoint before it could read the pin.
+    # The trainer may have removed the checkpoint before it could read the pin. Then the pin is
+    # taken back, and the error is raised.
     if step not in run.checkpoint_steps():
         write_pinned(run, pinned_before)
         _require_checkpoint(run, step)

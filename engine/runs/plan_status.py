@@ -3,6 +3,7 @@
 A plan has no state of its own: everything here is read from the rows and files of its runs.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -59,10 +60,10 @@ class Marks:
     @staticmethod
     def load(text: str) -> "Marks":
         """Read the marks that `dump` wrote. Raises ValueError if `text` has another form."""
-        state, attempt, events_end = (_whole_number(part) for part in text.split("."))
-        if state >= len(STATES):
-            raise ValueError(f"there is no state {state}")
-        return Marks(STATES[state], attempt, events_end)
+        state_index, attempt, events_end = (_whole_number(part) for part in text.split("."))
+        if state_index >= len(STATES):
+            raise ValueError(f"there is no state {state_index}")
+        return Marks(STATES[state_index], attempt, events_end)
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,13 @@ def marks_in_cursor(home: Home, rows: Sequence[RunRow], cursor: str) -> list[Mar
     Raises UserError BAD_CURSOR if `cursor` is not a cursor of this plan.
     """
     if not cursor:
+        # The byte of each run's events file at which its present attempt begins.
         begins = [attempt_begin(home.run(row.run_id), row.attempt) for row in rows]
         return [Marks("queued", attempt=0, events_end=begin) for begin in begins]
     try:
         marks = [Marks.load(part) for part in cursor.split("_")]
     except ValueError:
-        marks = []
+        marks = []  # refused below, because a plan has at least one run
     if len(marks) != len(rows):
         raise UserError(
             "BAD_CURSOR",
@@ -128,19 +130,20 @@ def read_snapshot(
     `earlier_marks` holds for each run what the cursor remembers. Events after that, and ends of
     runs after that, count as new.
     """
-    events, marks, ended = [], [], []
-    for row, mark in zip(rows, earlier_marks, strict=True):
-        new_events, end = events_from(home.run(row.run_id), mark.events_end)
-        events.append(new_events)
+    events_of_runs, marks, ended_ids = [], [], []
+    for row, earlier_mark in zip(rows, earlier_marks, strict=True):
+        new_events, end = events_from(home.run(row.run_id), earlier_mark.events_end)
+        events_of_runs.append(new_events)
         marks.append(Marks(row.state, row.attempt, end))
-        has_changed = (row.state, row.attempt) != (mark.state, mark.attempt)
+        has_changed = (row.state, row.attempt) != (earlier_mark.state, earlier_mark.attempt)
         if row.state not in OPEN and has_changed:
-            ended.append(row.run_id)
-    return PlanSnapshot(rows, events, ended, marks)
+            ended_ids.append(row.run_id)
+    return PlanSnapshot(rows, events_of_runs, ended_ids, marks)
 
 
 def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
-    """Return whether a plan has reached `until`, the goal of a wait.
+    """Return whether a plan, in its present state `snapshot`, has reached `until`, the goal of a
+    wait.
 
     "end" is the end of the plan, "first_step" the first step of any run, "next_eval" an evaluation
     and "alert" an alert of any run. "news" is an alert, or the end of a run or of the plan.
@@ -152,14 +155,16 @@ def has_reached(home: Home, snapshot: PlanSnapshot, until: str) -> bool:
         return any(isinstance(line.get("step"), int) and line["step"] >= 1 for line in lines)
     if until == "news" and (snapshot.ended or snapshot.is_over):
         return True
-    name = "evaluated" if until == "next_eval" else "alert"
-    return any(event.get("event") == name for events in snapshot.events for event in events)
+    awaited_event = "evaluated" if until == "next_eval" else "alert"
+    all_events = itertools.chain.from_iterable(snapshot.events)
+    return any(event.get("event") == awaited_event for event in all_events)
 
 
 def status_of(
     home: Home, store: Store, snapshot: PlanSnapshot, *, has_cursor: bool = False
 ) -> Reply:
-    """Make the status of a plan: an entry for each step, alerts, hours, and the calls to make next.
+    """Make the status of a plan from its present state `snapshot`: an entry for each step, alerts,
+    hours, and the calls to make next.
 
     `has_cursor` says that the caller has seen an earlier status. While the plan goes on, such a
     caller gets only newer alerts, and only the steps that are under way or have ended since.
@@ -168,7 +173,7 @@ def status_of(
     only_new = has_cursor and not snapshot.is_over
     shown_rows = [row for row in snapshot.rows if not only_new or _is_news(row, snapshot)]
     alerts = _alerts_since(snapshot) if only_new else _all_alerts(home, snapshot.rows)
-    steps = [_step(home, row) for row in shown_rows]
+    steps = [_step_entry(home, row) for row in shown_rows]
     verdicts = [step["verdict"] for step in steps if "verdict" in step]
     last_verdict = verdicts[-1] if verdicts else ""
     status: Reply = {
@@ -186,7 +191,7 @@ def status_of(
         ],
         "warnings": [
             *_weak_start_warnings(home, snapshot.rows),
-            *(text for row in shown_rows for text in _warnings_of(home, row)),
+            *(text for row in shown_rows for text in _verdict_warnings(home, row)),
         ],
     }
     forecast = forecast_of_plan(home, snapshot.rows)
@@ -205,10 +210,12 @@ def status_of(
 def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
     """Say whether the best trained model of the plan reaches the target that was set at submit.
 
-    Returns "" if no target was set, or if no training run is done yet.
+    `rows` are the runs of the plan. Returns "" if no target was set, or if no training run is done
+    yet.
     """
-    targets = [target for row in rows if (target := target_in(row.expect))]
-    if not targets:
+    targets = [target_in(row.expect) for row in rows]  # None for a run without one
+    target = next((target for target in targets if target), None)  # all runs have the same
+    if target is None:
         return ""
     best_row, best_score = None, -math.inf
     for row in rows:
@@ -219,19 +226,20 @@ def _target_text(home: Home, rows: Sequence[RunRow]) -> str:
     if best_row is None:
         return ""
     evidence = _evidence_of(home, best_row)
-    interval = evidence["after"].get("interval") or (None, None)
-    is_share = evidence.get("metric") == "success"
-    sentence = targets[0].sentence(best_score, interval, is_share=is_share)
+    interval = evidence["after"].get("interval") or (None, None)  # the ends of its 95 % interval
+    is_share = evidence.get("metric") == "success"  # a share of tasks, written in per cent
+    sentence = target.sentence(best_score, interval, is_share=is_share)
     return f"{sentence.removesuffix('.')}, {best_row.run_id}@best."
 
 
 def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
-    """Make the progress report that a wait sends while a plan is under way.
+    """Make the progress report that a wait sends while a plan is under way; `snapshot` is its
+    present state.
 
     `total_steps` is the number of runs. `step` is how many of them have ended, plus the finished
     share of the run under way, such as 1.25.
     """
-    ended_runs = sum(row.state not in OPEN for row in snapshot.rows)
+    ended_runs: float = sum(row.state not in OPEN for row in snapshot.rows)
     report: Reply = {"run_id": snapshot.rows[0].plan, "state": snapshot.state}
     for row in snapshot.rows:
         if row.state in HOLDS_DEVICE:
@@ -245,36 +253,40 @@ def progress_of(home: Home, snapshot: PlanSnapshot) -> Reply:
 
 
 def _alerts_since(snapshot: PlanSnapshot) -> list[Reply]:
-    """Return the alerts of all runs since the cursor, each with the id of its run."""
-    return [
-        {"run_id": row.run_id, **alert}
-        for row, events in zip(snapshot.rows, snapshot.events, strict=True)
-        for alert in alerts_in(events)
-    ]
+    """Return the alerts of all runs of a plan since the cursor, each with the id of its run.
+
+    `snapshot` is the present state of the plan, with the events since the cursor.
+    """
+    alerts: list[Reply] = []
+    for row, events in zip(snapshot.rows, snapshot.events, strict=True):
+        alerts += [{"run_id": row.run_id, **alert} for alert in alerts_in(events)]
+    return alerts
 
 
 def _all_alerts(home: Home, rows: Sequence[RunRow]) -> list[Reply]:
-    """Return the latest alerts of every run, each with the id of its run."""
-    return [
-        {"run_id": row.run_id, **alert}
-        for row in rows
-        for alert in read_progress(home.run(row.run_id), row).alerts
-    ]
+    """Return the latest alerts of every run in `rows`, each with the id of its run."""
+    alerts: list[Reply] = []
+    for row in rows:
+        progress = read_progress(home.run(row.run_id), row)
+        alerts += [{"run_id": row.run_id, **alert} for alert in progress.alerts]
+    return alerts
 
 
 def _is_news(row: RunRow, snapshot: PlanSnapshot) -> bool:
-    """Return whether a run is under way, or has ended since the cursor."""
+    """Return whether a caller who saw an earlier status wants to see this run: because it is under
+    way, or has ended since the cursor."""
     return row.state in HOLDS_DEVICE or row.run_id in snapshot.ended
 
 
-def _step(home: Home, row: RunRow) -> Reply:
-    """Describe a run of a plan: its state and progress, and at its end its verdict and evidence."""
+def _step_entry(home: Home, row: RunRow) -> Reply:
+    """Make the entry of a run in the status of its plan: its state and progress, and at its end its
+    verdict and evidence."""
     run = home.run(row.run_id)
-    config = run.find_config()
-    plan_step = config.plan if config else None
-    entry: Reply = {"step": plan_step.step if plan_step else 0, "run_id": row.run_id}
-    if plan_step and plan_step.label:
-        entry["label"] = plan_step.label
+    config = run.find_config()  # None if the file is gone or damaged
+    place = config.plan if config else None  # the run's place in its plan
+    entry: Reply = {"step": place.step if place else 0, "run_id": row.run_id}
+    if place and place.label:
+        entry["label"] = place.label
     entry |= {"algorithm": row.algorithm, "state": row.state}
     if row.state in HOLDS_DEVICE:
         return entry | _progress_fields(read_progress(run, row))
@@ -283,15 +295,15 @@ def _step(home: Home, row: RunRow) -> Reply:
     if row.is_skipped:
         entry["state"] = "skipped"
     if row.state in ("failed", "cancelled"):
-        return entry | {"reason": row.reason[:300]}
+        return entry | {"reason": row.reason[:300]}  # a reason may quote a log
     if isinstance(config, EvaluateConfig) and config.missing_models:
         entry["missing_models"] = config.missing_models
     if row.state == "done":
-        return entry | _outcome(home, row, config.model_refs if config else [])
+        return entry | _outcome_fields(home, row, config.model_refs if config else [])
     return entry
 
 
-def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
+def _outcome_fields(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
     """Return the result of a run that is done, as fields of its step.
 
     For a training run these are the verdict and its evidence. For an evaluation of several models
@@ -302,27 +314,28 @@ def _outcome(home: Home, row: RunRow, models: Sequence[str]) -> Reply:
         evidence_fields = {
             name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
         }
-        return {"verdict": row.verdict, **evidence_fields, **_skills_of(evidence)}
-    return _comparison(home, row) if len(models) > 1 else {}
+        return {"verdict": row.verdict, **evidence_fields, **_kept_skill_sentences(evidence)}
+    return _comparison_fields(home, row) if len(models) > 1 else {}
 
 
-def _skills_of(evidence: Mapping[str, Any]) -> Reply:
+def _kept_skill_sentences(evidence: Mapping[str, Any]) -> Reply:
     """Say what a training run did to the skills that its start had (`kept_skills`), and what it and
     the runs before it did to those of their base model (`kept_since_base`), each in a sentence.
 
-    What the warnings of the verdict say is not repeated. Returns {} if no skill was asked.
+    `evidence` is that of the run's verdict. What the warnings of the verdict say is not repeated.
+    Returns {} if no skill was asked.
     """
-    kept = evidence.get("kept_skills") or {}
-    since_base = kept.get("against_base") or {}
+    against_start = evidence.get("kept_skills") or {}
+    against_base = against_start.get("against_base") or {}
     sentences = {
-        "kept_skills": kept.get("summary"),
-        "kept_since_base": since_base.get("summary"),
+        "kept_skills": against_start.get("summary"),
+        "kept_since_base": against_base.get("summary"),
     }
     warnings = evidence.get("warnings") or ()
     return {name: text for name, text in sentences.items() if text and text not in warnings}
 
 
-def _warnings_of(home: Home, row: RunRow) -> list[str]:
+def _verdict_warnings(home: Home, row: RunRow) -> list[str]:
     """Return the warnings of a training run's verdict, for example about skills that were lost.
 
     Each warning begins with the run's id. Returns [] if the run is not done or trains nothing.
@@ -333,7 +346,8 @@ def _warnings_of(home: Home, row: RunRow) -> list[str]:
 
 
 def _progress_fields(progress: Progress) -> Reply:
-    """Return how far a run under way has come, as fields of its step; unknown ones are left out."""
+    """Return how far a run under way has come (`progress`), as fields of its step in the status of
+    a plan; unknown ones are left out."""
     fields = {
         "at": progress.step,
         "of": progress.total_steps,
@@ -346,7 +360,8 @@ def _progress_fields(progress: Progress) -> Reply:
 
 
 def _weak_start_warnings(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """Return a warning for each open GRPO run of a plan whose start model is too weak to learn.
+    """Return a warning for each GRPO run of a plan that has not ended and whose start model is too
+    weak to learn.
 
     Only start models that an SFT run of the plan has made are judged. Such a model is too weak if
     it solves so few tasks that the answers to one task (a group) hardly ever differ in reward.
@@ -358,7 +373,7 @@ def _weak_start_warnings(home: Home, rows: Sequence[RunRow]) -> list[str]:
     }
     warnings = []
     for row in rows:
-        sft_run = sft_runs.get(row.model.partition("@")[0])
+        sft_run = sft_runs.get(row.model.partition("@")[0])  # "sums-sft-1@best" -> "sums-sft-1"
         if row.algorithm == "grpo" and row.state in OPEN and sft_run is not None:
             warnings += _weak_start_warning(home, row, sft_run)
     return warnings
@@ -367,7 +382,8 @@ def _weak_start_warnings(home: Home, rows: Sequence[RunRow]) -> list[str]:
 def _weak_start_warning(home: Home, row: RunRow, sft_run: RunRow) -> list[str]:
     """Return a warning if the model of the SFT run `sft_run` is too weak for the GRPO run `row`.
 
-    Returns [] if the model solves enough tasks, or if its success rate is not known.
+    GRPO learns only from groups (the answers to one task) that differ in reward. Returns [] if the
+    model solves enough tasks, or if its success rate is not known.
     """
     config = home.run(row.run_id).find_config()
     evidence = _evidence_of(home, sft_run)
@@ -387,7 +403,8 @@ def _weak_start_warning(home: Home, row: RunRow, sft_run: RunRow) -> list[str]:
 
 
 def _continuation_calls(home: Home, snapshot: PlanSnapshot, verdict: str) -> list[Reply]:
-    """Return the calls that continue from the result of a plan, as JSON.
+    """Return the calls that continue from the result of a plan, as JSON; `verdict` is the last one
+    of its runs, "" for none.
 
     If `verdict` is "worse", "no_difference" or "inconclusive", the call is to diagnose the last
     training run. Otherwise the calls are those that this run suggests: to train on, if the model is
@@ -406,6 +423,7 @@ def _continuation_calls(home: Home, snapshot: PlanSnapshot, verdict: str) -> lis
     # The last run suggests only a diagnosis, because it did not gain over the run before it. But
     # the plan as a whole did gain over its start model, so the model is served if it is strong.
     success_rate = (evidence.get("after") or {}).get("value")
+    # ENOUGH: the share of solved tasks from which on a model is worth serving.
     is_weak = evidence.get("metric") == "success" and (success_rate or 0.0) < ENOUGH
     has_target = target_in(last_training.expect) is not None
     misses_target = has_target and not evidence.get("as_expected")
@@ -421,7 +439,7 @@ def _evidence_of(home: Home, row: RunRow) -> Mapping[str, Any]:
     return evidence if isinstance(evidence, dict) else {}
 
 
-def _comparison(home: Home, row: RunRow) -> Reply:
+def _comparison_fields(home: Home, row: RunRow) -> Reply:
     """Describe how the models of an evaluation compare with the first of them.
 
     Returns the fields `verdict`, `result` (a sentence) and `levels` (model -> its score). If the
@@ -437,20 +455,23 @@ def _comparison(home: Home, row: RunRow) -> Reply:
     return {
         "verdict": comparison["verdict"],
         "result": comparison["summary"],
-        "levels": {arm["id"]: _level_text(arm) for arm in comparison["arms"]},
+        "levels": {arm["id"]: _level_fields(arm) for arm in comparison["arms"]},  # arm: a model
     }
 
 
-def _level_text(arm: Mapping[str, Any]) -> Any:
-    """Return the score of a model (`arm`) in a comparison: `value`, `interval`, `tasks`, and how it
-    did in other words if it was asked that way."""
+def _level_fields(arm: Mapping[str, Any]) -> Reply:
+    """Return the score of one model as fields of a reply: `value`, `interval`, `tasks`, and
+    `in_other_words` (how it did on reworded tasks) if it was asked these.
+
+    `arm` is the model's entry in the result of a comparison.
+    """
     names = ("value", "interval", "tasks", "in_other_words")
     return {name: arm[name] for name in names if name in arm}
 
 
 def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecast | None) -> str:
-    """Say in one sentence how many runs are done, which run failed, and how far the runs under way
-    are."""
+    """Say in one sentence how many runs of a plan are done, which run failed, and how far the runs
+    under way are. `forecast` tells when the plan will end; None if that is not known."""
     plan_id = snapshot.rows[0].plan
     done_count = sum(row.state == "done" for row in snapshot.rows)
     text = (
@@ -460,7 +481,7 @@ def _summary(home: Home, store: Store, snapshot: PlanSnapshot, forecast: Forecas
     if skipped_rows:
         names = ", ".join(row.run_id for row in skipped_rows)
         text += f"; {names} skipped: {skipped_rows[0].reason.rstrip('.')}"
-    failed_rows = _failed(snapshot.rows)
+    failed_rows = _failed_rows(snapshot.rows)
     if failed_rows:
         first = failed_rows[0]
         text += f"; {first.run_id} {first.state}: {first.reason.rstrip('.')[:300]}"
@@ -481,7 +502,7 @@ def _progress_text(row: RunRow, progress: Progress) -> str:
 
 
 def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
-    """Return the calls that show more about a plan.
+    """Return the calls that show more about a plan in its present state `snapshot`.
 
     While the plan goes on: diagnose the run of the newest of the `alerts`, and wait. If a run
     failed or was cancelled: read its log, or resume the plan. Otherwise: compare the models of the
@@ -491,7 +512,7 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     if not snapshot.is_over:
         diagnose_calls = [Call("diagnose", {"run_id": alert["run_id"]}) for alert in alerts[-1:]]
         return [*diagnose_calls, Call("wait_run", {"run_id": plan_id, "cursor": snapshot.cursor})]
-    failed_rows = _failed(snapshot.rows)
+    failed_rows = _failed_rows(snapshot.rows)
     if failed_rows:
         return [
             Call("read_logs", {"run_id": failed_rows[0].run_id, "view": "error"}),
@@ -505,8 +526,8 @@ def _next_calls(snapshot: PlanSnapshot, alerts: Sequence[Reply]) -> list[Call]:
     return [Call("read_rollouts", {"run_id": last_training.run_id, "pick": "changed"})]
 
 
-def _failed(rows: Sequence[RunRow]) -> list[RunRow]:
-    """Return the runs that failed or were cancelled; a step that its plan skipped is neither."""
+def _failed_rows(rows: Sequence[RunRow]) -> list[RunRow]:
+    """Return the runs that failed or were cancelled, without those that their plan skipped."""
     return [row for row in rows if row.state in ("failed", "cancelled") and not row.is_skipped]
 
 

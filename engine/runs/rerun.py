@@ -50,7 +50,7 @@ def rerun_request(home: Home, run_id: str, changes: GivenSettings) -> TrainReque
 
 
 def _settings_as_given(config: TrainConfig, changes: GivenSettings) -> GivenSettings:
-    """Return the settings of a run as a user would give them, updated with `changes`.
+    """Return the settings of a run (`config`) as a user would give them, updated with `changes`.
 
     Settings whose values follow from other settings are left out.
     """
@@ -61,8 +61,8 @@ def _settings_as_given(config: TrainConfig, changes: GivenSettings) -> GivenSett
             del settings[name]
     # `steps` and `epochs` cannot both be given, because `steps` follows from `epochs` and the batch
     # size. `epochs` is kept only if a change of these two has to give a new number of steps.
-    follow_from_epochs = "epochs" in settings and {"epochs", "batch_size"} & changes.keys()
-    if follow_from_epochs and "steps" not in changes:
+    changes_step_count = not changes.keys().isdisjoint({"epochs", "batch_size"})
+    if "epochs" in settings and changes_step_count and "steps" not in changes:
         settings.pop("steps", None)
     else:
         settings.pop("epochs", None)
@@ -80,5 +80,6 @@ def _implied_settings(settings: GivenSettings) -> list[str]:
         names.append("max_turns")
     if settings.get("eval_rows") == 0:  # the environment has no held-out tasks
         names.append("eval_rows")
-    names += [name for name, _, _ in UNUSED_CLIPS.get(str(settings.get("loss")), ())]
-    return names
+    # The clips that do not act on the loss: (setting, why, what to do).
+    unused_clips = UNUSED_CLIPS.get(str(settings.get("loss")), ())
+    return names + [name for name, _, _ in unused_clips]

@@ -54,12 +54,12 @@ _EVIDENCE_KEYS = (
 
 
 def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None = None) -> Reply:
-    """Build the status of a run.
+    """Build the status of a run, the reply that `get_status` and `wait_run` show.
 
     Args:
         home: the home that holds the run.
         store: its database.
-        row: the run's row.
+        row: the run's row in the database.
         alerts: the alerts to show, at most the newest `_MAX_ALERTS`; None shows the latest alerts
             of the whole run.
     """
@@ -76,7 +76,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if row.state == "queued":
         _add_place_in_queue(status, store, run, row)
     if row.state == "preparing" and row.is_elsewhere:
-        status["warnings"] += _far_wait(run, row)
+        status["warnings"] += _wait_elsewhere_warning(run, row)
     status = _with_end(run, row, status)
     if was_deleted:
         _remove_calls(status)  # the suggested calls need the files that were deleted
@@ -88,7 +88,7 @@ def status_of(home: Home, store: Store, row: RunRow, alerts: list[Line] | None =
     if pinned:
         status["pinned"] = pinned
     status["summary"] = _summary(row, status)
-    status.pop("target_note", None)
+    status.pop("target_note", None)  # only the summary shows it
     _remove_repetitions(status)
     return status
 
@@ -99,7 +99,7 @@ def _remove_repetitions(status: Reply) -> None:
     These are the summary in `result`, and for a training run warnings such as the sentence on
     forgotten skills.
     """
-    if "result" not in status:
+    if "result" not in status:  # the run is not done
         return
     status["result"].pop("summary", None)
     if status["kind"] != "train":
@@ -149,8 +149,9 @@ def _with_end(run: RunDir, row: RunRow, status: Reply) -> Reply:
 
 
 def _unasked_skills(run: RunDir) -> list[str]:
-    """Return a warning that a cancelled run was asked for its kept skills before training alone;
-    [] if it was asked again, or never."""
+    """Return a warning if a cancelled run's model was asked for its earlier skills before the
+    training but not after it; otherwise []."""
+    # The files with the answers on earlier skills, before and after the training.
     if run.kept("after").exists() or not run.kept("before").exists():
         return []
     return [
@@ -172,10 +173,11 @@ def _add_place_in_queue(status: Reply, store: Store, run: RunDir, row: RunRow) -
 
 
 def _state_and_step(home: Home, store: Store, run_id: str) -> str:
-    """Say in which state and at which step a run is: "sums-sft-1 is running at step 12 of 60"."""
+    """Say in which state and at which step the run `run_id` is: "sums-sft-1 is running at step 12
+    of 60"."""
     try:
         row = store.get_run(run_id)
-    except UserError:  # this happens only if the database was lost and made again
+    except UserError:  # no such run: the database was lost and made again
         return f"{run_id} is gone"
     progress = read_progress(home.run(run_id), row)
     at_step = _step_phrase({"step": progress.step, "total_steps": progress.total_steps})
@@ -183,7 +185,8 @@ def _state_and_step(home: Home, store: Store, run_id: str) -> str:
 
 
 def _add_outlook(status: Reply, home: Home, store: Store, row: RunRow, progress: Progress) -> None:
-    """Add to a status what a run under way is doing, and when it is expected to end.
+    """Add to a status what a run under way is doing (in `progress`), and when it is expected to
+    end.
 
     The keys are `phase` (what the run is doing), `percent` (how much of the phase is done),
     `forecast`, `target`, and `stalled` and `quiet_s` if the run writes nothing.
@@ -224,12 +227,14 @@ def _add_share_answered(status: Reply, run: RunDir) -> None:
     config = run.find_config()
     if not isinstance(config, EvaluateConfig):
         return
-    answers = _task_count(config) * config.attempts * len(config.models)
-    status["percent"] = round(min(100.0, 100 * answer_count(run) / max(1, answers)), 1)
+    planned_answers = _task_count(config) * config.attempts * len(config.models)
+    percentage = 100 * answer_count(run) / max(1, planned_answers)  # 1, not to divide by zero
+    status["percent"] = round(min(100.0, percentage), 1)
 
 
 def _task_count(config: EvaluateConfig) -> int:
-    """Return how many tasks an evaluation asks: `rows`, or all of the split if it has fewer."""
+    """Return how many tasks an evaluation asks: `rows` of its config, or all of the split if it has
+    fewer. If the environment's file is gone, the split is taken to be large enough."""
     try:
         available = EnvVersion.read(Path(config.env_dir) / "env.json").rows.get(config.split)
     except (OSError, DamagedRecord):
@@ -238,7 +243,8 @@ def _task_count(config: EvaluateConfig) -> int:
 
 
 def _add_quiet_time(status: Reply, progress: Progress) -> None:
-    """Add `quiet_s` to a status if the run has written nothing for more than a minute.
+    """Add `quiet_s`, the seconds since the last sign of life, to a status if the run has written
+    nothing for more than a minute.
 
     If the silence is longer than the run's pace explains, `stalled` is added with the reason, and
     `next` gets the calls that read the log, cancel the run and resume it.
@@ -274,15 +280,17 @@ def _add_number_to_report(status: Reply, home: Home, store: Store, row: RunRow) 
 def _add_choosing_tasks(status: Reply, row: RunRow, progress: Progress) -> None:
     """Add `heldout` to the status of a training run, if the run has recorded it.
 
-    It describes the held-out tasks by which the run chooses its best checkpoint.
+    It describes the half of the held-out tasks by which the run chooses its best checkpoint.
     """
-    half = choosing_half_in(progress.started) if row.kind == "train" else None
-    if half is not None:
-        status["heldout"] = half.to_json()
+    # `progress.started` is the event with which the present attempt began.
+    choosing_half = choosing_half_in(progress.started) if row.kind == "train" else None
+    if choosing_half is not None:
+        status["heldout"] = choosing_half.to_json()
 
 
 def _basic_fields(row: RunRow, progress: Progress, alerts: list[Line]) -> Reply:
-    """Return the fields that the status of every run has, with `alerts` and no warnings yet."""
+    """Return the fields that the status of every run has, with `alerts` and no warnings yet.
+    `progress` is what the run's files say of how far it is."""
     return {
         "run_id": row.run_id,
         "state": row.state,
@@ -371,14 +379,18 @@ def _waiting_warning(run: RunDir, row: RunRow) -> list[str]:
     if missing:
         names = ", ".join(missing)
         return [f"it waits for a server that has the secrets {names} in its environment"]
-    why = launcher.awaited_host(run.home, row) if row.is_elsewhere else launcher.awaited_memory(run)
-    return [why] if why else []
+    if row.is_elsewhere:
+        reason = launcher.awaited_host(run.home, row)
+    else:
+        reason = launcher.awaited_memory(run)
+    return [reason] if reason else []
 
 
-def _far_wait(run: RunDir, row: RunRow) -> list[str]:
-    """Return a warning that names why a run still waits on another machine; [] if it does not."""
-    why = read_object(run.far("spent")).get("why")
-    return [f"it waits on {row.compute}: {why}"] if why else []
+def _wait_elsewhere_warning(run: RunDir, row: RunRow) -> list[str]:
+    """Return a warning that says why a run still waits on another machine; [] if it does not."""
+    # The record "spent" holds what was last heard of the run on the other machine.
+    reason = read_object(run.far("spent")).get("why")
+    return [f"it waits on {row.compute}: {reason}"] if reason else []
 
 
 def _result_fields(run: RunDir) -> Reply:
@@ -403,8 +415,8 @@ def _result_fields(run: RunDir) -> Reply:
 def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Reply:
     """Return the part of result.json that a status shows.
 
-    The evidence is cut to `_EVIDENCE_KEYS`. The verdict is left out, because the status has it
-    already.
+    `result` is the content of the file, `evidence` its part on which the verdict rests. The
+    evidence is cut to `_EVIDENCE_KEYS`. The verdict is left out, because the status has it already.
     """
     shown_result = {
         key: value for key, value in result.items() if key not in ("evidence", "verdict")
@@ -412,7 +424,8 @@ def _shown_result(result: Mapping[str, Any], evidence: Mapping[str, Any]) -> Rep
     shown_evidence = {
         name: evidence[name] for name in _EVIDENCE_KEYS if evidence.get(name) is not None
     }
-    if result.get("verdict") in ("better", "worse"):  # what would have shown no longer matters
+    # Once a difference was shown, it no longer matters how small a one could have been shown.
+    if result.get("verdict") in ("better", "worse"):
         shown_evidence = {
             name: value for name, value in shown_evidence.items() if not name.startswith(_GAP)
         }
@@ -427,22 +440,26 @@ def _with_failed_scores_first(run: RunDir, row: RunRow, status: Reply) -> Reply:
     The warning comes before all others, the calls before all other calls in `next`. If no scores
     failed, the status is returned unchanged.
     """
-    failed = _failed_scores(status.get("result") or {})
-    if not failed.get("failed"):
+    score_counts = _failed_scores(status.get("result") or {})
+    if not score_counts.get("failed"):
         return status
     next_calls = status.get("next", [])
     if row.kind == "evaluate":  # nobody should curate a dataset before having read the failures
         next_calls = [call for call in next_calls if call["tool"] != "curate"]
     return status | {
-        "warnings": [_failed_scores_warning(failed), *status["warnings"]],
+        "warnings": [_failed_scores_warning(score_counts), *status["warnings"]],
         "next": [*_calls_showing_failures(row), *next_calls],
     }
 
 
-def _failed_scores_warning(failed: Mapping[str, Any]) -> str:
-    """Write the warning that scores failed, from the counts that `_failed_scores` returns."""
-    warning = f"{failed['failed']} of {failed['of']} scores failed"
-    last_step = failed.get("last_step")
+def _failed_scores_warning(score_counts: Mapping[str, Any]) -> str:
+    """Write the warning that scores failed.
+
+    `score_counts` is such as {"failed": 3, "of": 200}; for a training run its key "last_step" holds
+    the same two numbers for the last step.
+    """
+    warning = f"{score_counts['failed']} of {score_counts['of']} scores failed"
+    last_step = score_counts.get("last_step")
     if last_step and last_step["failed"]:
         warning += f", {last_step['failed']} of {last_step['of']} in the last step"
     return f"{warning}: the calls in next say why and show them"
@@ -501,14 +518,16 @@ def _after_evaluation(run: RunDir, row: RunRow) -> list[Reply]:
 
 
 def _call_to_curate(row: RunRow) -> Call:
-    """Make the call that builds a dataset from the answers to tasks whose rewards differ."""
+    """Make the call that builds a dataset from the answers of an evaluation: from those tasks whose
+    attempts earned different rewards."""
     # A dataset's name may have 40 characters: 35 of the environment's name, and "-best".
     name = f"{row.env_id.partition('@')[0][:35]}-best"
     return Call("curate", {"source_ids": [row.run_id], "name": name, "where": "0 < avg < 1"})
 
 
 def _summary(row: RunRow, status: Reply) -> str:
-    """Say in one sentence how a run stands, such as `sums-grpo-3 is running at step 12 of 60.`"""
+    """Say in one sentence how a run stands, from its row and its status without the summary, such
+    as `sums-grpo-3 is running at step 12 of 60.`"""
     at_step = _step_phrase(status)
     match row.state:
         case "queued" if row.waits_for:
@@ -526,7 +545,8 @@ def _summary(row: RunRow, status: Reply) -> str:
 
 
 def _describe_outlook(status: Reply) -> str:
-    """Say what a run under way is doing and how long it will take, as the end of a sentence.
+    """Say what a run under way is doing and how long it will take, by its `status`, as the end of a
+    sentence.
 
     For example ", in its evaluation (40 %), about 3 min left".
     """
@@ -539,12 +559,16 @@ def _describe_outlook(status: Reply) -> str:
     seconds_left = status["eta_s"]
     time_left = f", about {words(seconds_left / 3600)} left" if seconds_left else ""
     cap = status.get("forecast", {}).get("cap")
-    passed = status.get("target_note", "")
-    return f"{phase_note}{share_note}{time_left}" + (f"; {cap}" if cap else "") + passed
+    cap_note = f"; {cap}" if cap else ""
+    target_note = status.get("target_note", "")  # that the target is passed
+    return f"{phase_note}{share_note}{time_left}{cap_note}{target_note}"
 
 
 def _step_phrase(status: Reply) -> str:
-    """Write the run's step as a part of a sentence: ` at step 12 of 60`; "" if it has none yet."""
+    """Write the run's step as a part of a sentence: ` at step 12 of 60`; "" if it has none yet.
+
+    Only the keys `step` and `total_steps` of the status are read.
+    """
     if status["step"] is None:
         return ""
     of_steps = f" of {status['total_steps']}" if status["total_steps"] is not None else ""
@@ -554,18 +578,19 @@ def _step_phrase(status: Reply) -> str:
 def _done_summary(row: RunRow, status: Reply) -> str:
     """Say in a sentence that the run is done, followed by the summary of its result. The verdict,
     with which that summary begins too, stands once."""
-    text = status.get("result", {}).get("summary", "")
-    done = f"{row.run_id} is done{_early_stop_note(row, status)}"
-    if row.kind != "train" or text.startswith(f"The verdict is {row.verdict}"):
-        return f"{done}. {text}".strip()
-    opening = f"{row.verdict.replace('_', ' ').capitalize()}: "  # as `sentence` writes a verdict
-    if text.startswith(opening):
-        return f"{done}, verdict {row.verdict}: {text.removeprefix(opening)}"
-    return f"{done}, verdict {row.verdict}. {text}".strip()
+    result_text = status.get("result", {}).get("summary", "")
+    done_text = f"{row.run_id} is done{_early_stop_note(row, status)}"
+    if row.kind != "train" or result_text.startswith(f"The verdict is {row.verdict}"):
+        return f"{done_text}. {result_text}".strip()
+    opening = f"{row.verdict.replace('_', ' ').capitalize()}: "  # "No difference: "
+    if result_text.startswith(opening):
+        return f"{done_text}, verdict {row.verdict}: {result_text.removeprefix(opening)}"
+    return f"{done_text}, verdict {row.verdict}. {result_text}".strip()
 
 
 def _early_stop_note(row: RunRow, status: Reply) -> str:
-    """Return a note that `stop_early` ended a training run before its last step; "" if not."""
+    """Return a note that the setting `stop_early` ended a training run before its last step; "" if
+    it did not. The steps are those of `status`."""
     step, total_steps = status["step"], status["total_steps"]
     if row.kind != "train" or step is None or total_steps is None or step >= total_steps:
         return ""

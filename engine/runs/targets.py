@@ -27,24 +27,27 @@ class TargetProgress:
 
 
 def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
-    """Read how far a run is from its target. Returns None if it has no target."""
+    """Read how far a run is from its target, such as "90 %", which the user set at submit. Returns
+    None if it has no target."""
     target = target_in(row.expect)
     if target is None:
         return None
-    events, _ = events_from(run, cursor=0)
-    scored = [(score, event) for event in events if (score := _score_of(event)) is not None]
-    if not scored:
+    scored_events = _scored_events(run)
+    if not scored_events:
         return TargetProgress(target.in_words)
-    best, _ = max(scored, key=lambda item: item[0])
+    best = max(score for score, _ in scored_events)
     text = f"{target.in_words}; best so far {significant(best)}"
-    passed = next((item for item in scored if target.is_reached_by(item[0])), None)
-    if passed is None or row.state != "running":
+    passing_events = [
+        (score, event) for score, event in scored_events if target.is_reached_by(score)
+    ]
+    if not passing_events or row.state != "running":
         return TargetProgress(text)
-    score, event = passed
-    shown = percent(score) if event.get("heldout_success") is not None else significant(score)
+    score, event = passing_events[0]  # the first evaluation that passed the target
+    is_share = event.get("heldout_success") is not None
+    score_text = percent(score) if is_share else significant(score)
     note = (
         f"; its target {target.in_words} is passed on the tasks that choose the checkpoint "
-        f"({shown} at step {event.get('step')})"
+        f"({score_text} at step {event.get('step')})"
     )
     if row.plan:  # to stop one step of a plan would end the steps after it too
         return TargetProgress(text, note)
@@ -56,6 +59,17 @@ def target_progress(run: RunDir, row: RunRow) -> TargetProgress | None:
     else:
         note += ": cancel_run stops it, without a verdict, and no checkpoint is there yet"
     return TargetProgress(text, note, can_stop=True)
+
+
+def _scored_events(run: RunDir) -> list[tuple[float, Line]]:
+    """Return the run's evaluations that have a score, in their order, as (score, event)."""
+    events, _ = events_from(run, cursor=0)
+    scored_events = []
+    for event in events:
+        score = _score_of(event)
+        if score is not None:
+            scored_events.append((score, event))
+    return scored_events
 
 
 def _score_of(event: Line) -> float | None:

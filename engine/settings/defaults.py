@@ -68,8 +68,8 @@ class Facts:
         """Return how many train rows the algorithm can use; None if there is no environment."""
         if self.env is None:
             return None
-        usable = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
-        return usable.get(algorithm, self.env.train_rows)
+        usable_rows = {"sft": self.env.answered_rows, "dpo": self.env.paired_rows}
+        return usable_rows.get(algorithm, self.env.train_rows)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class SamplingLimits:
     max_length: int
 
 
-class Filled:
-    """Settings to which defaults are being added; those that the user gave are kept.
+class SettingsDraft:
+    """The settings of a run while defaults are added to them; those that the user gave are kept.
 
     Attributes:
         values: the settings so far.
@@ -100,7 +100,7 @@ class Filled:
         """Return the value of the setting `name`, which must have one."""
         return self.values[name]
 
-    def default(self, name: str, value: Any, source: str = RECIPE) -> None:
+    def set_default(self, name: str, value: Any, source: str = RECIPE) -> None:
         """Set `name` unless it has a value; `source` says where the new value comes from."""
         if name not in self.values:
             self.values[name] = value
@@ -116,50 +116,51 @@ class Filled:
             self.values[name] = limit
 
 
-def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> Filled:
+def fill_defaults(algorithm: str, user_settings: GivenSettings, facts: Facts) -> SettingsDraft:
     """Choose all settings of `algorithm`; return them with their sources, and warnings.
 
     `algorithm` may also be "evaluate". The user's values are kept, except that a count above the
     number of rows is lowered to that number.
     """
     # The order matters: later defaults depend on the values of earlier ones.
-    filled = Filled(user_settings)
+    draft = SettingsDraft(user_settings)
     if algorithm == "evaluate":
-        _evaluation_defaults(filled, facts)
-        return filled
-    _adapter_defaults(filled, facts)
-    _machine_defaults(filled, facts)
-    _data_defaults(filled, algorithm, facts)
+        _evaluation_defaults(draft, facts)
+        return draft
+    _adapter_defaults(draft, facts)
+    _machine_defaults(draft, facts)
+    _data_defaults(draft, algorithm, facts)
     if algorithm in ROW_ALGORITHMS:
-        _row_defaults(filled, algorithm, facts)
+        _row_defaults(draft, algorithm, facts)
     else:
-        _rollout_defaults(filled, algorithm, facts)
-    _optimizer_defaults(filled, algorithm, facts)
-    _interval_defaults(filled, algorithm, facts)
-    _scoring_defaults(filled, facts)
-    return filled
+        _rollout_defaults(draft, algorithm, facts)
+    _optimizer_defaults(draft, algorithm, facts)
+    _interval_defaults(draft, algorithm, facts)
+    _scoring_defaults(draft, facts)
+    return draft
 
 
-def _scoring_defaults(filled: Filled, facts: Facts) -> None:
+def _scoring_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set how many processes score, and the limits of their judges (models that score)."""
-    env, cores = facts.env, facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
+    env = facts.env
+    cores = facts.hardware.cores if facts.hardware else _UNKNOWN_CORES
     workers = default_workers(env.score_s, env.waits, cores) if env else 1
-    filled.default("score_workers", workers, source=HARDWARE if workers > 1 else RECIPE)
-    filled.default("max_judge_calls", None)
-    filled.default("max_judge_cost", None)
+    draft.set_default("score_workers", workers, source=HARDWARE if workers > 1 else RECIPE)
+    draft.set_default("max_judge_calls", None)
+    draft.set_default("max_judge_cost", None)
 
 
-def _evaluation_defaults(filled: Filled, facts: Facts) -> None:
+def _evaluation_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set the defaults of an evaluation. A single attempt at a task is greedy."""
-    _answer_defaults(filled, facts)
-    _scoring_defaults(filled, facts)
-    filled.default("top_p", 1.0)
-    filled.default("top_k", 0)
-    filled.default("min_p", 0.0)
-    filled.default("temperature", 0.0 if facts.attempts == 1 else 1.0)
-    filled.default("seed", 0)
-    filled.default("max_calls", None)
-    filled.default("max_cost", None)
+    _answer_defaults(draft, facts)
+    _scoring_defaults(draft, facts)
+    draft.set_default("top_p", 1.0)
+    draft.set_default("top_k", 0)
+    draft.set_default("min_p", 0.0)
+    draft.set_default("temperature", 0.0 if facts.attempts == 1 else 1.0)
+    draft.set_default("seed", 0)
+    draft.set_default("max_calls", None)
+    draft.set_default("max_cost", None)
 
 
 def learning_rate(algorithm: str, hidden: int) -> float:
@@ -184,22 +185,22 @@ def learning_rate(algorithm: str, hidden: int) -> float:
     return float(f"{rate:.1e}")
 
 
-def _adapter_defaults(filled: Filled, facts: Facts) -> None:
+def _adapter_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set the shape of the adapter: that of the adapter which the run continues, else the usual
     values."""
     inherited = facts.inherited
     if inherited is not None:
         # This may overwrite values of the user, but `check_inherited` has refused different ones.
         for name, value in inherited_settings(inherited).items():
-            filled.values[name] = value
-            filled.sources[name] = PARENT
-    filled.default("lora_rank", 16)
-    filled.default("lora_alpha", 32)
-    filled.default("lora_targets", facts.model.targets)
-    filled.default("lora_dropout", 0.0)
-    if filled["lora_rank"] > facts.model.hidden:
-        filled.warnings.append(
-            f"lora_rank = {filled['lora_rank']} is above the model's width of "
+            draft.values[name] = value
+            draft.sources[name] = PARENT
+    draft.set_default("lora_rank", 16)
+    draft.set_default("lora_alpha", 32)
+    draft.set_default("lora_targets", facts.model.targets)
+    draft.set_default("lora_dropout", 0.0)
+    if draft["lora_rank"] > facts.model.hidden:
+        draft.warnings.append(
+            f"lora_rank = {draft['lora_rank']} is above the model's width of "
             f"{facts.model.hidden}: more rank than a full update has."
         )
 
@@ -213,57 +214,57 @@ def inherited_settings(adapter: AdapterFacts) -> GivenSettings:
     }
 
 
-def _machine_defaults(filled: Filled, facts: Facts) -> None:
+def _machine_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set quantization, precision and gradient checkpointing, by the GPU if there is one."""
     gpu = _gpu_of(facts)
-    filled.default("quantization", "none")
-    if filled.values.get("precision") in (None, "auto"):  # "auto" means that it was left out
-        # Operations on the 4-bit weights of nf4 are always done in bfloat16.
-        use_bfloat16 = filled["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
-        filled.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
-        filled.sources["precision"] = HARDWARE
+    draft.set_default("quantization", "none")
+    if draft.values.get("precision") in (None, "auto"):  # "auto" means that it was left out
+        # Set directly, so that "auto" is replaced. The 4-bit weights of nf4 need bfloat16.
+        use_bfloat16 = draft["quantization"] == "nf4" or (gpu is not None and gpu.bf16)
+        draft.values["precision"] = "bfloat16" if use_bfloat16 else "float32"
+        draft.sources["precision"] = HARDWARE
     # Gradient checkpointing saves memory and costs time. It is not needed if the weights take less
     # than a third of the memory, because the rest is enough for the activations.
     is_large_model = gpu is not None and facts.model.weight_bytes > gpu.memory_total / 3
-    filled.default("gradient_checkpointing", is_large_model, source=HARDWARE)
+    draft.set_default("gradient_checkpointing", is_large_model, source=HARDWARE)
 
 
-def _data_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+def _data_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set the number of rows, the seed, and whether to stop early or to accept a reward risk."""
     rows = facts.rows(algorithm)
-    filled.lower_to("max_examples", rows, "the environment has no more train rows")
-    filled.default("max_examples", rows)
-    filled.default("seed", 0)
-    filled.default("accept_reward_risk", False)
+    draft.lower_to("max_examples", rows, "the environment has no more train rows")
+    draft.set_default("max_examples", rows)
+    draft.set_default("seed", 0)
+    draft.set_default("accept_reward_risk", False)
     # Stopping early needs held-out tasks that show when learning ends.
     has_heldout = facts.env is not None and facts.env.measured_rows(by_pairs=False) > 0
-    filled.default("stop_early", "heldout" if algorithm == "sft" and has_heldout else "none")
+    draft.set_default("stop_early", "heldout" if algorithm == "sft" and has_heldout else "none")
 
 
-def _row_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+def _row_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set the batch size, epochs, steps and longest row of SFT and DPO, and what only one has."""
     env = facts.env
-    rows = _trained_rows(filled, algorithm, env)
+    rows = _trained_rows(draft, algorithm, env)
     if algorithm == "sft":
         updates = _sft_updates(facts.model.params)
-        filled.default("batch_size", _sft_batch_size(rows, updates))
-        _sft_defaults(filled, env)
-        epochs = _sft_epochs(rows, updates, filled["batch_size"])
+        draft.set_default("batch_size", _sft_batch_size(rows, updates))
+        _sft_defaults(draft, env)
+        epochs = _sft_epochs(rows, updates, draft["batch_size"])
     else:
         # An eighth of the pairs, from 1 to 32.
-        filled.default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
-        filled.default("beta", 0.1)
-        filled.default("sft_weight", 0.0)
+        draft.set_default("batch_size", 32 if rows is None else min(32, max(1, rows // 8)))
+        draft.set_default("beta", 0.1)
+        draft.set_default("sft_weight", 0.0)
         epochs = 1  # DPO overfits sooner than SFT
-    _step_defaults(filled, epochs, rows)
+    _step_defaults(draft, epochs, rows)
     if algorithm == "sft":
-        _replay_defaults(filled, USUAL_KEEP)
-        filled.default("vary_wording", 0.0)
+        _replay_defaults(draft, USUAL_KEEP)
+        draft.set_default("vary_wording", 0.0)
     longest_row = env.longest_row(algorithm) if env else 0  # tokens; 0: not known
-    other_words = _room_for_other_words(filled)
-    _length_default(filled, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
-    if filled["batch_size"] > _LARGE_BATCH:
-        filled.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
+    other_words = _room_for_other_words(draft)
+    _length_default(draft, facts, (longest_row or _UNKNOWN_ROW_LENGTH) + other_words)
+    if draft["batch_size"] > _LARGE_BATCH:
+        draft.warnings.append("Adapters learn worse from large batches; 32 rows are plenty.")
 
 
 def _sft_updates(params: int) -> int:
@@ -293,143 +294,143 @@ def _sft_epochs(rows: int | None, updates: int, batch_size: int) -> int:
     return min(_MOST_SFT_EPOCHS, max(_SFT_EPOCHS, math.ceil(updates / steps_per_epoch)))
 
 
-def _trained_rows(filled: Filled, algorithm: str, env: EnvFacts | None) -> int | None:
+def _trained_rows(draft: SettingsDraft, algorithm: str, env: EnvFacts | None) -> int | None:
     """Return how many rows SFT or DPO trains on; None if that is not known.
 
     The number is `max_examples`. For SFT it is larger if the chat template splits a conversation
     into several rows.
     """
-    rows = filled["max_examples"]
+    rows = draft["max_examples"]
     if algorithm == "sft" and rows is not None and env is not None and env.answered_rows:
         return round(rows * env.sft_rows / env.answered_rows)
     return rows
 
 
-def _step_defaults(filled: Filled, epochs: int, rows: int | None) -> None:
+def _step_defaults(draft: SettingsDraft, epochs: int, rows: int | None) -> None:
     """Set epochs and steps; `rows` is the number of rows in one epoch, None if not known.
 
     If the user gave no steps, they follow from the user's epochs, or else from `epochs`.
     """
-    if filled.values.get("steps") is None:
-        filled.default("epochs", epochs)
-        steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / filled["batch_size"])
-        filled.default("steps", filled["epochs"] * steps_per_epoch)
+    if draft.values.get("steps") is None:
+        draft.set_default("epochs", epochs)
+        steps_per_epoch = math.ceil((rows or _UNKNOWN_ROWS) / draft["batch_size"])
+        draft.set_default("steps", draft["epochs"] * steps_per_epoch)
     else:
-        filled.default("epochs", None)  # `steps` alone says how long to train
+        draft.set_default("epochs", None)  # `steps` alone says how long to train
 
 
-def _sft_defaults(filled: Filled, env: EnvFacts | None) -> None:
+def _sft_defaults(draft: SettingsDraft, env: EnvFacts | None) -> None:
     """Set the settings that only SFT has. Thoughts are required if every counted answer has one."""
-    filled.default("loss_on", "assistant")
-    filled.default("packing", True)
+    draft.set_default("loss_on", "assistant")
+    draft.set_default("packing", True)
     every_answer_reasons = (
         env is not None and env.answered_lengths > 0 and env.reasoned == env.answered_lengths
     )
-    filled.default("thinking", "require" if every_answer_reasons else "keep")
+    draft.set_default("thinking", "require" if every_answer_reasons else "keep")
 
 
-def _replay_defaults(filled: Filled, usual_keep: float) -> None:
+def _replay_defaults(draft: SettingsDraft, usual_keep: float) -> None:
     """Set what SFT or GRPO replays (trains on again) to keep earlier skills.
 
     A run with enough steps to overwrite skills replays the share `usual_keep` of each batch. Tasks
     close to what the model can do already lose nothing by that (benchmarks/RESULTS.md)."""
-    replays = filled["steps"] > HARMLESS_STEPS or filled.values.get("keep_env")
-    filled.default("keep", usual_keep if replays else 0.0)
-    filled.default("keep_env", "")
-    filled.default("keep_answers", "reference")
+    replays = draft["steps"] > HARMLESS_STEPS or draft.values.get("keep_env")
+    draft.set_default("keep", usual_keep if replays else 0.0)
+    draft.set_default("keep_env", "")
+    draft.set_default("keep_answers", "reference")
 
 
-def _rollout_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+def _rollout_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set what GRPO and distillation have in common, and what only one of them has."""
-    rows = filled["max_examples"]  # None if the number of train rows is not known
-    filled.default("steps", 60)
+    rows = draft["max_examples"]  # None if the number of train rows is not known
+    draft.set_default("steps", 60)
     prompts_per_step = 16 if rows is None else max(1, min(16, rows))
-    filled.default("prompts_per_step", prompts_per_step)
-    _answer_defaults(filled, facts)
-    filled.default("tis_cap", 2.0)
-    filled.default("max_reward_errors", 0.2)
+    draft.set_default("prompts_per_step", prompts_per_step)
+    _answer_defaults(draft, facts)
+    draft.set_default("tis_cap", 2.0)
+    draft.set_default("max_reward_errors", 0.2)
     if algorithm == "distill":
         # Fewer completions than in GRPO are enough, because a teacher rates every single token.
-        filled.default("group_size", 4)
-        filled.default("teacher_model", "")
-        filled.default("teacher_key_env", "")
+        draft.set_default("group_size", 4)
+        draft.set_default("teacher_model", "")
+        draft.set_default("teacher_key_env", "")
     else:
-        _grpo_defaults(filled)
+        _grpo_defaults(draft)
     prompt_tokens = facts.env.longest_prompt if facts.env else _UNKNOWN_PROMPT_LENGTH
-    answer_tokens = _tokens_after_prompt(filled["max_turns"], filled["max_tokens"])
-    other_words = _room_for_other_words(filled)
-    _length_default(filled, facts, prompt_tokens + answer_tokens + other_words)
-    longest_sequence = min(filled["max_length"], prompt_tokens + answer_tokens + other_words)
-    _sampler_default(filled, facts, longest_sequence)
+    answer_tokens = _tokens_after_prompt(draft["max_turns"], draft["max_tokens"])
+    other_words = _room_for_other_words(draft)
+    _length_default(draft, facts, prompt_tokens + answer_tokens + other_words)
+    longest_sequence = min(draft["max_length"], prompt_tokens + answer_tokens + other_words)
+    _sampler_default(draft, facts, longest_sequence)
     if algorithm != "distill":
-        _warn_of_grpo_sampling(filled, facts)
+        _warn_of_grpo_sampling(draft, facts)
 
 
-def _grpo_defaults(filled: Filled) -> None:
+def _grpo_defaults(draft: SettingsDraft) -> None:
     """Set the settings of GRPO: group, sampling, loss, advantage, updates and replay."""
-    filled.default("group_size", 8)
-    filled.default("temperature", 1.0)
-    filled.default("top_p", 1.0)
-    filled.default("top_k", 0)
-    filled.default("min_p", 0.0)
-    _loss_defaults(filled)
-    filled.default("kl_coef", 0.0)
-    filled.default("updates_per_batch", 1)
-    filled.default("resample_uniform", 0)
-    filled.default("thinking_length_penalty", 0.0)
-    filled.default("async_sampling", False)
-    filled.default("curriculum", "none")
-    _replay_defaults(filled, USUAL_GRPO_KEEP)
-    filled.default("vary_wording", 0.0)
+    draft.set_default("group_size", 8)
+    draft.set_default("temperature", 1.0)
+    draft.set_default("top_p", 1.0)
+    draft.set_default("top_k", 0)
+    draft.set_default("min_p", 0.0)
+    _loss_defaults(draft)
+    draft.set_default("kl_coef", 0.0)
+    draft.set_default("updates_per_batch", 1)
+    draft.set_default("resample_uniform", 0)
+    draft.set_default("thinking_length_penalty", 0.0)
+    draft.set_default("async_sampling", False)
+    draft.set_default("curriculum", "none")
+    _replay_defaults(draft, USUAL_GRPO_KEEP)
+    draft.set_default("vary_wording", 0.0)
 
 
-def _loss_defaults(filled: Filled) -> None:
+def _loss_defaults(draft: SettingsDraft) -> None:
     """Set the loss of GRPO, and the advantage and clips with which that loss was published."""
-    filled.default("loss", "dapo")
-    advantage = "group_center" if filled["loss"] == "dr_grpo" else "group_norm"
-    filled.default("advantage", advantage)
-    clip_low, clip_high = _CLIPS.get(filled["loss"], _USUAL_CLIPS)
-    filled.default("clip_low", clip_low)
-    filled.default("clip_high", clip_high)
+    draft.set_default("loss", "dapo")
+    advantage = "group_center" if draft["loss"] == "dr_grpo" else "group_norm"
+    draft.set_default("advantage", advantage)
+    clip_low, clip_high = _CLIPS.get(draft["loss"], _USUAL_CLIPS)
+    draft.set_default("clip_low", clip_low)
+    draft.set_default("clip_high", clip_high)
 
 
-def _warn_of_grpo_sampling(filled: Filled, facts: Facts) -> None:
+def _warn_of_grpo_sampling(draft: SettingsDraft, facts: Facts) -> None:
     """Warn of sampling settings that gain nothing or that distort the training.
 
     `async_sampling` gains nothing on one device; `top_p`, `top_k` and `min_p` change probabilities.
     """
     # If `gpus` was left out, the estimate may choose as many devices as the machine has.
     device_count = len(facts.hardware.devices) if facts.hardware else 1
-    is_on_one_device = filled.values.get("gpus", device_count) == 1
-    if filled["async_sampling"] and filled["sampler"] == "torch" and is_on_one_device:
-        filled.warnings.append(
+    is_on_one_device = draft.values.get("gpus", device_count) == 1
+    if draft["async_sampling"] and draft["sampler"] == "torch" and is_on_one_device:
+        draft.warnings.append(
             "async_sampling = true with our own sampler shares one device between sampling and "
             "training: nothing is gained, and every batch is one update old."
         )
-    if filled["top_p"] < 1 or filled["top_k"] or filled["min_p"]:
-        filled.warnings.append(
+    if draft["top_p"] < 1 or draft["top_k"] or draft["min_p"]:
+        draft.warnings.append(
             "top_p below 1, top_k and min_p sample from other probabilities than are trained; "
             "tis_cap corrects for a part of that only."
         )
 
 
-def _sampler_default(filled: Filled, facts: Facts, longest_sequence: int) -> None:
+def _sampler_default(draft: SettingsDraft, facts: Facts, longest_sequence: int) -> None:
     """Set the sampler of rollouts: vLLM if it suits the machine and the weights and has room, else
     our own. `longest_sequence` is the most tokens of a sampled sequence."""
     # On a CPU vLLM with an adapter is several times slower than our own sampler.
     gpu = _gpu_of(facts)
-    why_not = _why_no_server(filled, facts, gpu, longest_sequence) if gpu is not None else ""
-    if filled.values.get("sampler") not in (None, "auto"):  # the user chose a sampler
-        if filled["sampler"] == "vllm" and why_not:
-            filled.warnings.append(f"our own sampler will be used, not vLLM: {why_not}.")
+    why_not = _why_no_server(draft, facts, gpu, longest_sequence) if gpu is not None else ""
+    if draft.values.get("sampler") not in (None, "auto"):  # the user chose a sampler
+        if draft["sampler"] == "vllm" and why_not:
+            draft.warnings.append(f"our own sampler will be used, not vLLM: {why_not}.")
         return
     # With quantization vLLM would still sample from the weights before rounding.
-    is_unquantized = filled["quantization"] == "none"
+    is_unquantized = draft["quantization"] == "none"
     suits_vllm = gpu is not None and facts.vllm and is_unquantized
     if suits_vllm and why_not:
-        filled.warnings.append(f"our own sampler is used, not vLLM: {why_not}.")
-    filled.values["sampler"] = "vllm" if suits_vllm and not why_not else "torch"
-    filled.sources["sampler"] = HARDWARE
+        draft.warnings.append(f"our own sampler is used, not vLLM: {why_not}.")
+    draft.values["sampler"] = "vllm" if suits_vllm and not why_not else "torch"
+    draft.sources["sampler"] = HARDWARE
 
 
 def _gpu_of(facts: Facts) -> Device | None:
@@ -438,7 +439,7 @@ def _gpu_of(facts: Facts) -> Device | None:
     return device if device is not None and device.kind == "cuda" else None
 
 
-def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: int) -> str:
+def _why_no_server(draft: SettingsDraft, facts: Facts, gpu: Device, longest_sequence: int) -> str:
     """Say why no vLLM server can sample on this GPU: it failed or lacks room; "" if it can."""
     assert facts.hardware is not None
     if facts.vllm_fault:
@@ -446,31 +447,31 @@ def _why_no_server(filled: Filled, facts: Facts, gpu: Device, longest_sequence: 
     ram = facts.hardware.ram_total
     loaded = LoadedModel(
         facts.model,
-        filled["precision"],
-        filled["quantization"],
-        filled["lora_rank"],
-        filled["lora_targets"],
+        draft["precision"],
+        draft["quantization"],
+        draft["lora_rank"],
+        draft["lora_targets"],
     )
     job = SizedJob(loaded, gpu.kind, gpu.memory_total, longest_sequence, wants_server=True, ram=ram)
     return job.server.why_not
 
 
-def _answer_defaults(filled: Filled, facts: Facts) -> None:
+def _answer_defaults(draft: SettingsDraft, facts: Facts) -> None:
     """Set how long answers may get. The rules are the same for GRPO, distillation and evaluations,
     so that their results can be compared."""
-    filled.default("thinking", False)
-    filled.default("stop", [])
-    filled.default("max_turns", _default_turns(facts.env))
+    draft.set_default("thinking", False)
+    draft.set_default("stop", [])
+    draft.set_default("max_turns", _default_turns(facts.env))
     room = facts.model.max_positions
-    max_length = filled.values.get("max_length")  # None unless the user gave it
+    max_length = draft.values.get("max_length")  # None unless the user gave it
     if max_length is not None:
         room = min(room, max_length)
-    preferred = max_tokens(facts.env, filled["thinking"])
+    preferred = max_tokens(facts.env, draft["thinking"])
     tokens = _fit_into_context(room, facts.env, preferred)
     # A value that was lowered for lack of room has the model's context as its source, even if the
     # user's max_length left too little room.
     source = MODEL if tokens < preferred else RECIPE
-    filled.default("max_tokens", tokens, source=source)
+    draft.set_default("max_tokens", tokens, source=source)
 
 
 def max_tokens(env: EnvFacts | None, thinking: bool) -> int:
@@ -536,12 +537,12 @@ def _tokens_after_prompt(turns: int, tokens_per_turn: int) -> int:
     return turns * tokens_per_turn
 
 
-def _room_for_other_words(filled: Filled) -> int:
+def _room_for_other_words(draft: SettingsDraft) -> int:
     """Return by how many tokens other words may lengthen a row; 0 if `vary_wording` is 0."""
-    return _OTHER_WORDS if filled.values.get("vary_wording") else 0
+    return _OTHER_WORDS if draft.values.get("vary_wording") else 0
 
 
-def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
+def _length_default(draft: SettingsDraft, facts: Facts, preferred: int) -> None:
     """Set max_length to `preferred` tokens, rounded up to a multiple of 16, at least 32.
 
     The result is never above the model's context, and above 8192 tokens only if an answer of
@@ -554,27 +555,27 @@ def _length_default(filled: Filled, facts: Facts, preferred: int) -> None:
     source = MODEL if rounded > longest_default else RECIPE
     length = min(rounded, longest_default)
     # SFT and DPO have no max_tokens: no answer needs room. One more token is for a prompt.
-    needed_for_answer = filled.values.get("max_tokens", 0) + 1
+    needed_for_answer = draft.values.get("max_tokens", 0) + 1
     length = max(length, needed_for_answer)
-    filled.default("max_length", min(context, length), source=source)
+    draft.set_default("max_length", min(context, length), source=source)
 
 
-def _optimizer_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+def _optimizer_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set the learning rate, its schedule, weight decay and gradient clipping."""
     usual = learning_rate(algorithm, facts.model.hidden)
-    filled.default("learning_rate", usual, source=MODEL)
-    filled.default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
-    filled.default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
-    filled.default("weight_decay", 0.0)
-    filled.default("max_grad_norm", 1.0)
-    if filled["learning_rate"] > 10 * usual:
-        filled.warnings.append(
-            f"learning_rate = {filled['learning_rate']:g} is over ten times the "
+    draft.set_default("learning_rate", usual, source=MODEL)
+    draft.set_default("lr_schedule", "cosine" if algorithm in ROW_ALGORITHMS else "constant")
+    draft.set_default("warmup_ratio", {"sft": 0.03, "dpo": 0.1}.get(algorithm, 0.0))
+    draft.set_default("weight_decay", 0.0)
+    draft.set_default("max_grad_norm", 1.0)
+    if draft["learning_rate"] > 10 * usual:
+        draft.warnings.append(
+            f"learning_rate = {draft['learning_rate']:g} is over ten times the "
             f"{usual:g} that suits this model."
         )
 
 
-def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
+def _interval_defaults(draft: SettingsDraft, algorithm: str, facts: Facts) -> None:
     """Set the rows of an evaluation, how often the run evaluates and saves, and the devices.
 
     By default an SFT run evaluates eight times (the results may stop it early), a DPO run five
@@ -582,14 +583,14 @@ def _interval_defaults(filled: Filled, algorithm: str, facts: Facts) -> None:
     """
     heldout_rows = facts.env.measured_rows(by_pairs=algorithm == "dpo") if facts.env else None
     # If the user gave a larger number, it is lowered, with a warning.
-    filled.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
+    draft.lower_to("eval_rows", heldout_rows, "the environment has no more held-out rows")
     eval_rows = EVAL_ROWS if heldout_rows is None else min(EVAL_ROWS, heldout_rows)
-    filled.default("eval_rows", eval_rows)
+    draft.set_default("eval_rows", eval_rows)
     evaluations = {"sft": 8, "dpo": 5}.get(algorithm, 3)
-    filled.default("eval_every", max(1, math.ceil(filled["steps"] / evaluations)))
-    filled.default("save_every", filled["eval_every"])
-    filled.default("keep_checkpoints", 3)
-    filled.default("gpus", 1)
-    filled.default("compute", "local")
-    filled.default("shard_base", False)
-    filled.default("skill_rows", SKILL_ROWS)
+    draft.set_default("eval_every", max(1, math.ceil(draft["steps"] / evaluations)))
+    draft.set_default("save_every", draft["eval_every"])
+    draft.set_default("keep_checkpoints", 3)
+    draft.set_default("gpus", 1)
+    draft.set_default("compute", "local")
+    draft.set_default("shard_base", False)
+    draft.set_default("skill_rows", SKILL_ROWS)

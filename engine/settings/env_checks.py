@@ -14,13 +14,13 @@ def check_env(algorithm: str, env: EnvFacts) -> None:
     Every algorithm needs train rows. SFT also needs reference answers, DPO pairs of a better and a
     worse answer, GRPO and distillation a score.
     """
-    obstacle = _obstacle(algorithm, env)
+    obstacle = _find_obstacle(algorithm, env)
     if obstacle is not None:
         problem, hint = obstacle
         raise UserError("BAD_ARGUMENT", f"{env.env_id} {problem}", hint=hint, field="algorithm")
 
 
-def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
+def _find_obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
     """Return why the algorithm cannot learn from an environment, as (fault, what to do about it).
 
     The fault continues a sentence that begins with the environment's id, such as "has no train
@@ -65,8 +65,8 @@ def _obstacle(algorithm: str, env: EnvFacts) -> tuple[str, str] | None:
 
 
 def check_turns(user_settings: GivenSettings, env: EnvFacts) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE if max_turns is given for a single-turn
-    environment."""
+    """Raise UserError SETTING_NOT_APPLICABLE if the user's settings have max_turns and the
+    environment has a single turn."""
     if "max_turns" in user_settings and not env.multi_turn:
         raise UserError(
             "SETTING_NOT_APPLICABLE",

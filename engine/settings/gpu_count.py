@@ -51,7 +51,7 @@ class OnGpus:
 
 
 def most_gpus(home: Home, hardware: Hardware) -> int:
-    """Return how many devices one run may take.
+    """Return how many devices of a machine one run may take.
 
     These are the machine's GPUs of the same model as the GPU for which runs are planned. A CPU
     counts as one device, or as `cpu_ranks` of config.toml if the owner sets that.
@@ -62,18 +62,18 @@ def most_gpus(home: Home, hardware: Hardware) -> int:
 
 
 def check_gpus(home: Home, settings: TrainSettings, hardware: Hardware) -> None:
-    """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices or of
-    rows in a batch, or if `shard_base` does not fit the other settings."""
+    """Raise UserError SETTING_INVALID if the setting `gpus` is above the number of devices of the
+    machine (`hardware`) or of rows in a batch, or if `shard_base` does not fit the other
+    settings."""
     device_count, batch_rows = most_gpus(home, hardware), rows_of_batch(settings)
     if settings.gpus > device_count:
-        there_are = (
-            "a CPU is one device" if hardware.device.kind == "cpu" else f"there are {device_count}"
-        )
-        message = f"gpus = {settings.gpus}, but {there_are}"
-        raise _too_many(message, min(device_count, batch_rows))
+        is_cpu = hardware.device.kind == "cpu"
+        reason = "a CPU is one device" if is_cpu else f"there are {device_count}"
+        message = f"gpus = {settings.gpus}, but {reason}"
+        raise _too_many_gpus_error(message, min(device_count, batch_rows))
     if settings.gpus > batch_rows:
         message = f"gpus = {settings.gpus}, but a batch has {batch_rows} rows to share"
-        raise _too_many(message, min(device_count, batch_rows))
+        raise _too_many_gpus_error(message, min(device_count, batch_rows))
     if settings.shard_base:
         _check_shards(settings)
 
@@ -82,19 +82,20 @@ def _check_shards(settings: TrainSettings) -> None:
     """Raise UserError SETTING_INVALID if the base model cannot be sharded (cut over several
     devices) with these settings."""
     if run_size.shards(settings) < 2:
-        why, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
+        fault, hint = f"gpus = {settings.gpus} leaves one device to train", "Give more gpus."
     elif settings.quantization != "none":
-        why, hint = "weights of 4 bits are not sharded", "Leave one of the two out."
+        fault, hint = "weights of 4 bits are not sharded", "Leave one of the two out."
     elif run_size.sampling_gpus(settings) and not run_size.wants_server(settings):
-        why = "our own sampler beside training needs the whole base on each of its devices"
+        fault = "our own sampler beside training needs the whole base on each of its devices"
         hint = "Set sampler vllm, or leave async_sampling out."
     else:
         return
-    raise UserError("SETTING_INVALID", f"shard_base: {why}", hint=hint, field="settings.shard_base")
+    message = f"shard_base: {fault}"
+    raise UserError("SETTING_INVALID", message, hint=hint, field="settings.shard_base")
 
 
-def _too_many(message: str, most: int) -> UserError:
-    """Make the error for a setting `gpus` that is above `most`."""
+def _too_many_gpus_error(message: str, most: int) -> UserError:
+    """Make the error for a setting `gpus` that is above `most`; `message` says why."""
     hint = Hint(f"Give at most {most}, or leave gpus out.", change=Change(settings={"gpus": most}))
     return UserError("SETTING_INVALID", message, hint=hint, field="settings.gpus")
 
@@ -109,33 +110,36 @@ def rows_of_batch(settings: TrainSettings) -> int:
 def decide(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Sequence[OnGpus]]:
-    """Choose how many devices a run takes.
+    """Choose how many devices of the machine (`hardware`) a run with the settings `resolved` takes.
 
     `estimate` returns the estimate of a run with given settings. Returns the settings with the
     chosen number, and the choices with their estimates ([] if the run may have only one device).
     Raises UserError SETTING_INVALID if a number that the user gave is too high, or if `shard_base`
     does not fit the other settings.
     """
-    on_gpus = _options(home, resolved, hardware, estimate)
-    chosen = _choose(resolved, on_gpus)
+    on_gpus = _gpu_options(home, resolved, hardware, estimate)
+    chosen = _choose_gpu_count(resolved, on_gpus)
     check_gpus(home, chosen.settings, hardware)
     return chosen, on_gpus
 
 
-def _options(
+def _gpu_options(
     home: Home, resolved: Resolved, hardware: Hardware, estimate: Callable[[Resolved], Estimate]
 ) -> Sequence[OnGpus]:
-    """Estimate the run for every number of devices that it may have.
+    """Estimate the run for every number of devices that it may have, in ascending order.
 
-    Returns [] if the run may have only one device.
+    `estimate` returns the estimate of a run with given settings. Returns [] if the run may have
+    only one device.
     """
     most_devices = min(most_gpus(home, hardware), rows_of_batch(resolved.settings))
     if hardware.device.kind == "cpu" or most_devices < 2:
         return []
-    with Store(home.whole) as store:
+    with Store(home.whole) as store:  # the runs of all keys hold devices
         rows = store.list_runs(limit=1000, states=HOLDS_DEVICE)
-    compute = resolved.settings.compute
-    busy_ids = {device_id for row in rows if row.compute == compute for device_id in row.devices}
+    busy_ids: set[str] = set()
+    for row in rows:
+        if row.compute == resolved.settings.compute:  # it runs on the same machine
+            busy_ids |= set(row.devices)
     same_model = [device for device in hardware.devices if device.name == hardware.device.name]
     free_count = sum(device.id not in busy_ids for device in same_model)
     options = []
@@ -148,7 +152,7 @@ def _options(
 def _settings_that_fit(
     resolved: Resolved, estimate: Callable[[Resolved], Estimate]
 ) -> tuple[Resolved, Estimate]:
-    """Return settings with which the run fits, and their estimate.
+    """Return settings with which the run fits into the memory of its devices, and their estimate.
 
     If the run fits only with its base model sharded (cut over the devices), and the user did not
     set `shard_base`, that setting is switched on. Otherwise the settings are returned unchanged.
@@ -167,8 +171,9 @@ def _settings_that_fit(
     return resolved, figures
 
 
-def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
-    """Return the settings with the number of devices that the run takes.
+def _choose_gpu_count(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
+    """Return the settings with the number of devices that the run takes. `on_gpus` holds a choice
+    for each number, in ascending order; [] if only one device is possible.
 
     A number that the user gave is kept. Otherwise the run takes the free devices that make it
     enough faster, and at least as many as it needs to fit into memory.
@@ -186,7 +191,8 @@ def _choose(resolved: Resolved, on_gpus: Sequence[OnGpus]) -> Resolved:
         is_candidate = option.gpus == fewest or (option.gpus > fewest and option.free_now)
         if is_candidate:
             seconds_by_count[option.gpus] = 3600 * option.figures.hours.likely
-    return options[ranks.paying_gpu_count(seconds_by_count)].resolved
+    gpus = ranks.paying_gpu_count(seconds_by_count)  # the number that makes the run enough faster
+    return options[gpus].resolved
 
 
 def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
@@ -195,8 +201,8 @@ def with_gpus(resolved: Resolved, gpus: int) -> Resolved:
 
 
 def _with_setting(resolved: Resolved, name: str, value: object) -> Resolved:
-    """Return a copy of the settings with the setting `name` changed, and "hardware" as its
-    source."""
+    """Return a copy of the settings with the setting `name` changed to `value`, and "hardware" as
+    its source."""
     return replace(
         resolved,
         settings=resolved.settings.model_copy(update={name: value}),

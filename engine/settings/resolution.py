@@ -80,12 +80,14 @@ class ResolvedSampling:
 
 
 def is_switched_on(given: GivenSettings, name: Literal["thinking", "accept_reward_risk"]) -> bool:
-    """Return whether the setting `name` is True in the settings that a caller gave."""
+    """Return whether the setting `name` is exactly True in `given`, the settings that a caller gave
+    and that are not checked yet."""
     return given.get(name) is True
 
 
 def counted_thinking(algorithm: str, given_settings: GivenSettings) -> bool | Reasoning:
-    """Return the value of `thinking` with which the tokens of rows are counted.
+    """Return the value of the setting `thinking` with which the tokens of an environment's rows are
+    counted for a run of `algorithm`.
 
     `given_settings` holds the settings before they are checked. A wrong value counts as left out
     here, because it is refused later.
@@ -157,7 +159,8 @@ def validate(algorithm: str, settings: GivenSettings) -> GivenSettings:
 
 
 def _check_one_duration(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID if both `steps` and `epochs` are given."""
+    """Raise UserError SETTING_INVALID if the given settings (`values`) have both `steps` and
+    `epochs`."""
     if {"steps", "epochs"} <= values.keys():
         raise UserError(
             "SETTING_INVALID",
@@ -202,14 +205,14 @@ def resolve(
     check_algorithm(algorithm)  # because `validate` also accepts "evaluate", which trains nothing
     facts = defaults.Facts(model, env, hardware, inherited, vllm=vllm, vllm_fault=vllm_fault)
     _check_given(algorithm, user_settings, facts)
-    filled = defaults.fill_defaults(algorithm, user_settings, facts)
-    setting_checks.check_together(algorithm, filled, model, env)
+    draft = defaults.fill_defaults(algorithm, user_settings, facts)
+    setting_checks.check_together(algorithm, draft, model, env)
     schema = TRAINERS[algorithm]
     return Resolved(
         algorithm,
-        settings=schema.model_validate(filled.values),
-        sources=_ordered_sources(filled, schema),
-        warnings=filled.warnings,
+        settings=schema.model_validate(draft.values),
+        sources=_ordered_sources(draft, schema),
+        warnings=draft.warnings,
     )
 
 
@@ -223,7 +226,7 @@ def _check_given(algorithm: str, user_settings: GivenSettings, facts: defaults.F
     if algorithm == "distill":
         teachers.check_given(user_settings)
     setting_checks.check_loss(user_settings)
-    setting_checks.check_sampler(user_settings, facts.vllm)
+    setting_checks.check_sampler(user_settings, has_vllm=facts.vllm)
     if facts.env is not None:
         env_checks.check_env(algorithm, facts.env)
         env_checks.check_turns(user_settings, facts.env)
@@ -254,41 +257,45 @@ def resolve_sampling(
     setting_checks.check_sampling(user_settings, attempts)
     if env is not None:
         env_checks.check_turns(user_settings, env)
-    filled = defaults.fill_defaults(
+    draft = defaults.fill_defaults(
         "evaluate", user_settings, defaults.Facts(model, env, hardware, attempts=attempts)
     )
-    setting_checks.check_together("evaluate", filled, model, env)
+    setting_checks.check_together("evaluate", draft, model, env)
     return ResolvedSampling(
-        settings=SamplingSettings.model_validate(filled.values),
-        sources=_ordered_sources(filled, SamplingSettings),
-        warnings=filled.warnings,
+        settings=SamplingSettings.model_validate(draft.values),
+        sources=_ordered_sources(draft, SamplingSettings),
+        warnings=draft.warnings,
     )
 
 
-def _ordered_sources(filled: defaults.Filled, schema: type[Settings]) -> dict[str, str]:
+def _ordered_sources(draft: defaults.SettingsDraft, schema: type[Settings]) -> dict[str, str]:
     """Return setting -> source, in the order of the schema."""
-    return {name: filled.sources[name] for name in schema.model_fields}
+    return {name: draft.sources[name] for name in schema.model_fields}
 
 
 def _check_names(algorithm: str, schema: type[Settings], settings: GivenSettings) -> None:
     """Refuse names that are not settings of this algorithm.
 
+    `schema` is the class of the algorithm's settings, `settings` are those that the user gave.
+
     Raises UserError SETTING_NOT_APPLICABLE if all wrong names are settings of other algorithms,
     otherwise SETTING_UNKNOWN. The hint suggests the names that were probably meant.
     """
-    unknown = [str(name) for name in settings if name not in schema.model_fields]
-    if not unknown:
+    unknown_names = [str(name) for name in settings if name not in schema.model_fields]
+    if not unknown_names:
         return
-    in_no_algorithm = [name for name in unknown if not _other_owner(name, algorithm)]
-    if not in_no_algorithm:
-        raise _not_applicable_error(unknown, algorithm)
-    verb = "is no setting" if len(unknown) == 1 else "are no settings"
-    hint = _names_hint(unknown, algorithm)
+    # The names that are not settings of another algorithm either.
+    names_of_none = [name for name in unknown_names if not _other_owner(name, algorithm)]
+    if not names_of_none:
+        raise _not_applicable_error(unknown_names, algorithm)
+    verb = "is no setting" if len(unknown_names) == 1 else "are no settings"
+    hint = _names_hint(unknown_names, algorithm)
+    change = _renaming_change(algorithm, settings, unknown_names)
     raise UserError(
         "SETTING_UNKNOWN",
-        f"{_list_names(unknown)} {verb} of {algorithm}",
-        hint=Hint(hint[:_HINT_CHARS], change=_renaming_change(algorithm, settings, unknown)),
-        field=f"settings.{in_no_algorithm[0]}",
+        f"{_list_names(unknown_names)} {verb} of {algorithm}",
+        hint=Hint(hint[:_HINT_CHARS], change=change),
+        field=f"settings.{names_of_none[0]}",
     )
 
 
@@ -308,21 +315,21 @@ def _not_applicable_error(names: list[str], algorithm: str) -> UserError:
     )
 
 
-def _names_hint(unknown: list[str], algorithm: str) -> str:
-    """Say what to use instead of the first few unknown names.
+def _names_hint(unknown_names: list[str], algorithm: str) -> str:
+    """Say what to use instead of the first few (`_EXPLAINED`) unknown names of settings.
 
     If nothing is known about them, the text lists all settings of the algorithm.
     """
     known_settings = SCHEMAS[algorithm].model_fields
     suggestions: list[str] = []
-    for name in unknown[:_EXPLAINED]:
+    for name in unknown_names[:_EXPLAINED]:
         if _other_owner(name, algorithm):
             suggestion = _advice_for_foreign(name, algorithm)
         else:
             suggestion = aliases.suggest(name, algorithm, known_settings)
         if suggestion:
             # If there is only one unknown name, the message has just named it.
-            suggestions.append(f"{name}: {suggestion}" if len(unknown) > 1 else suggestion)
+            suggestions.append(f"{name}: {suggestion}" if len(unknown_names) > 1 else suggestion)
     return " ".join(suggestions) or f"Settings of {algorithm}: {', '.join(known_settings)}."
 
 
@@ -331,16 +338,25 @@ def _advice_for_foreign(name: str, algorithm: str) -> str:
     return aliases.NOT_FOR.get((algorithm, name), "Leave it out.")
 
 
-def _renaming_change(algorithm: str, settings: GivenSettings, unknown: list[str]) -> Change | None:
+def _renaming_change(
+    algorithm: str, settings: GivenSettings, unknown_names: list[str]
+) -> Change | None:
     """Return the change that corrects a call with unknown names of settings.
 
     A setting under another trainer's name gets our name, an argument of the tool that was put among
     the settings becomes an argument, and a setting of another algorithm is left out. Returns None
     if none of the names can be corrected.
+
+    Args:
+        algorithm: the algorithm of the call.
+        settings: all settings that the user gave.
+        unknown_names: those of them that the algorithm does not have.
     """
     known_names = SCHEMAS[algorithm].model_fields
     # Unknown name -> the setting that it means; "" if it means none.
-    our_names = {name: aliases.meant_setting(name, algorithm, known_names) for name in unknown}
+    our_names = {
+        name: aliases.meant_setting(name, algorithm, known_names) for name in unknown_names
+    }
     # If the user also gave a value under our name, that value is kept.
     renamed = {
         our_name: settings[name]
@@ -415,10 +431,13 @@ class _Table:
 
 
 def _tables() -> list[_Table]:
-    """Make every table of settings; tables of several algorithms come before those of one."""
+    """Make every table of settings on the reference page; tables of several algorithms come before
+    those of one."""
     # The names of settings that an earlier table describes are left out of a later one.
-    answers, scoring = tuple(AnswerSettings.model_fields), tuple(ScoringSettings.model_fields)
-    common, of_rows = tuple(CommonSettings.model_fields), tuple(RowSettings.model_fields)
+    answers = tuple(AnswerSettings.model_fields)
+    scoring = tuple(ScoringSettings.model_fields)
+    common = tuple(CommonSettings.model_fields)
+    of_rows = tuple(RowSettings.model_fields)
     of_rollouts = tuple(RolloutSettings.model_fields)
     asking = ("grpo", "distill", PROMPT, "evaluate")  # all that sample answers
     shared = (*answers, *scoring)
@@ -444,14 +463,11 @@ def settings_reference() -> str:
 
 def settings_index() -> str:
     """Return the names of all settings by algorithm as Markdown, and where to read about them."""
-    paragraphs = [
-        _INTRODUCTION,
-        "What each does, takes and defaults to: "
-        + ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
-        + ".",
-    ]
+    pages = ", ".join(f"`train://settings/{kind}`" for kind in SETTINGS_PAGES)
+    paragraphs = [_INTRODUCTION, f"What each does, takes and defaults to: {pages}."]
     for table in _tables():
-        paragraphs.append(f"## {table.title}\n\n" + ", ".join(f"`{name}`" for name in table.names))
+        names = ", ".join(f"`{name}`" for name in table.names)
+        paragraphs.append(f"## {table.title}\n\n{names}")
     return "\n\n".join(paragraphs) + "\n"
 
 

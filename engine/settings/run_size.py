@@ -23,7 +23,8 @@ def longest_sequence(limits: SamplingLimits, env: EnvFacts) -> int:
     """
     turns = limits.max_turns if env.multi_turn else 1
     sampled_tokens = turns * limits.max_tokens + BETWEEN_TURNS * (turns - 1)
-    longest_prompt = env.longest_prompt or limits.max_length  # 0: no rows were counted
+    # 0 tokens: no rows were counted, so a prompt may be as long as a sequence.
+    longest_prompt = env.longest_prompt or limits.max_length
     return min(limits.max_length, longest_prompt + sampled_tokens)
 
 
@@ -69,7 +70,7 @@ def training_job(
         shares_base: whether the teacher has the same base model, so that only an adapter is loaded.
     """
     adapter_bytes = trained_adapter_bytes(loaded, kind)
-    float32_copy_bytes = loaded.adapter * 4
+    float32_copy_bytes = loaded.adapter * 4  # `adapter` is its number of parameters
     sampling_only = sampling_gpus(settings)
     if isinstance(settings, GRPOSettings) and settings.async_sampling and not sampling_only:
         adapter_bytes += float32_copy_bytes  # a second adapter samples while the first is trained

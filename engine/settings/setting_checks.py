@@ -7,7 +7,7 @@ from engine.core.hints import Change, Hint
 from engine.environments.env_facts import EnvFacts
 from engine.models.model_files import AdapterFacts, ModelFacts
 from engine.records.settings import ROW_ALGORITHMS, USUAL_GRPO_KEEP, USUAL_KEEP, GivenSettings
-from engine.settings.defaults import USER, Filled, inherited_settings
+from engine.settings.defaults import USER, SettingsDraft, inherited_settings
 
 # Loss -> the clips that do not act on it: setting, why, next move. A request may not give them.
 UNUSED_CLIPS: Mapping[str, Sequence[tuple[str, str, str]]] = {
@@ -22,7 +22,8 @@ UNUSED_CLIPS: Mapping[str, Sequence[tuple[str, str, str]]] = {
 
 
 def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
-    """Raise UserError SETTING_INVALID for a sampling setting that does not fit `attempts`.
+    """Raise UserError SETTING_INVALID for a sampling setting of the user that does not fit
+    `attempts`, the answers per task of an evaluation.
 
     With a single attempt per task the answer is greedy, so temperature, top_p, top_k and min_p
     would have no effect. Several attempts at temperature 0 would all be equal.
@@ -47,8 +48,8 @@ def check_sampling(user_settings: GivenSettings, attempts: int) -> None:
 
 
 def check_loss(user_settings: GivenSettings) -> None:
-    """Raise UserError SETTING_NOT_APPLICABLE if a clip is given with a loss on which it does not
-    act (`UNUSED_CLIPS`)."""
+    """Raise UserError SETTING_NOT_APPLICABLE if the user gave a clip beside a loss on which it does
+    not act (`UNUSED_CLIPS`)."""
     loss = user_settings.get("loss")
     for name, reason, next_move in UNUSED_CLIPS.get(str(loss), ()):
         if name in user_settings:
@@ -60,12 +61,12 @@ def check_loss(user_settings: GivenSettings) -> None:
             )
 
 
-def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
-    """Raise UserError SETTING_INVALID if vLLM is chosen as sampler but is not set up.
+def check_sampler(user_settings: GivenSettings, *, has_vllm: bool) -> None:
+    """Raise UserError SETTING_INVALID if the user chose vLLM as sampler but it is not set up.
 
-    `vllm` is whether it is set up on this machine.
+    `has_vllm` is whether it is set up on this machine.
     """
-    if user_settings.get("sampler") == "vllm" and not vllm:
+    if user_settings.get("sampler") == "vllm" and not has_vllm:
         raise _invalid_setting(
             "sampler",
             'sampler = "vllm", but vLLM is not set up on this machine',
@@ -73,25 +74,28 @@ def check_sampler(user_settings: GivenSettings, vllm: bool) -> None:
         )
 
 
-def check_together(algorithm: str, filled: Filled, model: ModelFacts, env: EnvFacts | None) -> None:
-    """Raise UserError SETTING_INVALID or SETTING_NOT_APPLICABLE if the filled-in settings
-    contradict each other, the model or the rows of the environment."""
-    _check_lengths(filled.values, model)
-    _check_thinking(filled.values, model)
-    _check_quantization(filled.values)
-    _check_keep(algorithm, filled.values)
+def check_together(
+    algorithm: str, draft: SettingsDraft, model: ModelFacts, env: EnvFacts | None
+) -> None:
+    """Raise UserError SETTING_INVALID or SETTING_NOT_APPLICABLE if the settings in `draft`, with
+    their defaults, contradict each other, the model or the rows of the environment."""
+    _check_lengths(draft.values, model)
+    _check_thinking(draft.values, model)
+    _check_quantization(draft.values)
+    _check_keep(algorithm, draft.values)
     if algorithm != "evaluate":  # an evaluation has no batch
-        _check_batch(algorithm, filled, env)
+        _check_batch(algorithm, draft, env)
 
 
-def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
-    """Raise UserError SETTING_INVALID if a batch is larger than the number of train rows."""
-    values = filled.values
+def _check_batch(algorithm: str, draft: SettingsDraft, env: EnvFacts | None) -> None:
+    """Raise UserError SETTING_INVALID if a batch of `algorithm` is larger than the number of train
+    rows."""
+    values = draft.values
     batch_setting = "batch_size" if algorithm in ROW_ALGORITHMS else "prompts_per_step"
     # `max_examples` has been filled in: it is the number of train rows, or None if not known.
     batch, rows = values[batch_setting], values.get("max_examples")
     if rows is not None and batch > rows:
-        limited_by = " (max_examples)" if filled.sources["max_examples"] == USER else ""
+        limited_by = " (max_examples)" if draft.sources["max_examples"] == USER else ""
         of_env = f" of {env.env_id}" if env else ""
         raise _invalid_setting(
             batch_setting,
@@ -103,20 +107,22 @@ def _check_batch(algorithm: str, filled: Filled, env: EnvFacts | None) -> None:
 def _check_lengths(values: GivenSettings, model: ModelFacts) -> None:
     """Raise UserError SETTING_INVALID unless max_tokens < max_length <= the model's context.
 
-    SFT and DPO have no max_tokens, so only max_length is checked. An evaluation has no max_length,
-    so max_tokens must be below the model's context.
+    `values` holds all settings, defaults included. SFT and DPO have no max_tokens, so only
+    max_length is checked. An evaluation has no max_length, so max_tokens must be below the model's
+    context.
     """
+    context = model.max_positions
     length = values.get("max_length")
     tokens = values.get("max_tokens")
-    if length is not None and length > model.max_positions:
+    if length is not None and length > context:
         raise _invalid_setting(
             "max_length",
-            f"max_length = {length} is above the model's context of {model.max_positions} tokens",
-            f"Use at most {model.max_positions}.",
+            f"max_length = {length} is above the model's context of {context} tokens",
+            f"Use at most {context}.",
         )
-    if tokens is not None and tokens >= (length or model.max_positions):
-        limit = f"max_length = {length}" if length else f"the model's {model.max_positions}"
-        can_raise_length = length is not None and length < model.max_positions
+    if tokens is not None and tokens >= (length or context):
+        limit = f"max_length = {length}" if length else f"the model's {context}"
+        can_raise_length = length is not None and length < context
         hint = "Lower max_tokens or raise max_length." if can_raise_length else "Lower max_tokens."
         message = f"max_tokens = {tokens} leaves no room for a prompt within {limit}"
         raise _invalid_setting("max_tokens", message, hint)
@@ -146,8 +152,8 @@ def _check_thinking(values: GivenSettings, model: ModelFacts) -> None:
 
 
 def _check_quantization(values: GivenSettings) -> None:
-    """Raise UserError SETTING_INVALID if the quantization is nf4 and the precision is float32 or
-    the sampler is vLLM."""
+    """Raise UserError SETTING_INVALID if, among all settings `values`, the quantization is nf4 and
+    the precision is float32 or the sampler is vLLM."""
     if values.get("quantization") == "nf4" and values.get("precision") == "float32":
         raise _invalid_setting(
             "precision",
@@ -201,8 +207,8 @@ def check_inherited(user_settings: GivenSettings, inherited: AdapterFacts) -> No
     order of the targets does not matter.
     """
     for name, current in inherited_settings(inherited).items():
-        requested = user_settings.get(name)
-        if isinstance(requested, list):
+        requested = user_settings.get(name)  # None if the user left it out
+        if isinstance(requested, list):  # the targets
             is_same = set(requested) == set(current)
         else:
             is_same = requested is None or requested == current

@@ -58,8 +58,11 @@ def _behind_url(home: Home, ref: str) -> ModelRef:
 
 
 def origin_text(model: ModelRef) -> str:
-    """Say where a model's adapter comes from, as the end of a sentence; "" for a base model."""
-    if model.waits_for:
+    """Say where a model's adapter comes from, as the end of a sentence; "" for a base model.
+
+    For example ", continued from step_000020 of sums-grpo-3".
+    """
+    if model.waits_for:  # the id of the run that has yet to make it
         return f", continued from what {model.waits_for} is still to make; the run waits for it"
     if model.adapter is None:
         return ""
@@ -77,7 +80,7 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
     open_row = _open_row(home, run_id)
     if open_row is None:
         return None
-    names_step = checkpoint not in ("", "best")
+    names_step = checkpoint not in ("", "best")  # such as "step20"
     if names_step and home.run(run_id).resolve_checkpoint(checkpoint) is not None:
         return None
     if open_row.state == "stopping":
@@ -90,11 +93,12 @@ def _awaited_model(home: Home, ref: str) -> ModelRef | None:
             ),
             field="model",
         )
-    return catalog.unmade(home, ref)
+    return catalog.unmade(home, ref)  # the model that is not made yet
 
 
 def _open_row(home: Home, run_id: str) -> RunRow | None:
-    """Return the row of the run with exactly this id, if it has not ended; else None."""
+    """Return the database row of the run with exactly the id `run_id`, if it has not ended; else
+    None. There is no row if the home has no database yet."""
     if not home.db.is_file():
         return None
     with Store(home) as store:

@@ -107,7 +107,7 @@ def _endpoint_teacher(settings: DistillSettings) -> EndpointTeacher:
 
 
 def _named_teacher(home: Home, ref: str) -> EndpointTeacher:
-    """Describe the teacher that config.toml names, such as "openai:big".
+    """Describe the teacher that config.toml names; `ref` is such as "openai:big".
 
     Raises UserError MODEL_NOT_FOUND if there is no such endpoint, ENV_SECRETS if its key is not
     set, SETTING_INVALID if it has a price: what a distillation asks of it is not counted.
@@ -175,7 +175,7 @@ def _local_model(home: Home, name: str) -> ModelRef:
 
 
 def missing_key(entry: EndpointTeacher, environment: Mapping[str, str]) -> str:
-    """Return the name of the environment variable that should hold the teacher's key.
+    """Return the name of the environment variable that should hold the key of the teacher `entry`.
 
     Returns "" if the variable is set in `environment`, or if the teacher needs no key.
     """

@@ -129,9 +129,9 @@ def merge(
     sets: dict[str, object] = {}
     changes: dict[str, tuple[object, object]] = {}
     for name, value in later.items():
-        for other_name in _names_replaced_by(name, later):
-            if other_name in merged:
-                changes[other_name] = (merged.pop(other_name), None)
+        for replaced_name in _names_replaced_by(name, later):
+            if replaced_name in merged:
+                changes[replaced_name] = (merged.pop(replaced_name), None)
         if name not in merged:
             sets[name] = value
         elif merged[name] != value:
@@ -177,7 +177,7 @@ def _flatten(content: Mapping[str, Any]) -> JsonObject:
     flat: JsonObject = {}
     for name, value in content.items():
         if name in ("settings", "vary"):
-            flat |= {f"{name}.{key}": item for key, item in value.items()}
+            flat |= {f"{name}.{key}": setting_value for key, setting_value in value.items()}
         else:
             flat[name] = value
     return flat
@@ -194,7 +194,7 @@ def _table_of(merged: Mapping[str, Any], table: str) -> JsonObject:
 
 
 def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_File]) -> None:
-    """Check the merged settings.
+    """Check the merged settings of the TOML `files`.
 
     Raises the UserErrors of `validate`, with file and line in the message. The file is the last one
     that has the setting under [settings], else the last one that has a key of that name (such as
@@ -216,7 +216,7 @@ def _check_settings(algorithm: str, settings: GivenSettings, files: Sequence[_Fi
 
 
 def _read_file(path: Path) -> _File:
-    """Read a TOML file and check its keys.
+    """Read the TOML file at `path` and check its keys.
 
     Raises UserError BAD_ARGUMENT if there is no such file, SETTING_INVALID if it is not TOML or
     cannot be read, SETTING_UNKNOWN for an unknown key.
@@ -228,7 +228,7 @@ def _read_file(path: Path) -> _File:
 
 
 def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
-    """Return the text of a TOML file, and what it holds.
+    """Return the text of the TOML file at `path`, and what it holds.
 
     Raises UserError BAD_ARGUMENT if there is no such file, SETTING_INVALID if it is not TOML or
     cannot be read.
@@ -246,7 +246,7 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
 
 
 def _check_file_key(place: str, name: str, value: Any) -> None:
-    """Check a key of a settings file and the type of its value.
+    """Check the key `name` of a settings file and the type of its value.
 
     `place` is file and line, such as "run.toml:3". Raises UserError SETTING_UNKNOWN if the key is
     unknown, SETTING_INVALID if its value has the wrong type.
@@ -286,13 +286,16 @@ def _file_error(place: str, fault: str, hint: str) -> UserError:
 
 
 def _line_of(text: str, name: str) -> int:
-    """Return the number of the line that sets `name` or opens its table; 1 if no line does.
+    """Return the number of the line in the TOML text `text` that sets `name` or opens its table; 1
+    if no line does.
 
     Such a line is `name = ...`, `name.key = ...`, `[name]` or `[settings.name]`, with or without
     quotes around the name.
     """
-    quoted = rf"[\"']?{re.escape(name)}[\"']?"
-    pattern = re.compile(rf"^\s*(\[+\s*(settings\s*\.\s*)?{quoted}\s*[\].]|{quoted}\s*[.=])")
+    key = rf"[\"']?{re.escape(name)}[\"']?"
+    table_header = rf"\[+\s*(settings\s*\.\s*)?{key}\s*[\].]"
+    assignment = rf"{key}\s*[.=]"
+    pattern = re.compile(rf"^\s*({table_header}|{assignment})")
     for number, line in enumerate(text.splitlines(), 1):
         if pattern.match(line):
             return number

@@ -46,7 +46,8 @@ def invalid_values_error(
         given: all values that were given.
     """
     # "loc" is the path to a fault, such as ("lora_targets", 2); its first part is the setting.
-    names = list(dict.fromkeys(str(item["loc"][0]) for item in error.errors()))
+    paths = [fault["loc"] for fault in error.errors()]
+    names = list(dict.fromkeys(str(setting) for setting, *_ in paths))  # each once
     problems = [
         f"{name} = {_shortened_value(given[name])} is not {expects(schema.model_fields[name])}"
         for name in names[:_EXPLAINED]
@@ -130,7 +131,7 @@ def _number_meant_by(value: object) -> float | int | None:
 
 
 def _number_hint(name: str, text: str, expected: str) -> str:
-    """Say what to write instead of the text `text` for a setting that takes a number.
+    """Say what to write instead of the text `text` for the setting `name`, which takes a number.
 
     `expected` describes the values that the setting takes, in words.
     """
@@ -152,7 +153,7 @@ _TEXTS = {
 
 
 def expects(field: FieldInfo) -> str:
-    """Say which values a setting takes.
+    """Say which values the setting with the schema `field` takes.
 
     For example "a whole number from 2 to 512", "one of none, nf4", "true or false" or "a list of at
     most 8 texts".
@@ -165,14 +166,15 @@ def expects(field: FieldInfo) -> str:
     if plain_type is bool:
         return "true or false"
     if plain_type is str:
-        patterns = [getattr(limit, "pattern", None) for limit in field.metadata]
-        return next((_TEXTS[pattern] for pattern in patterns if pattern), "a text")
+        pattern = _limit(field, "pattern")
+        return _TEXTS[pattern] if pattern else "a text"
     type_text = "a whole number" if plain_type is int else "a number"
     return f"{type_text} {_range_in_words(field)}".strip()
 
 
 def range_in_brief(field: FieldInfo) -> str:
-    """Say which values a setting takes, as briefly as a table needs: "2 to 512, whole"."""
+    """Say which values the setting with the schema `field` takes, as briefly as a table needs: "2
+    to 512, whole"."""
     plain_type = _plain_type(field.annotation)
     if get_origin(plain_type) is Literal:
         return ", ".join(str(value) for value in get_args(plain_type))
@@ -183,7 +185,8 @@ def range_in_brief(field: FieldInfo) -> str:
 
 
 def _list_in_words(field: FieldInfo, item_type: Any) -> str:
-    """Say which values a list setting takes; its items are of the type `item_type`."""
+    """Say which values the list setting with the schema `field` takes; its items are of the type
+    `item_type`."""
     if get_origin(item_type) is Literal:  # only `lora_targets` is such a list
         names = ", ".join(PROJECTIONS)
         return f"all-linear, attention, mlp or a list of the model's projections, as {names}"
@@ -235,15 +238,16 @@ def _upper_limit_in_words(field: FieldInfo) -> str:
 
 
 def _limit(field: FieldInfo, name: str) -> Any:
-    """Return the limit of a setting that pydantic calls `name`, such as "ge"; None if it has
-    none."""
-    for limit in field.metadata:
-        value = getattr(limit, name, None)
+    """Return the limit of a setting that pydantic calls `name`, such as "ge" (greater or equal);
+    None if it has none."""
+    for constraint in field.metadata:
+        value = getattr(constraint, name, None)
         if value is not None:
             return value
     return None
 
 
 def _as_text(value: float) -> str:
-    """Write a limit as text; a float gets no needless digits, e.g. 1e-7 -> "1e-07"."""
+    """Write a number that limits a setting as text; a float gets no needless digits, e.g. 1e-7 ->
+    "1e-07"."""
     return f"{value:g}" if isinstance(value, float) else str(value)

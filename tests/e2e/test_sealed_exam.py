@@ -188,7 +188,7 @@ def test_rows_that_hold_its_tasks_are_counted_and_not_named(home: Home, exam: st
     trained_on = push(home, tmp_path / "copy", copied, name="copy")
     run = training(home, trained_on)
     record = registry.find_env(home, exam, sealed=True)
-    report = contamination.of_evaluation(home, record, [run.id], "heldout")
+    report = contamination.compare_evaluation(home, record, [run.id], "heldout")
     assert report is not None and report.verdict == "leak"
     assert report.warnings[0].startswith("contamination: 40 of 40 held-out tasks overlap")
     assert SECRET not in report.warnings[0] and "row-" not in report.warnings[0]

@@ -101,8 +101,8 @@ def load_metrics(path: Path) -> Metrics:
 
 
 def _sampled_rows(path: Path, end: int) -> list[Line]:
-    """Read the first lines of the file, and lines that are evenly spread over its first `end`
-    bytes."""
+    """Read the first lines of the file at `path`, and lines that are evenly spread over its first
+    `end` bytes."""
     sampled = list(page_after(path, start=0, limit=_FIRST_LINES).lines)
     for index in range(1, _SAMPLES):
         offset = end * index // _SAMPLES  # usually inside a line; then the next line is read
@@ -158,7 +158,7 @@ def thin(lines: Sequence[Line], keys: Sequence[str], points: int = POINTS) -> li
 
 def _extreme_indices(lines: Sequence[Line], keys: Sequence[str]) -> set[int]:
     """Return the indices of the first and the last line, and of the lines with the first, lowest,
-    highest and last value of each metric in `keys`."""
+    highest and last value of each metric in `keys`. `lines` must not be empty."""
     extremes = {0, len(lines) - 1}
     for key in keys:
         measured = _measured_indices(lines, key)
@@ -192,6 +192,7 @@ def _evenly_spread(items: Sequence[int], count: int) -> list[int]:
 
     Returns [] if `count` is 0 or less.
     """
+    # The part number `part`, counted from 0, has its middle half a part after its beginning.
     return [items[int((part + 0.5) * len(items) / count)] for part in range(count)]
 
 
@@ -246,9 +247,8 @@ def _means_of_parts(values: Sequence[float], parts: int) -> list[float]:
     There must be at least as many values as sections.
     """
     edges = [len(values) * part // parts for part in range(parts + 1)]
-    return [
-        math.fsum(values[start:end]) / (end - start) for start, end in itertools.pairwise(edges)
-    ]
+    sections = itertools.pairwise(edges)  # (start, end) of each
+    return [math.fsum(values[start:end]) / (end - start) for start, end in sections]
 
 
 def short(value: float) -> float:
@@ -269,7 +269,7 @@ def parse_lines(texts: Sequence[str]) -> list[Line]:
     for text in texts:
         try:
             row = json.loads(text)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # RecursionError: nested too deeply
             continue
         if isinstance(row, Mapping):
             rows.append(dict(row))

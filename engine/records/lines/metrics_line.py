@@ -25,7 +25,7 @@ class MetricsLine(LineRecord):
 
     @property
     def values(self) -> Line:
-        """Metric -> value."""
+        """The measured values by the name of the metric; None for a number that was not finite."""
         return self.model_extra or {}
 
     def value(self, name: str) -> float | None:

@@ -27,7 +27,7 @@ class PromptLine(LineRecord):
 
 
 def chosen_prompt(path: Path) -> PromptLine | None:
-    """Return the prompt in the file at `path` that an environment version was made of; None if
-    there is none."""
-    lines = [line for line in PromptLine.read_all(path) if line.env_id]
-    return lines[-1] if lines else None
+    """Return the prompt in the file at `path` that an environment version was made of: the one that
+    the search chose. Return None if there is none."""
+    pushed_prompts = [line for line in PromptLine.read_all(path) if line.env_id]
+    return pushed_prompts[-1] if pushed_prompts else None

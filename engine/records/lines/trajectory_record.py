@@ -58,11 +58,12 @@ class TrajectoryRecord(Answer):
 
     @property
     def conversations(self) -> list[SampledIds]:
-        """The tokens of the rollout and of its branches.
+        """The tokens of the rollout, then those of its branches (its further conversations).
 
         Empty if they were not stored, or if an earlier version stored them without
         log-probabilities.
         """
+        # In the order of the fields of `SampledIds`.
         token_fields = (self.prompt_ids, self.ids, self.loss_mask, self.logprobs)
         if None in token_fields:
             return []

@@ -83,12 +83,16 @@ class Asking:
                 attempts=config.attempts,
                 half_of_task=half_of_task,
             )
-            total = len(tasks) * config.attempts * len(config.models)
-            endpoint_answers = ask_endpoints(
-                self.run, config, setup, tasks, self.stop, lambda n: self._report_progress(n, total)
-            )
+            planned_answers = len(tasks) * config.attempts * len(config.models)
+
+            def on_slice(answer_count: int) -> None:
+                """Report how many answers there are so far."""
+                self._report_progress(answer_count, planned_answers)
+
+            endpoint_answers = ask_endpoints(self.run, config, setup, tasks, self.stop, on_slice)
             _check_judge(process)
-        if endpoint_answers.stopped_by and not all(endpoint_answers.rows.values()):
+        every_model_answered = all(endpoint_answers.rows.values())  # [] for a model without answers
+        if endpoint_answers.stopped_by and not every_model_answered:
             raise UserError(
                 "BUDGET",
                 f"{endpoint_answers.stopped_by} allowed no answer of every model",
@@ -99,9 +103,11 @@ class Asking:
         return self._result(endpoint_answers, task_count=len(tasks))
 
     def _record_judges(self) -> None:
-        """Write down who could grade the answers, for a later comparison."""
+        """Write down which judges (models that grade answers) the environment may ask, so that a
+        later comparison can tell whether two evaluations had the same ones."""
         judges = judges_used(self.run.home, endpoints_of(self.record))
         if judges:
+            # No weights: the models of this evaluation are behind a URL.
             BasesAsked(weights={}, judges=judges).write(self.run.bases)
 
     def _report_progress(self, answers: int, total: int) -> None:
@@ -109,17 +115,22 @@ class Asking:
         self.event("progress", f"{answers} of {counted(total, 'answer')}", done=answers, of=total)
 
     def _rescore(self, task_by_id: Mapping[str, JsonObject]) -> None:
-        """Let a second env process score a sample of the first model's answers again."""
-        with stored_answers.rescoring(
-            self.run, self.record, lambda reason: self.event("rescore_skipped", reason)
-        ) as rescore_sample:
-            rescore_sample(self.run.model_evals(0), "", task_by_id)
+        """Let a second env process score a sample of the first model's answers again, to see
+        whether the rewards are the same. `task_by_id` holds the tasks that were asked."""
+
+        def on_skip(reason: str) -> None:
+            """Write an event that answers could not be scored again."""
+            self.event("rescore_skipped", reason)
+
+        with stored_answers.rescoring(self.run, self.record, on_skip) as rescore_sample:
+            both_halves = ""  # held-out tasks that choose a checkpoint, and those that do not
+            rescore_sample(self.run.model_evals(0), both_halves, task_by_id)
 
     def _result(self, answers: EndpointAnswers, task_count: int) -> JsonObject:
         """Make the content of result.json, and write an event and the metrics of each model.
 
-        `task_count` is how many tasks each model was to answer; a cap may have left some of them
-        out.
+        `answers` holds what each model answered and took. `task_count` is how many tasks each model
+        was to answer; a cap may have left some of them out.
         """
         results = []
         for step, (index, rows) in enumerate(sorted(answers.rows.items()), start=1):
@@ -139,7 +150,8 @@ class Asking:
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
     def _write_metrics(self, step: int, ref: str, rows: list[EvaluationRow]) -> None:
-        """Append the means of one model to the run's metrics.jsonl."""
+        """Append the means over `rows`, the answers of the model `ref`, to the run's metrics.jsonl.
+        `step` is the number of the model, from 1."""
         curves = summarise(rows).curves(self.config.split)
         self._metrics.append({"step": step, "time": time.time(), "model": ref, **curves})
 
@@ -151,9 +163,12 @@ class Asking:
 def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
     """Return the fields of result.json that only models behind a URL have.
 
-    `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the run, and
-    `asked_without` which parameters a server refused; both are left out if there are none.
-    `task_count` is how many tasks each model was to answer.
+    The field `endpoints` holds their calls, tokens and money. `stopped_by` says which cap ended the
+    run, and `asked_without` which parameters a server refused; both are left out if there are none.
+
+    Args:
+        answers: what the models answered and took.
+        task_count: how many tasks each model was to answer.
     """
     fields: JsonObject = {"endpoints": answers.use}
     if answers.stopped_by:
@@ -164,8 +179,9 @@ def endpoint_fields(answers: EndpointAnswers, task_count: int) -> JsonObject:
 
 
 def _cost_sentences(answers: EndpointAnswers, task_count: int) -> list[str]:
-    """Write sentences about the run's calls and money, the cap that ended it, if one did, and the
-    parameters that a server refused."""
+    """Write sentences about the run's calls and money (in `answers`), the cap that ended it, if one
+    did, and the parameters that a server refused. `task_count` is how many tasks each model was to
+    answer."""
     total = answers.use["total"]
     money = f", {total['cost']:.4g} in money" if total["cost"] else ""
     sentences = [f"{counted(total['calls'], 'call')}{money}"]
@@ -186,7 +202,8 @@ def _judge_budget(config: EvaluateConfig) -> JudgeBudget:
 
 
 def _check_judge(process: EnvProcess) -> None:
-    """Raise UserError BUDGET if the judge's limit made it refuse to score an answer.
+    """Raise UserError BUDGET if the limit of the environment's judge (a model that scores answers)
+    made it refuse to score an answer.
 
     Otherwise the answers that the judge did not see would count as answers with reward 0.
     """
@@ -215,7 +232,7 @@ def main(folder: Path) -> int:
     process."""
     status = carry_out(folder, Asking, "asking", Cancelled, _explain)
     if status == EXIT_DONE:
-        seal(RunDir(folder))
+        seal(RunDir(folder))  # hashes of all files that the result rests on
     return status
 
 

@@ -4,6 +4,7 @@ All models answer a slice of the tasks before the next slice begins. If a cap en
 them have answered about the same tasks. A resumed run does not ask again what was answered before.
 """
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -46,6 +47,7 @@ class EndpointAnswers:
         """
         if not self.stopped_by:
             return ""
+        # A task may have several rows, one for each attempt.
         task_counts = [len({row.task for row in rows}) for rows in self.rows.values()]
         fewest = min(task_counts)
         return f"stopped by {self.stopped_by}: {fewest} of {counted(task_count, 'task')} answered"
@@ -70,9 +72,9 @@ def ask_endpoints(
     Cancelled once `stop` is set. Rows that were written before stay.
     """
     settings = config.settings
-    with ExitStack() as opened:
+    with ExitStack() as cleanup:  # closes everything below at the end, even after an error
         ledger = AnswerLedger(run.endpoint_calls, settings.max_calls, settings.max_cost)
-        opened.callback(ledger.close)
+        cleanup.callback(ledger.close)
         run.evals_dir.mkdir(parents=True, exist_ok=True)
         asked_models = [
             _AskedModel(run, config, index, setup, ledger, stop)
@@ -80,23 +82,24 @@ def ask_endpoints(
             if model.endpoint is not None
         ]
         for asked_model in asked_models:
-            opened.callback(asked_model.close)
+            cleanup.callback(asked_model.close)
         for start in range(0, len(tasks), SLICE):
             for asked_model in asked_models:
                 asked_model.play(tasks[start : start + SLICE])
             on_slice(sum(len(asked_model.rows) for asked_model in asked_models))
             if ledger.stopped_by:
                 break
-        use = {ref: use.to_json() for ref, use in ledger.use.items()}
+        use_by_model = {ref: use.to_json() for ref, use in ledger.use.items()}
+        # Parameters of a request that a model's server refused, such as `top_k`.
+        refused_parameters = {
+            asked_model.player.ref: asked_model.player.client.left_out
+            for asked_model in asked_models
+        }
         return EndpointAnswers(
             rows={asked_model.index: asked_model.rows for asked_model in asked_models},
-            use={"models": use, "total": ledger.total.to_json()},
+            use={"models": use_by_model, "total": ledger.total.to_json()},
             stopped_by=ledger.stopped_by,
-            asked_without={
-                asked_model.player.ref: asked_model.player.client.left_out
-                for asked_model in asked_models
-                if asked_model.player.client.left_out
-            },
+            asked_without={ref: names for ref, names in refused_parameters.items() if names},
         )
 
 
@@ -117,7 +120,16 @@ class _AskedModel:
         ledger: AnswerLedger,
         stop: threading.Event,
     ) -> None:
-        """Open the file of the model at `index`, and read what it answered before."""
+        """Open the file of the model at `index`, and read what it answered before.
+
+        Args:
+            run: the run, in whose folder the answers are stored.
+            config: its config.
+            index: the model's place in the config's `models`.
+            setup: the environment that the model plays, with its settings.
+            ledger: records all calls of the run, and enforces its caps on calls and money.
+            stop: once set, no further request is sent.
+        """
         model = config.models[index]
         assert model.endpoint is not None  # the caller chose it for that
         self.index = index
@@ -132,10 +144,10 @@ class _AskedModel:
     def play(self, tasks: Sequence[TaskRow]) -> None:
         """Let the model answer these tasks, `attempts` times each; skip attempts that its file has
         from before an interruption."""
+        all_jobs = itertools.product(tasks, range(self._attempts))  # task by task
         jobs = [
             (task, attempt)
-            for task in tasks
-            for attempt in range(self._attempts)
+            for task, attempt in all_jobs
             if (task["id"], attempt) not in self._answered_attempts
         ]
         self.player.play(jobs, self._keep_row)

@@ -11,7 +11,6 @@ environment has dev tasks, these choose the checkpoint, and all held-out tasks a
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 
 from engine.core.split import family_keys, prompt_key
 from engine.environments.registry import EnvRecord, read_tasks
@@ -40,7 +39,8 @@ def exam_tasks(
     """Return the tasks of a training run's exam (its evaluations along the way).
 
     First come the dev tasks, if the environment has any, then the held-out tasks: at most `limit`
-    of each, in the order of `ordered`. Tasks for which `usable` returns false are left out.
+    of each, in the order of `ordered`. Tasks for which `usable` returns a false value are left out;
+    the default `bool` keeps all, because no task is empty.
     """
     chosen: list[TaskRow] = []
     for split in ("dev", "heldout"):
@@ -122,10 +122,10 @@ def frequent_answer(tasks: Sequence[TaskRow]) -> tuple[str, float] | None:
     """
     counts: Counter[str] = Counter()
     for task in tasks:
-        turns = task.get("answer") or []
-        if len(turns) == 1:
-            counts[str(turns[0].get("content") or "").strip()] += 1
-    del counts[""]  # an answer that is a tool call, or none
+        reference_turns = task.get("answer") or []
+        if len(reference_turns) == 1:
+            counts[str(reference_turns[0].get("content") or "").strip()] += 1
+    del counts[""]  # an answer that is a tool call, or none; a Counter may lack the key
     if not counts:
         return None
     text, count = counts.most_common(1)[0]
@@ -134,12 +134,16 @@ def frequent_answer(tasks: Sequence[TaskRow]) -> tuple[str, float] | None:
 
 
 def size_of(env: EnvRecord, tasks: Sequence[TaskRow]) -> ExamSize:
-    """Return how many questions these tasks are, and how many groups.
+    """Return how many questions these tasks are, and how many groups they form (tasks that the
+    environment says belong together).
 
     Tasks with the same prompt are one question, unless the environment writes further messages.
     """
-    key_of = (lambda task: prompt_key(task["prompt"])) if env.kind == "single" else itemgetter("id")
-    return ExamSize.of({key_of(task): str(task.get("group") or "") for task in tasks})
+    group_of_question: dict[str, str] = {}  # "" for a task without a group
+    for task in tasks:
+        question = prompt_key(task["prompt"]) if env.kind == "single" else task["id"]
+        group_of_question[question] = str(task.get("group") or "")
+    return ExamSize.of(group_of_question)
 
 
 def chosen_tasks(

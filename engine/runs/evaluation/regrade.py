@@ -7,6 +7,7 @@ Exit status: 0 done (result.json), 3 failed (failure.json), 4 stopped on request
 """
 
 import hashlib
+import itertools
 import signal
 import sys
 import time
@@ -134,7 +135,7 @@ class Regrade:
         return regraded
 
     def _record_scores(self, step: int, scores: ModelScores) -> None:
-        """Write the means of one model to events.jsonl and metrics.jsonl.
+        """Write the means of one model, `scores`, to events.jsonl and metrics.jsonl.
 
         `step` is the number of models that are done.
         """
@@ -192,8 +193,10 @@ class Regrade:
         The tasks are taken in the order of `_task_order`. `rows_of_models` holds the stored rows of
         each model.
         """
-        all_ids = {str(row.get("task")) for rows in rows_of_models for row in rows}
-        return set(sorted(all_ids, key=_task_order)[: self.config.rows])
+        all_rows = itertools.chain.from_iterable(rows_of_models)
+        all_ids = {str(row.get("task")) for row in all_rows}
+        in_order = sorted(all_ids, key=_task_order)
+        return set(in_order[: self.config.rows])
 
     def _score_model(
         self, process: EnvProcess, index: int, ref: str, rows: Sequence[Line], task_ids: set[str]
@@ -229,7 +232,7 @@ class Regrade:
         return new_rows
 
     def _new_score(self, process: EnvProcess, row: Line) -> ScoreReply | str:
-        """Score one stored answer with this environment version.
+        """Score one stored answer, the line `row`, with this environment version in its `process`.
 
         Returns the score, or a key of `SKIPPED`, such as "changed_prompt", that says why the answer
         cannot be scored.
@@ -267,11 +270,12 @@ def _new_row_of(row: Line, score: Mapping[str, Any], ref: str, position: int) ->
         position: the row's place in its file, used as the number of the attempt if the row has
             no such number.
     """
-    replaced_keys = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
-    copied = {name: value for name, value in row.items() if name not in replaced_keys}
-    new_fault = {name: score[name] for name in _OF_OLD_SCORE if score.get(name)}
-    return copied | {
-        **new_fault,
+    dropped_keys = (*_TRAINING_ONLY, *_OF_OLD_SCORE)
+    copied_fields = {name: value for name, value in row.items() if name not in dropped_keys}
+    # The explanation of the new score: `reason` and `parts`, if it has them.
+    new_explanation = {name: score[name] for name in _OF_OLD_SCORE if score.get(name)}
+    return copied_fields | {
+        **new_explanation,
         "model": ref,
         # Rollouts of training name their attempt "member".
         "attempt": row.get("attempt", row.get("member", position)),
@@ -310,8 +314,8 @@ def _mean_scores(ref: str, rows: Sequence[Line]) -> ModelScores:
     success.
     """
     records = _records(rows)
-    measure = measure_of(records)
-    # `measure` is empty if no scoring has succeeded. The number of errors does not depend on it.
+    measure = measure_of(records)  # "success" or "reward"; empty if no scoring has succeeded
+    # The number of errors is the same for both measures.
     errors = side(records, measure or "reward").errors
     count = max(1, len(rows))  # not 0, to avoid a division by zero
     solved_count = sum(bool(row["success"]) for row in rows)

@@ -48,7 +48,8 @@ def evaluation_result(run: RunDir, results: Sequence[JsonObject]) -> JsonObject:
     for result in results:
         interval = interval_in_words(level_by_model.get(result["ref"]), result["tasks"])
         result_texts.append(f"{result['ref']}: {result_in_words(result)}{interval}")
-    robustness_sentences = [probed.sentence for probed in verdict.robustness]
+    # How each model did on the same tasks in other words.
+    robustness_sentences = [robustness.sentence for robustness in verdict.robustness]
     summary = ". ".join(["; ".join(result_texts), *robustness_sentences])
     evidence = verdict.to_json()
     return {

@@ -132,7 +132,7 @@ def rescoring(run: RunDir, record: EnvRecord, on_skip: Callable[[str], None]) ->
     """
     if record.kind == "command":
         on_skip("the environment's command earns its rewards, and nothing scores a stored answer")
-        yield lambda *_: None
+        yield lambda *_: None  # a `rescore_sample` that does nothing
         return
     fresh_process = _FreshProcess(record)
     executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rescoring")
@@ -255,8 +255,11 @@ def _rescore(
 
 
 def _identity_fields(record: EnvRecord, file: Path, half: str) -> dict[str, object]:
-    """Return the fields of `evals/rescored.json` that say which answers were scored again, and by
-    which environment version."""
+    """Return the fields of `evals/rescored.json` that say which answers were scored again, by which
+    environment version, and what of it may make scores differ.
+
+    `half` is "select" or "report" for the answers to one half of the held-out tasks, "" for both.
+    """
     return {
         "env_id": record.env_id,
         "file": file.name,
@@ -275,7 +278,8 @@ def _sampled_answers(
     environment has several turns.
     """
     return [
-        _scored_answer(tasks[row["task"]], row, is_multi_turn) for row in _sample(file, half, tasks)
+        _scored_answer(tasks[row["task"]], row, is_multi_turn=is_multi_turn)
+        for row in _sample(file, half, tasks)
     ]
 
 
@@ -298,15 +302,17 @@ def _sample(file: Path, half: str, tasks: Mapping[str, Task]) -> list[Line]:
     return random.Random(len(eligible)).sample(eligible, min(MOST, len(eligible)))
 
 
-def _scored_answer(task: Task, row: Mapping[str, Any], is_multi_turn: bool) -> Scored:
-    """Convert a stored answer to a `Scored`, the form that `score_again` takes.
+def _scored_answer(task: Task, row: Mapping[str, Any], *, is_multi_turn: bool) -> Scored:
+    """Convert a stored answer (`row`, a line of an evaluation) to `task` to a `Scored`, the form
+    that `score_again` takes. `is_multi_turn` says whether the environment has several turns.
 
     A `Scored` holds the task's id and the attempt, the stored reward, and a function that scores
     the answer again in a given process.
     """
 
     def score_anew(process: EnvProcess) -> ScoreReply | str:
-        """Return the new score, or a key of `SKIPPED` that says why there is none."""
+        """Score the answer again in `process`. Return the new score, or a key of `SKIPPED` that
+        says why there is none."""
         score = score_stored(process, task, row, is_multi_turn=is_multi_turn)
         # `score_stored` returns a failed score for a conversation that cannot be repeated. Here the
         # answer is skipped instead, so that it does not count as a changed reward.

@@ -98,10 +98,11 @@ class AskedSearch:
         row_by_task: dict[str, EvaluationRow] = {}
 
         def keep_row(row: EvaluationRow) -> None:
+            """Store the row of an answered task."""
             row_by_task[row.task] = row
 
         self._player.play([(task, 0) for task in tasks], keep_row)  # 0: the only attempt
-        if len(row_by_task) < len(tasks):
+        if len(row_by_task) < len(tasks):  # the player stops silently where a cap is reached
             raise UserError(
                 "BUDGET",
                 f"max_cost = {self.config.settings.max_cost:g} allows no more answers",
@@ -110,15 +111,17 @@ class AskedSearch:
         return [row_by_task[task["id"]] for task in tasks]
 
     def event(self, name: str, message: str, **fields: Any) -> None:
-        """Append an event to the run's events.jsonl."""
+        """Append an event to the run's events.jsonl: its name, a message for people, and further
+        fields."""
         self._events.append({"time": time.time(), "event": name, "message": message, **fields})
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Append a line to the run's metrics.jsonl."""
+        """Append a line to the run's metrics.jsonl: `values` of the metrics at a step, which is a
+        round of the search."""
         self._metrics.append({"step": step, "time": time.time(), **values})
 
     def rewind(self, step: int) -> None:
-        """Remove the lines of metrics.jsonl after `step`."""
+        """Remove the lines of metrics.jsonl after `step`, which an interrupted attempt has left."""
         keep_lines(self.run.metrics, lambda line: line["step"] <= step)
         self._metrics = Appender(self.run.metrics)  # the file was replaced by a new one
 
@@ -141,7 +144,7 @@ def _as_evaluation(config: PromptConfig) -> EvaluationSettings:
     # together: the object that counts the money of all calls enforces it.
     no_caps = {"max_calls": None, "max_cost": None}
     greedy = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    return EvaluationSettings(**{**shared, **no_caps}, **greedy)
+    return EvaluationSettings(**(shared | no_caps), **greedy)
 
 
 def _read_config(run: RunDir) -> PromptConfig:
@@ -157,13 +160,13 @@ def main(folder: Path) -> int:
     """Carry out the search in the run folder `folder`; returns the exit status of the process."""
     status = carry_out(folder, AskedSearch, "search", Cancelled, _explain)
     if status == EXIT_DONE:
-        seal(RunDir(folder))
+        seal(RunDir(folder))  # hashes of all files that the result rests on
     return status
 
 
 def _explain(error: Exception) -> Explanation | None:
-    """Explain a failure of an endpoint or of a budget as (kind, message, hint); return None for any
-    other exception, which `carry_out` explains."""
+    """Explain why a search for a prompt failed: `error` of an endpoint or of a budget becomes
+    (kind, message, hint). Return None for any other exception, which `carry_out` explains."""
     if isinstance(error, Refused):
         hint = "Correct its url, model or key_env in config.toml, then resume the run."
         return "config", "An endpoint refuses to be asked.", hint

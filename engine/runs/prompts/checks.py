@@ -20,14 +20,14 @@ _TASKS_READ = 2000  # whose texts are looked at
 
 
 def require_gepa(python: str = "") -> None:
-    """Raise UserError BAD_ARGUMENT if gepa is not installed for the interpreter `python`; ""
-    stands for this one."""
+    """Raise UserError BAD_ARGUMENT if the package gepa, which searches for prompts, is not
+    installed for the interpreter at the path `python`; "" stands for the running one."""
     if not python or python == sys.executable:
-        installed = importlib.util.find_spec(PACKAGE) is not None
+        is_installed = importlib.util.find_spec(PACKAGE) is not None
     else:  # another interpreter: its folder is searched, which is faster than running it
-        folder = Path(python).parent.parent
-        installed = any(folder.glob(f"lib/python*/site-packages/{PACKAGE}"))
-    if not installed:
+        environment_folder = Path(python).parent.parent  # `python` is FOLDER/bin/python
+        is_installed = any(environment_folder.glob(f"lib/python*/site-packages/{PACKAGE}"))
+    if not is_installed:
         raise UserError(
             "BAD_ARGUMENT",
             f"algorithm prompt needs the package {PACKAGE}, which {python or sys.executable} has "
@@ -45,16 +45,14 @@ def reflecting_endpoint(home: Home, name: object) -> Endpoint:
     Raises UserError SETTING_INVALID if the setting is missing, MODEL_NOT_FOUND if config.toml lacks
     the endpoint, ENV_SECRETS if its key is not set.
     """
-    known_endpoints = (
-        ", ".join(f"{PREFIX}{endpoint_name}" for endpoint_name in home.user_config().endpoints)
-        or "none"
-    )
     if not name or not isinstance(name, str):
+        endpoint_names = home.user_config().endpoints
+        known_endpoints = ", ".join(f"{PREFIX}{known_name}" for known_name in endpoint_names)
         raise UserError(
             "SETTING_INVALID",
             "algorithm prompt has no endpoint that writes prompts",
             hint=f'Name one of config.toml, e.g. settings={{"reflection": "openai:big"}}; there '
-            f"are: {known_endpoints}.",
+            f"are: {known_endpoints or 'none'}.",
             field="settings.reflection",
         )
     return find_endpoint(home, as_reference(name), field="settings.reflection")
@@ -92,10 +90,13 @@ def check_env(env: EnvRecord) -> None:
 def check_budget(tasks: SearchTasks, settings: PromptSettings, env_id: str) -> None:
     """Check that a search can make at least one round with its tasks and rollouts.
 
+    `env_id` is the environment, for the message.
+
     Raises UserError SETTING_INVALID if `max_rollouts` does not suffice for one round, BAD_ARGUMENT
     if there is no train task whose answers the endpoint may be shown.
     """
     if not tasks.reflected:
+        # A sealed exam holds tasks that nobody may see; they are not sent to an endpoint.
         sealed_note = f": {tasks.sealed} hold tasks of a sealed exam" if tasks.sealed else ""
         raise UserError(
             "BAD_ARGUMENT",

@@ -40,8 +40,8 @@ def _text_of(message: ChatMessage) -> str:
 
 
 def _feedback(task: TaskRow, row: EvaluationRow) -> str:
-    """Say what an answer earned and why, as far as the environment tells it. If the answer is not
-    right, the reference answer follows."""
+    """Say what an answer (`row`) to `task` earned and why, as far as the environment tells it. If
+    the answer is not right, the reference answer follows."""
     sentences = [f"It earned {row.reward or 0.0:g}."]
     if row.success is not None:
         sentences.append("It is right." if row.success else "It is not right.")

@@ -102,7 +102,7 @@ class PromptJob:
             f"{len(tasks.reflected)} train tasks to reflect on, {len(tasks.choosing)} that choose",
             total_steps=rounds + 1,  # the last is the exam
         )
-        self._tell_sealed(tasks)
+        self._report_sealed(tasks)
         self._record_first_prompt(texts)
         before = self._take_exam(0, heldout, texts)
         if last_line(self.run.metrics) is None:
@@ -130,8 +130,9 @@ class PromptJob:
             raise no_texts_error(self.env.env_id)
         return texts
 
-    def _tell_sealed(self, tasks: SearchTasks) -> None:
-        """Write how many tasks the endpoint is not shown because of a sealed exam."""
+    def _report_sealed(self, tasks: SearchTasks) -> None:
+        """Write an event with the number of tasks that the endpoint is not shown because they hold
+        tasks of a sealed exam (tasks that nobody may see)."""
         if tasks.sealed:
             text = f"{tasks.sealed} train tasks hold tasks of a sealed exam: they are not sent away"
             self.desk.event("sealed_tasks", text, tasks=tasks.sealed)
@@ -143,7 +144,8 @@ class PromptJob:
         tasks_with_texts = [self._task_with_texts(task, texts) for task in tasks]
         obstacles = [self.left_out(task) for task in tasks_with_texts]  # "": it can be asked
         pairs = list(zip(tasks_with_texts, obstacles, strict=True))
-        answered_rows = iter(self.desk.play([task for task, obstacle in pairs if not obstacle]))
+        askable_tasks = [task for task, obstacle in pairs if not obstacle]
+        answered_rows = iter(self.desk.play(askable_tasks))  # in the order of these tasks
         return [
             self._row_of_unasked(task, obstacle) if obstacle else next(answered_rows)
             for task, obstacle in pairs
@@ -175,9 +177,9 @@ class PromptJob:
     def _take_exam(
         self, step: int, heldout: Sequence[TaskRow], texts: Texts
     ) -> Sequence[EvaluationRow]:
-        """Let the model answer the held-out tasks with `texts`, and append the rows to the file of
-        `step`. Tasks whose rows an earlier attempt of the run wrote are not asked again. Returns
-        all rows."""
+        """Let the model answer the held-out tasks `heldout` with `texts`, and append the rows to
+        the file of `step`. Tasks whose rows an earlier attempt of the run wrote are not asked
+        again. Returns all rows."""
         path = self.run.evals(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         rows = read_evaluation(path)
@@ -202,16 +204,17 @@ class PromptJob:
         return rows
 
     def _search(self, tasks: SearchTasks, texts: Texts, reflection: Reflection) -> SearchResult:
-        """Search for better texts, beginning with `texts`, and return the result."""
+        """Search for texts that earn more than `texts`, and return the result. `tasks` are those of
+        the search, `reflection` asks the endpoint that writes prompts."""
         prompt_search = Search(
-            self.run.search,
-            self.config.settings,
-            tasks,
-            self._play,
-            reflection,
-            redactor_for(self.run.home, self.env.dir),
-            self._on_round,
-            self.desk.is_stopping,
+            folder=self.run.search,
+            settings=self.config.settings,
+            tasks=tasks,
+            play=self._play,
+            reflection=reflection,
+            redact=redactor_for(self.run.home, self.env.dir),
+            on_round=self._on_round,
+            is_stopping=self.desk.is_stopping,
         )
         return prompt_search.run(texts)
 
@@ -221,30 +224,34 @@ class PromptJob:
             self._append(PromptLine(round=0, texts=dict(texts)))
 
     def _append(self, line: PromptLine) -> None:
-        """Add a line to prompts.jsonl."""
+        """Append a prompt that was tried, with what it earned, to prompts.jsonl."""
         with Appender(self.run.prompts) as file:
             file.append(line.to_line())
 
     def _on_round(self, search_round: Round, search: Search) -> None:
-        """Record a round of the search: its rollouts, its new prompt and its metrics."""
-        answer_sets = [
-            answers for answers in (search_round.before, search_round.after) if answers is not None
-        ]
+        """Record a round of the search: its rollouts, its new prompt and its metrics.
+
+        `search` tells the best prompt so far and what the whole search has used.
+        """
+        before, after = search_round.before, search_round.after  # None if it did not get so far
+        answer_sets = [answers for answers in (before, after) if answers is not None]
         self._write_rollouts(search_round.number, answer_sets)
-        if search_round.after is not None:
+        if after is not None:
+            # An interrupted attempt may have written this round already.
             keep_lines(self.run.prompts, lambda line: line["round"] < search_round.number)
             line = PromptLine(
                 round=search_round.number,
-                texts=dict(search_round.after.texts),
-                before=search_round.before.mean if search_round.before else None,
-                after=search_round.after.mean,
+                texts=dict(after.texts),
+                before=before.mean if before else None,
+                after=after.mean,
             )
-            chosen = {} if search_round.chosen_by is None else {"chosen_by": search_round.chosen_by}
-            self._append(line.model_copy(update=chosen))
+            if search_round.chosen_by is not None:  # only a field that was set is written
+                line = line.model_copy(update={"chosen_by": search_round.chosen_by})
+            self._append(line)
         use = search.reflection.use
         values: dict[str, float | None] = {
-            "tried_reward": search_round.after.mean if search_round.after else None,
-            "reward_before": search_round.before.mean if search_round.before else None,
+            "tried_reward": after.mean if after else None,
+            "reward_before": before.mean if before else None,
             "chosen_reward": search.best,
             "rollouts": float(search.rollouts),
             "reflection_calls": float(use.calls),
@@ -255,22 +262,23 @@ class PromptJob:
         self.desk.metrics(search_round.number, values)
 
     def _write_rollouts(self, step: int, answer_sets: Sequence[Answers]) -> None:
-        """Write the answers of a round to the rollout file of `step`. Each task is a group: member
-        0 is the answer with the old prompt, member 1 the answer with the new one."""
+        """Write the answers of a round to the rollout file of `step`: `answer_sets` holds those
+        with the old prompt, then those with the new one. Each task is a group: member 0 is its
+        answer with the old prompt, member 1 that with the new one."""
         path = self.run.rollouts(step)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        shared = set(TrajectoryRecord.model_fields) & set(EvaluationRow.model_fields)
+        shared_fields = set(TrajectoryRecord.model_fields) & set(EvaluationRow.model_fields)
         with Appender(path) as file:
             for member, answers in enumerate(answer_sets):
                 for group, row in enumerate(answers.rows):
                     messages = row.messages or []
                     record = TrajectoryRecord(
-                        **row.model_dump(include=shared, exclude_unset=True),
+                        **row.model_dump(include=shared_fields, exclude_unset=True),
                         step=step,
                         group=group,
                         member=member,
-                        advantage=0.0,
+                        advantage=0.0,  # a rollout must have one, but no weights are trained here
                         turns=sum(message["role"] == "assistant" for message in messages),
                     )
                     file.append(record.to_line())
@@ -351,7 +359,8 @@ class PromptJob:
 
 
 def _describe_result(search_result: SearchResult, env_id: str, problem: str) -> str:
-    """Say in one sentence what a search has come to."""
+    """Say in one sentence what a search has come to. `env_id` is the environment version with the
+    new prompt, `problem` why there is none; each is "" if it does not apply."""
     ended = f", ended by {search_result.stopped_by}" if search_result.stopped_by else ""
     effort = f"{search_result.rounds} rounds, {search_result.rollouts} rollouts{ended}"
     if not search_result.is_new:

@@ -68,7 +68,8 @@ class Reflection:
 
     @property
     def is_over(self) -> bool:
-        """Whether a cap or a failure of the endpoint allows no further request."""
+        """Whether a cap or a failure of the endpoint allows no further request. If the limit of
+        calls is reached, this is noted in `stopped_by`."""
         call_limit = self._config.settings.max_calls
         if self.use.calls >= call_limit and not self.stopped_by:
             self.stopped_by = f"max_calls = {call_limit}"
@@ -83,7 +84,8 @@ class Reflection:
         """
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         digest = hashlib.sha256(str(messages).encode("utf-8", "replace")).hexdigest()[:16]
-        # (model, task, attempt, turn): what an earlier attempt of the run asked is found by it.
+        # (model, task, attempt, turn), the key of a recorded call: what an earlier attempt of the
+        # run asked is found by it and not asked again.
         call_key = (self._name, f"reflection {digest}", 0, self._times_asked[digest])
         self._times_asked[digest] += 1
         request = Request(messages, [], self._options)

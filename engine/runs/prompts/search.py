@@ -180,10 +180,7 @@ class Search:
                 valset=list(self.tasks.choosing),
                 adapter=self,
                 reflection_lm=self.reflection,
-                reflection_prompt_template={
-                    name: _TEMPLATE.format(what=_NAMES.get(name, f"what {name} says of itself"))
-                    for name in texts
-                },
+                reflection_prompt_template={name: _request_template(name) for name in texts},
                 reflection_minibatch_size=min(
                     self.settings.prompts_per_step, len(self.tasks.reflected)
                 ),
@@ -195,7 +192,7 @@ class Search:
                 track_best_outputs=False,
                 seed=self.settings.seed,
             )
-        scores = result.val_aggregate_scores
+        scores = result.val_aggregate_scores  # of each prompt on the tasks that choose; 0: the seed
         return SearchResult(
             texts=dict(result.best_candidate),
             is_new=dict(result.best_candidate) != dict(texts),
@@ -213,8 +210,11 @@ class Search:
         """Return whether to end the search before the next round; gepa calls this with its
         state."""
         self.rollouts = int(state.total_num_evals)
-        prompt_indices = range(self._count_prompts(state))
-        best = max(state.get_program_average_val_subset(index)[0] for index in prompt_indices)
+        mean_rewards = []  # of each prompt on the tasks that choose
+        for index in range(self._count_prompts(state)):
+            mean_reward, _ = state.get_program_average_val_subset(index)  # and the number of tasks
+            mean_rewards.append(mean_reward)
+        best = max(mean_rewards)
         self.best = best
         if self._is_stopping() or self.reflection.is_over or best >= FULL_REWARD:
             return True
@@ -235,8 +235,10 @@ class Search:
 
         gepa calls this for the train tasks of a round and for the tasks that choose. If an earlier
         attempt of the run stored the rewards of the tasks that choose, they are not answered again.
+        `capture_traces` is gepa's and not needed: rows that were answered are always returned.
         """
-        chooses = batch[0]["id"] in self._choosing_ids
+        chooses = batch[0]["id"] in self._choosing_ids  # a batch is all of one kind
+        # Task id -> reward, as an earlier attempt of the run stored it.
         stored = self._choosing_rewards.get(_hash_of(candidate), {}) if chooses else {}
         if stored and all(task["id"] in stored for task in batch):
             stored_rewards = [stored[task["id"]] for task in batch]
@@ -248,7 +250,7 @@ class Search:
         if chooses:
             self._store_choosing_rewards(candidate, batch, rewards)
             self._round.chosen_by = answers.mean
-        elif self._round.before is None:
+        elif self._round.before is None:  # gepa tries the old prompt of a round first
             self._round.before = answers
         else:
             self._round.after = answers
@@ -258,24 +260,29 @@ class Search:
     def _as_gepa_batch(
         outputs: Sequence[Any], rewards: list[float], traces: list[Any] | None
     ) -> Any:
-        """Make gepa's own object for answered tasks: an output, a reward and a trace for each."""
+        """Make gepa's own object for answered tasks: an output, a reward and a trace for each.
+
+        `outputs` are the rows of the answers, None for one that is not known any more; `traces`,
+        from which gepa makes examples, are None if it needs none.
+        """
         module: Any = importlib.import_module(f"{PACKAGE}.core.adapter")
         return module.EvaluationBatch(outputs=list(outputs), scores=rewards, trajectories=traces)
 
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[JsonObject]]:
-        """Return what the endpoint is shown of a round: text to rewrite -> examples of answers.
-        gepa calls this; every text gets the same examples."""
+        """Return what the endpoint is shown of the answers in `eval_batch`: text to rewrite
+        (`components_to_update` are their names) -> examples of answers. gepa calls this; every text
+        gets the same examples."""
         examples = [example_of(task, row, self._redact) for task, row in eval_batch.trajectories]
         return dict.fromkeys(components_to_update, examples)
 
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
-        """Begin a new round; gepa calls this."""
+        """Begin a new round, whose number is `event["iteration"]`; gepa calls this."""
         self._round = Round(int(event["iteration"]))
 
     def on_proposal_end(self, event: Mapping[str, Any]) -> None:
-        """Note the texts that the endpoint wrote; gepa calls this."""
+        """Note the texts that the endpoint wrote, `event["new_instructions"]`; gepa calls this."""
         self._round.new_texts = dict(event["new_instructions"])
 
     def on_iteration_end(self, event: Mapping[str, Any]) -> None:
@@ -288,8 +295,8 @@ class Search:
     def _store_choosing_rewards(
         self, texts: Texts, tasks: Sequence[TaskRow], rewards: Sequence[float]
     ) -> None:
-        """Store the rewards of the tasks that choose, so that no later attempt answers them
-        again."""
+        """Store the rewards that the tasks that choose earned with the prompt `texts`, so that no
+        later attempt of the run answers them again."""
         reward_by_task = {task["id"]: reward for task, reward in zip(tasks, rewards, strict=True)}
         self._choosing_rewards[_hash_of(texts)] = reward_by_task
         self._file.append({"texts": _hash_of(texts), "rewards": reward_by_task})
@@ -297,8 +304,16 @@ class Search:
     def _read_choosing_rewards(self) -> None:
         """Read the rewards of the tasks that choose which earlier attempts of the run have
         stored."""
-        lines, _ = read_lines(self.folder / "choosing.jsonl", 0, max_bytes=1 << 30)
+        whole_file = 1 << 30  # bytes: more than the file can have
+        lines, _ = read_lines(self.folder / "choosing.jsonl", 0, max_bytes=whole_file)
         self._choosing_rewards = {str(line["texts"]): dict(line["rewards"]) for line in lines}
+
+
+def _request_template(name: str) -> str:
+    """Return the template of the request to rewrite the text `name`, "system" or that of a tool;
+    gepa fills in the text and the examples."""
+    text_in_words = _NAMES.get(name, f"what {name} says of itself")
+    return _TEMPLATE.format(what=text_in_words)
 
 
 def _hash_of(texts: Texts) -> str:

@@ -92,11 +92,11 @@ class ResolvedSearch:
         time."""
         hours = self.hours
         text = f"up to {self.answers} answers of {self.model.ref}"
-        calls = min(self.settings.max_calls, self.rounds)
+        calls = min(self.settings.max_calls, self.rounds)  # one request in each round
         text += f", up to {counted(calls, 'request')} to {self.settings.reflection}"
         if self.money is not None and self.money.high:
             text += f" ({self.money.likely:.4g} in money, at most {self.money.high:.4g})"
-        if self.model.endpoint is not None:
+        if self.model.endpoint is not None:  # it takes no time of a device
             return text
         between = f"{words(hours.low)} to {words(hours.high)}"
         return f"{text}, about {words(hours.likely)} ({between})"
@@ -134,18 +134,19 @@ def resolve(home: Home, request: TrainRequest) -> ResolvedSearch:
         model.base_path,
         thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
-    given = {**request.settings, "reflection": checks.as_reference(request.settings["reflection"])}
+    reflection_ref = checks.as_reference(request.settings["reflection"])  # such as "openai:big"
+    given_settings = {**request.settings, "reflection": reflection_ref}
     settings, sources = resolve_settings(
-        given, model.facts, record, facts, machine.detect(home.root)
+        given_settings, model.facts, record, facts, machine.detect(home.root)
     )
-    if settings.max_cost is not None:
+    if settings.max_cost is not None:  # without prices no cap on money can be kept
         require_price(endpoint)
         require_price(model.endpoint)
     tasks = search_tasks(home, record, settings)
     checks.check_budget(tasks, settings, record.env_id)
     hours = _answer_hours(home, model, settings, facts, record)
     money = _reflection_money(endpoint, settings, tasks, facts)
-    answer_cost = endpoint_cost([model], _asking(settings, facts, record))
+    answer_cost = endpoint_cost([model], _sampling_work(settings, facts, record))
     if answer_cost is not None and money is not None:
         money = _add_money(money, answer_cost.money, settings.max_cost)
     return ResolvedSearch(record, model, endpoint, settings, sources, tasks, facts, hours, money)
@@ -196,10 +197,10 @@ def _answer_hours(
     URL."""
     if model.endpoint is not None:
         return NO_HOURS
-    return sampling_hours(home, [model], _asking(settings, facts, record))
+    return sampling_hours(home, [model], _sampling_work(settings, facts, record))
 
 
-def _asking(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
+def _sampling_work(settings: PromptSettings, facts: EnvFacts, record: EnvRecord) -> Asking:
     """Describe how much the model samples in a search, in the form that estimates of time and money
     take."""
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
@@ -214,7 +215,8 @@ def _reflection_money(
     """Estimate the money for the requests to the endpoint that writes prompts; None if it has no
     price.
 
-    The low value is one request, the likely one a request in every round, the high one all allowed
+    `tasks` are those of the search, `facts` the measured lengths of the environment's tasks. The
+    low value is one request, the likely one a request in every round, the high one all allowed
     requests with answers of full length.
     """
     if not is_priced(endpoint):
@@ -236,7 +238,8 @@ def _reflection_money(
 
 
 def _add_money(first: Range, second: Range, cap: float | None) -> Range:
-    """Add two estimates of money; each sum is at most `cap` (None: no limit)."""
+    """Add two estimates of money, `first` and `second`; each sum is at most `cap` (None: no
+    limit)."""
     limit = math.inf if cap is None else cap
     return Range(
         low=min(limit, first.low + second.low),
@@ -253,8 +256,8 @@ def price_warnings(plan: ResolvedSearch) -> list[str]:
 
 
 def warnings_of(request: TrainRequest, plan: ResolvedSearch) -> list[str]:
-    """Return the warnings about a search: doubts that are no reason to refuse it. Raises UserError
-    REWARD_RISK if the reward audit is a reason."""
+    """Return the warnings about a search that is to be queued (`plan`): doubts that are no reason
+    to refuse it. Raises UserError REWARD_RISK if the reward audit is a reason."""
     warnings = [
         *registry.prefix_warning(request.env_id, plan.record),
         *audit_warnings(plan.record, plan.settings),
@@ -283,21 +286,22 @@ def submit_search(home: Home, request: TrainRequest) -> Reply:
     with Store(home) as store:
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)
+            launcher.reap(home)  # this may change the run's state, so its row is read again
             row = store.get_run(earlier.run_id)
             return reply_of(home, row, ["this request was answered before"])
         plan = resolve(home, request)
         warnings = warnings_of(request, plan)
         check_spend(home, store, request, plan)
-        row = _insert(home, store, request, plan, warnings)
+        row = _queue_run(home, store, request, plan, warnings)
     reply = start_and_reply(home, row, warnings)
     summary = f"{str(reply['summary']).removesuffix('.')}: {plan.in_words()}."
     return reply | {"estimate": plan.to_json(), "summary": summary}
 
 
 def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch) -> None:
-    """Raise UserError BUDGET if nothing is left of the home's hours or the search likely takes more
-    than its cap, NOT_APPROVED if it takes more than may be spent without asking a person."""
+    """Check that the device hours of a search (`plan`) may be spent. Raises UserError BUDGET if
+    nothing is left of the home's hours or the search likely takes more than its cap, NOT_APPROVED
+    if it takes more than may be spent without asking a person."""
     check_hours_left(home, store)
     likely, cap = plan.hours.likely, request.cap_hours
     if likely > cap:
@@ -317,14 +321,15 @@ def check_spend(home: Home, store: Store, request: TrainRequest, plan: ResolvedS
         )
 
 
-def _insert(
+def _queue_run(
     home: Home, store: Store, request: TrainRequest, plan: ResolvedSearch, warnings: list[str]
 ) -> RunRow:
-    """Queue the run and write its folder; return its row. Warnings about the parent and about
-    held-out tasks that the model was trained on are added to `warnings`, in place."""
+    """Queue a search for a prompt (`plan`) and write its run folder; return its row. Warnings about
+    the parent and about held-out tasks that the model was trained on are added to `warnings`, in
+    place."""
     parent, parent_warnings = full_parent(store, request)
     warnings += parent_warnings
-    report = contamination.of_training(home, plan.record, plan.model.ref)
+    report = contamination.compare_training(home, plan.record, plan.model.ref)
     warnings += report.warnings
     files = RunFiles(
         config_of(request, plan, parent),
@@ -352,7 +357,10 @@ def _insert(
 
 
 def config_of(request: TrainRequest, plan: ResolvedSearch, parent: str) -> Mapping[str, object]:
-    """Make the content of config.json, without the run's id."""
+    """Make the content of config.json of a search for a prompt, without the run's id.
+
+    `parent` is the whole id of the run that the request names as its parent, "" for none.
+    """
     return {
         "kind": "train",
         "algorithm": PROMPT,
@@ -373,8 +381,8 @@ def config_of(request: TrainRequest, plan: ResolvedSearch, parent: str) -> Mappi
 def estimate_search(home: Home, request: TrainRequest) -> Reply:
     """Say what a search may take, without queuing it. Raises the errors of `resolve`."""
     plan = resolve(home, request)
-    given = request.given_arguments()
-    call = Call("submit_train", {name: value for name, value in given.items() if value})
+    arguments = {name: value for name, value in request.given_arguments().items() if value}
+    call = Call("submit_train", arguments)
     return {
         "summary": f"A search for a prompt: {plan.in_words()}.",
         "fits": True,

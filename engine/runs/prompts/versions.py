@@ -24,8 +24,10 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
     The environment's bare name keeps meaning the version that it meant before. Raises UserError if
     the version cannot be pushed.
     """
-    with Store(home) as store:  # [] if the owner of the run uses an environment of somebody else
-        newest = next((row for row in store.find_env(env.name) if row.name == env.name), None)
+    with Store(home) as store:
+        # [] if the owner of the run uses an environment of somebody else.
+        versions = [row for row in store.find_env(env.name) if row.name == env.name]
+    newest = versions[0] if versions else None  # the version that the bare name means now
     with tempfile.TemporaryDirectory(prefix="honesmith-prompt-") as scratch:
         folder = Path(scratch) / "environment"
         shutil.copytree(env.source, folder)
@@ -39,13 +41,13 @@ def make_version(home: Home, env: EnvRecord, texts: Texts) -> str:
     return reply.env_id
 
 
-def with_prompt(toml: str, texts: Texts, of: str) -> str:
+def with_prompt(toml: str, texts: Texts, original_env_id: str) -> str:
     """Return the text of an environment.toml with a table [prompt] that holds these texts; a table
     [prompt] that it has already is replaced.
 
-    `of` is the id of the version that has the same tasks without these texts.
+    `original_env_id` is the version that has the same tasks without these texts.
     """
-    lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(of)}"]
+    lines = [*_without_tables(toml), "", "[prompt]", f"of = {_quoted(original_env_id)}"]
     if SYSTEM in texts:
         lines.append(f"system = {_quoted(texts[SYSTEM])}")
     tools: Mapping[str, str] = tool_descriptions(texts)
@@ -56,7 +58,8 @@ def with_prompt(toml: str, texts: Texts, of: str) -> str:
 
 
 def _without_tables(toml: str) -> list[str]:
-    """Return the lines of a TOML file without its tables [prompt] and [prompt.tools]."""
+    """Return the lines of the TOML text `toml` without its tables [prompt] and [prompt.tools], and
+    without empty lines at the end."""
     kept_lines: list[str] = []
     is_in_prompt_table = False
     for line in toml.rstrip("\n").split("\n"):

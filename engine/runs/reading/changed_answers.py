@@ -138,8 +138,8 @@ def changed_page(reading: Reading) -> ChangedPage:
 
 
 def _summary(evaluations: _Comparison, changes: Sequence[_Change]) -> str:
-    """Say how many answers changed between the two evaluations, and how many of them for the
-    better. The sentence calls them tasks; with several attempts at a task, each attempt is
+    """Say how many answers changed between the two evaluations (`changes`), and how many of them
+    for the better. The sentence calls them tasks; with several attempts at a task, each attempt is
     counted."""
     before, after = evaluations.names
     shared_count = _count_of_shared_attempts(evaluations)

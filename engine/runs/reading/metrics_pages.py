@@ -153,8 +153,8 @@ def curves_page(
 
 
 def _shown_curves(metrics: Metrics, selected_columns: Sequence[str], limit: int) -> _ShownCurves:
-    """Select what a page shows: the first of the selected columns, with at most `limit` steps and
-    never more than 30."""
+    """Select what a page shows of a run's `metrics`: the first of `selected_columns`, with at most
+    `limit` steps and never more than 30."""
     columns = list(selected_columns[:_MOST_KEYS])
     measured = [line for line in metrics.lines if _has_any(line, columns)]
     return _ShownCurves(
@@ -172,16 +172,16 @@ def _has_any(line: JsonObject, columns: Sequence[str]) -> bool:
     return any(name in line for name in columns)
 
 
-def _table_of_curves(shown: _ShownCurves) -> _Table:
-    """Make the table of the shown metrics, step by step. In an evaluation of several models it has
-    a column with the model."""
-    with_model = any("model" in line for line in shown.lines)
-    return _table(shown.lines, shown.columns, with_model=with_model)
+def _table_of_curves(shown_curves: _ShownCurves) -> _Table:
+    """Make the table of the shown metrics, step by step. In an evaluation, whose steps are its
+    models, it has a column with the model."""
+    with_model = any("model" in line for line in shown_curves.lines)
+    return _table(shown_curves.lines, shown_curves.columns, with_model=with_model)
 
 
-def _summaries(shown: _ShownCurves) -> dict[str, CurveSummary]:
+def _summaries(shown_curves: _ShownCurves) -> dict[str, CurveSummary]:
     """Compute first, last and extreme values of each shown metric that has a point, by name."""
-    curves = shown.curves.items()
+    curves = shown_curves.curves.items()
     return {clean_text(name): summary_of(points) for name, points in curves if points}
 
 
@@ -215,7 +215,7 @@ def _selected_columns(metrics: Metrics, keys: Sequence[str], matches: Matches | 
 
 
 def _curve_warnings(metrics: Metrics, selected_count: int) -> list[str]:
-    """List warnings about columns, steps and lines that a page of curves leaves out.
+    """List warnings about columns, steps and lines of `metrics` that a page of curves leaves out.
 
     `selected_count` is how many columns the page would show if it had room for all.
     """
@@ -255,8 +255,11 @@ def new_steps_page(
 def _without_empty_rows(page: NewStepsPage) -> NewStepsPage:
     """Drop the steps at which none of the shown metrics was measured. The page's cursor stays
     behind all steps, dropped ones included."""
-    first_cell = page.columns.index("step") + 1  # the cells after the step's number
-    return replace(page, rows=[row for row in page.rows if set(row[first_cell:]) - {None}])
+    first_metric = page.columns.index("step") + 1  # the metrics come after the step's number
+    measured_rows = [
+        row for row in page.rows if any(cell is not None for cell in row[first_metric:])
+    ]
+    return replace(page, rows=measured_rows)
 
 
 def _cursor_after(run: RunDir, row: RunRow, end: int) -> str:
@@ -303,10 +306,10 @@ def _with_fewer_steps(page: NewStepsPage, lines: Sequence[Line]) -> NewStepsPage
 def _logged_metrics(lines: Sequence[JsonObject]) -> list[str]:
     """List the names of the metrics in `lines`: first ours, in the order of METRICS, then those of
     the environment, in the order in which they appear."""
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    ours = [name for name in METRICS if name in names]
-    not_of_env = {*METRICS, "step", "time", "model"}
-    return ours + [name for name in names if name not in not_of_env]
+    all_names = list(dict.fromkeys(name for line in lines for name in line))  # each once
+    own_names = [name for name in METRICS if name in all_names]
+    not_of_environment = {*METRICS, "step", "time", "model"}  # the last three are no metrics
+    return own_names + [name for name in all_names if name not in not_of_environment]
 
 
 def _known_columns(keys: Sequence[str], available: Sequence[str]) -> list[str]:
@@ -333,18 +336,18 @@ def _table(lines: Sequence[JsonObject], columns: Sequence[str], *, with_model: b
     """Make the table of the logged lines with the metrics `columns`. `with_model` adds a column
     with the model."""
     return _Table(
-        heads=_column_heads(columns, with_model),
-        rows=[_table_row(line, columns, with_model) for line in lines],
+        heads=_column_heads(columns, with_model=with_model),
+        rows=[_table_row(line, columns, with_model=with_model) for line in lines],
     )
 
 
-def _column_heads(names: Sequence[str], with_model: bool) -> list[str]:
+def _column_heads(names: Sequence[str], *, with_model: bool) -> list[str]:
     """List the heads of the table: "step", with `with_model` also "model", then the metrics."""
     first_heads = ["step", "model"] if with_model else ["step"]
     return first_heads + [clean_text(name) for name in names]
 
 
-def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> list[Cell]:
+def _table_row(line: JsonObject, columns: Sequence[str], *, with_model: bool) -> list[Cell]:
     """Make one row of the table from one logged line, such as [3, 0.41, None].
 
     The cells are the step, the model (only with `with_model`), and the rounded value of each of
@@ -361,9 +364,10 @@ def _table_row(line: JsonObject, columns: Sequence[str], with_model: bool) -> li
 
 def _heldout_note(choosing_half: ChoosingHalf) -> str:
     """Say how many held-out tasks the curves `heldout_*` are measured on, such as " (heldout_*: 50
-    of 100 tasks, which choose)". The note follows the curves in the summary."""
-    of_all = "dev" if choosing_half.side == "dev" else f"of {choosing_half.of}"
-    return f" (heldout_*: {choosing_half.tasks} {of_all} tasks, which choose)"
+    of 100 tasks, which choose)": these tasks choose the checkpoint. If dev tasks do that, they are
+    named instead. The note follows the curves in the summary."""
+    kind_of_tasks = "dev" if choosing_half.side == "dev" else f"of {choosing_half.of}"
+    return f" (heldout_*: {choosing_half.tasks} {kind_of_tasks} tasks, which choose)"
 
 
 def _curve_sentence(
@@ -372,22 +376,22 @@ def _curve_sentence(
     """Write the summary: the state of the run and the first and last value of its first three
     curves.
 
-    Example: "r-1 is running at step 40 (30 of 41 points): reward_mean 0.1 to 0.6, kl 0 to 0.02."
-    `choosing_half` is the half of the held-out tasks that `heldout_*` is measured on, whose size a
-    note gives. It is None if no such metric is shown.
+    `shown_curves` are the curves on the page. Example: "r-1 is running at step 40 (30 of 41
+    points): reward_mean 0.1 to 0.6, kl 0 to 0.02." `choosing_half` is the half of the held-out
+    tasks that `heldout_*` is measured on, whose size a note gives. It is None if no such metric is
+    shown.
     """
     lines = metrics.lines
     if not lines:
         return f"{row.run_id} is {row.state} and has logged no step yet."
     changes = _changes_of_first_curves(shown_curves.curves)
-    shown, measured = len(shown_curves.lines), shown_curves.measured_count
-    thinning_note = f" ({shown} of {measured} points)" if shown < measured else ""
+    shown_count, measured_count = len(shown_curves.lines), shown_curves.measured_count
+    is_thinned = shown_count < measured_count
+    thinning_note = f" ({shown_count} of {measured_count} points)" if is_thinned else ""
     heldout_note = "" if choosing_half is None else _heldout_note(choosing_half)
     step = lines[-1]["step"]
-    measured_text = ", ".join(changes) or f"{', '.join(shown_curves.columns)} not measured yet"
-    return (
-        f"{row.run_id} is {row.state} at step {step}{thinning_note}: {measured_text}{heldout_note}."
-    )
+    curve_text = ", ".join(changes) or f"{', '.join(shown_curves.columns)} not measured yet"
+    return f"{row.run_id} is {row.state} at step {step}{thinning_note}: {curve_text}{heldout_note}."
 
 
 def _changes_of_first_curves(curves: Mapping[str, list[tuple[float, float]]]) -> list[str]:
@@ -413,8 +417,8 @@ def _shorten_to_fit(page: CurvesPage) -> CurvesPage:
 
 
 def _without_last_column(page: CurvesPage) -> CurvesPage:
-    """Drop the last metric from the page."""
-    *columns, dropped = page.columns
-    curves = {name: curve for name, curve in page.curves.items() if name != dropped}
+    """Drop the last metric from the page: its column, its cells and its curve."""
+    *columns, last_metric = page.columns
+    curves = {name: curve for name, curve in page.curves.items() if name != last_metric}
     rows = [cells[:-1] for cells in page.rows]
     return replace(page, columns=columns, rows=rows, curves=curves)

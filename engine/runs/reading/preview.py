@@ -82,6 +82,7 @@ def sft_row(
     tokenizer = tokens.load(model_folder)
     preview: RowPreview | None = None
     # A generator, so that only the rows that are needed are read from a large dataset.
+    # `gold` of a row is the conversation with its reference answer.
     rows_with_answer = (row for row in rows if row["split"] == "train" and row.get("gold"))
     for row in islice(rows_with_answer, _MAX_ROWS):
         chats = _tokenized_turns(row, tools, tokenizer, settings)
@@ -100,15 +101,18 @@ def sft_row(
 def _chat_to_show(chats: Sequence[TokenizedChat], max_length: int) -> TokenizedChat | None:
     """Choose the row of a conversation to show: the first that is longer than `max_length` tokens,
     else the last. Returns None if there is no row."""
+    if not chats:
+        return None
     too_long = (chat for chat in chats if len(chat.ids) > max_length)
-    return next(too_long, chats[-1] if chats else None)
+    return next(too_long, chats[-1])
 
 
 def _with_row_number(
     preview: RowPreview, chats: Sequence[TokenizedChat], shown_chat: TokenizedChat
 ) -> RowPreview:
-    """Add the place of the shown row in its conversation to the preview, such as "row 2 of 3".
-    `chats` are the rows of that conversation; if there is only one, the preview stays as it is."""
+    """Add the place of the shown row (`shown_chat`) in its conversation to the preview, such as
+    "row 2 of 3". `chats` are the rows of that conversation; if there is only one, the preview stays
+    as it is."""
     if len(chats) == 1:
         return preview
     return replace(preview, of_rows=len(chats), row=chats.index(shown_chat) + 1)
@@ -137,7 +141,7 @@ def _preview(
     cut."""
     limit = settings.max_length
     ids = chat.ids[:limit]
-    mask = chat.mask(settings.loss_on)[:limit]
+    mask = chat.mask(settings.loss_on)[:limit]  # for each id 1 if it is trained on, else 0
     lost_ids = chat.ids[limit:]
     lost = None
     if lost_ids:

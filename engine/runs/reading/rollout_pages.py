@@ -68,8 +68,8 @@ class RolloutQuery:
 
 
 def _check_within(field: str, value: int, least: int, most: int) -> None:
-    """Raise UserError BAD_ARGUMENT if `value` is not from `least` to `most`. The hint names the
-    nearest value that is allowed."""
+    """Raise UserError BAD_ARGUMENT if `value` of the argument `field` is not from `least` to
+    `most`. The hint names the nearest value that is allowed."""
     # A bool is refused: in Python True is an int, but a caller who passes it means no number.
     if isinstance(value, bool) or not least <= value <= most:
         raise _bad_argument(

@@ -208,19 +208,23 @@ def _held_out_answers(reading: Reading) -> Source:
 def _side_of(run: RunDir, answers: Sequence[EvaluationRow]) -> str:
     """Name the tasks that an evaluation of a training run asked: "dev", "held-out", or "dev and
     held-out". Dev tasks, where a run has them, are those that choose its checkpoint."""
-    half = choosing(run)
-    if half is None or half.side != "dev":
+    choosing_half = choosing(run)  # the tasks that choose the checkpoint; None if not recorded
+    if choosing_half is None or choosing_half.side != "dev":
         return "held-out"
-    is_reported = {answer.half == _REPORT for answer in answers}
-    sides = [name for name, wanted in (("dev", False), ("held-out", True)) if wanted in is_reported]
-    return " and ".join(sides) or "held-out"
+    # Held-out tasks are those of the half that is reported; all others are dev tasks.
+    has_held_out = any(answer.half == _REPORT for answer in answers)
+    has_dev = any(answer.half != _REPORT for answer in answers)
+    if has_dev and has_held_out:
+        return "dev and held-out"
+    return "dev" if has_dev else "held-out"
 
 
 def _last_reported(run: RunDir, steps: Sequence[int]) -> int:
     """Find the latest of the steps whose answers include the half "report", which is asked only at
     the start and with the best checkpoint. Returns -1 if there is none."""
     for step in reversed(steps):
-        if any(row.half == _REPORT for row in EvaluationRow.read_file(run.evals(step)).records):
+        answers = EvaluationRow.read_file(run.evals(step)).records
+        if any(answer.half == _REPORT for answer in answers):
             return step
     return -1
 
@@ -269,10 +273,11 @@ def _answers_of_all_models(reading: Reading) -> Source:
     ]
     # The files list the tasks in the same order, so each tuple holds the models' answers to one.
     rows_by_task = itertools.zip_longest(*(answers.records for answers in answers_by_model))
+    all_rows = itertools.chain.from_iterable(rows_by_task)
     names = ", ".join(reading.models[index] for index in answered_indices)
     return Source(
         # None: a model has not answered the task yet.
-        rows=[row for rows in rows_by_task for row in rows if row is not None],
+        rows=[row for row in all_rows if row is not None],
         description=f"answers of {names}",
         step=answered_indices[-1],
         skipped=sum(answers.skipped for answers in answers_by_model),
@@ -333,8 +338,8 @@ def chosen_step(steps: Sequence[int], step: int, missing_rows: str) -> int:
         return steps[-1]
     if step in steps:
         return step
-    nearest = sorted(steps, key=lambda other: abs(other - step))[:_NEAREST]
-    nearest_text = ", ".join(str(other) for other in sorted(nearest))
+    nearest = sorted(steps, key=lambda candidate: abs(candidate - step))[:_NEAREST]
+    nearest_text = ", ".join(str(candidate) for candidate in sorted(nearest))
     raise UserError(
         "BAD_ARGUMENT",
         f"there are no {missing_rows} of step {step}",
@@ -367,7 +372,7 @@ def _has_text(where: str, text: str) -> bool:
 
 
 def _syntax_nodes(where: str) -> list[ast.AST]:
-    """Parse the filter expression into its syntax nodes. Returns [] if it cannot be parsed;
+    """Parse the filter expression `where` into its syntax nodes. Returns [] if it cannot be parsed;
     `matching` refuses it later."""
     try:
         # "0" stands for an empty expression, which cannot be parsed and uses no name.
@@ -400,6 +405,7 @@ def _filter_values(row: Row) -> dict[str, object]:
     metrics: dict[str, object] = dict(row.metrics or {})
     fields = {name: getattr(row, name, None) for name in FILTER_NAMES}
     counts = {"length": length_in_tokens(row), "invalid_calls": len(row.invalid_calls or ())}
+    # The order matters: of equal names the later one counts.
     return metrics | fields | counts | {"metrics": metrics}
 
 
@@ -428,8 +434,8 @@ def select_picked(rows: Sequence[Row], pick: str, seed: str) -> list[Row]:
 def _scored_rows(rows: Sequence[Row]) -> list[Row]:
     """Select the rows with a reward. If no row has one, as in an evaluation of SFT without a
     scorer, select the rows with a loss."""
-    scored = [row for row in rows if row.reward is not None]
-    return scored or [row for row in rows if _loss(row) is not None]
+    rows_with_reward = [row for row in rows if row.reward is not None]
+    return rows_with_reward or [row for row in rows if _loss(row) is not None]
 
 
 def _nearest_to_median(rows: Sequence[Row]) -> list[Row]:
@@ -460,7 +466,8 @@ def rewards_of(rows: Sequence[Row]) -> list[float]:
 
 
 def reward_std(rows: Sequence[Row]) -> float:
-    """Population standard deviation of the rewards; 0 if fewer than two rows have one."""
+    """Return the population standard deviation of the rows' rewards, without failed scores; 0 if
+    fewer than two rows have one."""
     rewards = rewards_of(rows)
     if len(rewards) < 2:
         return 0.0

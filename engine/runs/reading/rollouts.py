@@ -150,8 +150,9 @@ def _shown_items(reading: Reading, picked_rows: Sequence[Row]) -> list[RolloutIt
 
 
 def _page_without_rollouts(reading: Reading, source: Source, picked_count: int) -> RolloutsPage:
-    """Make a page that still lacks its summary, `about`, rollouts, warnings and cursor.
-    `picked_count` is the number of rows that the pick selects, on all pages."""
+    """Make a page about the rows of `source` that still lacks its summary, `about`, rollouts,
+    warnings and cursor. `picked_count` is the number of rows that the pick selects, on all
+    pages."""
     row = reading.row
     return RolloutsPage(
         summary="",

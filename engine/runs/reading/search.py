@@ -28,7 +28,13 @@ def matcher(pattern: str) -> Matches:
             field="grep",
         )
     alternatives = [_Alternative.parse(part) for part in pattern.lower().split("|") if part]
-    return lambda line: any(alternative.is_in(line.lower()) for alternative in alternatives)
+
+    def matches(line: str) -> bool:
+        """Return whether one of the alternatives is in the line."""
+        lowered = line.lower()
+        return any(alternative.is_in(lowered) for alternative in alternatives)
+
+    return matches
 
 
 @dataclass(frozen=True)

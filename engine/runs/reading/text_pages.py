@@ -256,8 +256,8 @@ def _event_sentence(row: RunRow, events: Sequence[JsonObject]) -> str:
 
 
 def _shown_event(reader: TextReader, fields: JsonObject) -> JsonObject:
-    """Return an event with its secrets hidden. An event of more than 1000 characters keeps only its
-    time, name, step and a shortened message."""
+    """Return an event (`fields`, a line of events.jsonl) with its secrets hidden. An event of more
+    than 1000 characters keeps only its time, name, step and a shortened message."""
     event = reader.redact.value(fields)
     if json_chars(event) <= 2 * _LINE_CHARS:
         return event
@@ -333,8 +333,8 @@ def _calls_without_output(row: RunRow) -> list[Call]:
 
 
 def _unfinished_lines(reader: TextReader, path: Path) -> list[str]:
-    """Read the last line of a console if it has no newline yet, such as a progress bar; else return
-    []. A later page shows the line again once it is complete."""
+    """Read the last line of the console file `path` if it has no newline yet, such as a progress
+    bar; else return []. A later page shows the line again once it is complete."""
     unfinished_line = torn_tail(path)
     if unfinished_line and reader.passes(unfinished_line):
         return [reader.shown_line(unfinished_line)]
@@ -353,7 +353,8 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
     console = console_page(
         reader, cursor.replace("error", "console", 1), max_chars=_LINES_CHARS_OF_ERROR
     )
-    # While a run is being stopped, its row has the reason, but not yet one of these states.
+    # While a run is being stopped, its row has the reason, but not yet one of these states. A run
+    # that was cancelled is shown like one that failed.
     has_failed = row.state in ("failed", "cancelled") or bool(row.reason_kind)
     failure_record = read_object(reader.run.failure)
     failure = ShownFailure()
@@ -369,7 +370,8 @@ def error_page(reader: TextReader, cursor: str) -> ErrorPage:
 
 
 def _as_error_page(console: ConsolePage, summary: str, failure: ShownFailure) -> ErrorPage:
-    """Turn a page of the console into a page of the view "error", with the run's failure."""
+    """Turn a page of the console into a page of the view "error", with the run's failure and the
+    sentence `summary` about it."""
     older_cursor = console.older_cursor
     return ErrorPage(
         summary=summary,
@@ -452,9 +454,9 @@ def _fit_lines(
         chars_of_line: returns the number of characters of a line in the reply.
         max_chars: the most characters of all lines together.
     """
-    wanted_first = lines[::-1] if older else lines
-    shown_lines = _lines_within(wanted_first, chars_of_line, max_chars)
-    if len(shown_lines) == len(lines):
+    most_wanted_first = lines[::-1] if older else lines
+    shown_lines = _lines_within(most_wanted_first, chars_of_line, max_chars)
+    if len(shown_lines) == len(lines):  # all fit
         return lines, page
     if older:
         shown_lines.reverse()  # back to the order of the file
@@ -465,8 +467,8 @@ def _fit_lines(
 def _lines_within(
     lines: Sequence[Line], chars_of_line: Callable[[Line], int], max_chars: int
 ) -> list[Line]:
-    """Return as many of the first lines as fit into `max_chars` characters. The first line is
-    always included, however long it is."""
+    """Return as many of the first lines as fit into `max_chars` characters; `chars_of_line` counts
+    those of a line. The first line is always included, however long it is."""
     shown_lines: list[Line] = []
     remaining_chars = max_chars
     for line in lines:
@@ -514,11 +516,14 @@ def _older_cursor(reader: TextReader, page: Page, attempt: int | None) -> str:
     """
     if page.start > 0:
         return f"{_view_in_cursor(attempt)}:{page.start}:older"
-    earlier_attempts = [] if attempt is None else [n for n in reader.attempts if n < attempt]
+    if attempt is None:
+        return ""
+    earlier_attempts = [number for number in reader.attempts if number < attempt]
     if not earlier_attempts:
         return ""
-    end = complete_size(reader.run.log(earlier_attempts[-1]))
-    return f"{_view_in_cursor(earlier_attempts[-1])}:{end}:older"
+    previous = earlier_attempts[-1]
+    end = complete_size(reader.run.log(previous))
+    return f"{_view_in_cursor(previous)}:{end}:older"
 
 
 def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end: bool) -> str:
@@ -529,7 +534,9 @@ def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end
         attempt: the attempt whose console the page shows; None for the events.
         at_end: whether the page reaches the end of its file.
     """
-    later_attempts = [] if attempt is None else [n for n in reader.attempts if n > attempt]
+    later_attempts: list[int] = []
+    if attempt is not None:
+        later_attempts = [number for number in reader.attempts if number > attempt]
     if at_end and later_attempts:
         return f"{_view_in_cursor(later_attempts[0])}:0"
     if at_end and not reader.is_alive:
@@ -538,7 +545,7 @@ def _newer_cursor(reader: TextReader, page: Page, attempt: int | None, *, at_end
 
 
 def _parse_object(text: str) -> JsonObject | None:
-    """Parse the JSON object in a line. Returns None if the line holds anything else."""
+    """Parse the JSON object in a line of text. Returns None if the line holds anything else."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # RecursionError: nested too deeply

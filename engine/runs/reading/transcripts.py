@@ -161,7 +161,8 @@ def rollout_item(redact: Redactor, row: Answer, texts: Texts) -> RolloutItem:
 
 
 def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutItem:
-    """Add the fields that only a rollout of training has: its place and its advantage."""
+    """Return a copy of `item` with the fields that only a rollout of training has: its place and
+    its advantage."""
     return replace(
         item,
         step=row.step,
@@ -172,7 +173,8 @@ def _with_training_fields(item: RolloutItem, row: TrajectoryRecord) -> RolloutIt
 
 
 def _with_evaluation_fields(redact: Redactor, item: RolloutItem, row: EvaluationRow) -> RolloutItem:
-    """Add the fields that only an answer of an evaluation has: its place and its loss."""
+    """Return a copy of `item` with the fields that only an answer of an evaluation has: its place
+    and its loss."""
     return replace(
         item,
         attempt=row.attempt,
@@ -240,7 +242,8 @@ def _answer_turns(redact: Redactor, row: Answer) -> list[Turn]:
 def _shown_metrics(
     redact: Redactor, metrics: Mapping[str, float] | None
 ) -> dict[str, float] | None:
-    """The first 20 metrics, rounded to few digits; None if there are none."""
+    """Return the first 20 metrics of an answer, rounded to few digits, with secrets hidden in their
+    names; None if there are none."""
     if not metrics:
         return None
     return {
@@ -252,25 +255,28 @@ def _shown_metrics(
 def _shown_parts(
     redact: Redactor, parts: Mapping[str, Sequence[float]] | None
 ) -> dict[str, list[float]] | None:
-    """The first 20 parts of a reward, rounded to few digits; None if there are none."""
+    """Return the first 20 parts of a reward, name -> [weight, value], rounded to few digits; None
+    if there are none."""
     if not parts:
         return None
-    return {
-        clip(redact.text(name), _METRIC_NAME_CHARS): [short(number) for number in pair]
-        for name, pair in list(parts.items())[:_MOST_METRICS]
-    }
+    shown_parts: dict[str, list[float]] = {}
+    for name, weight_and_value in list(parts.items())[:_MOST_METRICS]:
+        shown_name = clip(redact.text(name), _METRIC_NAME_CHARS)
+        shown_parts[shown_name] = [short(number) for number in weight_and_value]
+    return shown_parts
 
 
 def _shown_faults(redact: Redactor, faults: Sequence[str] | None) -> list[str] | None:
-    """The reasons why the first four invalid tool calls are invalid; None if there are no invalid
-    calls."""
+    """Return the reasons (`faults`) why the first four invalid tool calls are invalid, each cut to
+    200 characters; None if there are no invalid calls."""
     if not faults:
         return None
     return [clip(redact.text(fault), _FAULT_CHARS) for fault in faults[:_MOST_FAULTS]]
 
 
 def length_in_tokens(row: Answer) -> int | None:
-    """The number of tokens that the model wrote; None if the row does not record it."""
+    """Return the number of tokens that the model wrote in an answer; None if the row does not
+    record it."""
     # If the field was not in the file, `row.tokens` is the default 0, which is no length.
     return row.tokens if "tokens" in row.model_fields_set else None
 
@@ -454,7 +460,8 @@ def _count_hidden_tokens(prompt_tokens: int, answer_tokens: int) -> int | None:
 
 
 def _with_pieces(redact: Redactor, shown_tokens: ShownTokens, decode: Decode) -> ShownTokens:
-    """Add the text of the shown tokens: the end of the prompt, and the answer."""
+    """Add the text of the shown tokens: the end of the prompt, and the answer. `decode` turns token
+    ids into text."""
     ids = [*shown_tokens.prompt_ids, *shown_tokens.ids]
     prompt_mask = [0] * len(shown_tokens.prompt_ids)  # no token of the prompt is trained on
     return replace(

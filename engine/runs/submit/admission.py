@@ -44,10 +44,8 @@ def sampling_hours(home: Home, models: Sequence[ModelRef], asking: Asking) -> Ra
 
 
 def scoring_hours(record: EnvRecord, answers: int) -> float:
-    """Return the hours in which the environment scores `answers` stored answers, estimated high.
-
-    The estimate is the 95th percentile of the scoring times that the audit measured.
-    """
+    """Return the hours in which the environment `record` scores `answers` stored answers, estimated
+    high: each is taken to need the 95th percentile of the scoring times that the audit measured."""
     return answers * (record.audit.score_seconds_p95 or SCORE_S) / 3600
 
 
@@ -57,10 +55,10 @@ def cap_of(
     """Return the most device hours that an evaluation or a probe may take; 0 for no limit.
 
     Args:
-        cap_function: the quota of the caller's key: takes the hours that the run may need, and
-            returns the hours that it may take. None if no quota applies.
-        needed_hours: returns an upper estimate of the hours that the run takes. The function may be
-            slow, so it is called only if a cap is needed.
+        cap_function: the quota of the caller's key: takes the device hours that the run may need,
+            and returns the hours that it may take. None if no quota applies.
+        needed_hours: returns an upper estimate of the device hours that the run takes. The function
+            may be slow, so it is called only if a cap is needed.
 
     Raises UserError QUOTA if the quota is used up, BUDGET if the home's total is spent, or
     NOT_APPROVED if the run takes more than may be spent without asking a person.
@@ -70,28 +68,29 @@ def cap_of(
     approved_hours = home.user_config().auto_approve_gpu_hours
     if cap_function is None and approved_hours is None:
         return 0.0
-    needed = needed_hours()
-    cap = EVALUATION_WALL_HOURS  # holds unless one of the two limits below is lower
+    most_needed = needed_hours()
+    cap_hours = EVALUATION_WALL_HOURS  # holds unless one of the two limits below is lower
     if approved_hours is not None:
         # LOOK_HOURS need nobody's agreement, even if the user set a lower limit.
-        cap = min(cap, max(approved_hours, LOOK_HOURS))
-        _check_hours_without_asking(needed, cap)
+        cap_hours = min(cap_hours, max(approved_hours, LOOK_HOURS))
+        _check_hours_without_asking(most_needed, cap_hours)
     if cap_function is not None:
-        cap = min(cap, cap_function(needed))
-    return cap
+        cap_hours = min(cap_hours, cap_function(most_needed))
+    return cap_hours
 
 
-def _check_hours_without_asking(needed: float, limit: float) -> None:
+def _check_hours_without_asking(needed_hours: float, limit_hours: float) -> None:
     """Raise UserError NOT_APPROVED if an evaluation or a probe needs a person's agreement.
 
     Args:
-        needed: the device hours that it may need.
-        limit: the device hours that may be spent without asking a person.
+        needed_hours: the device hours that it may need.
+        limit_hours: the device hours that may be spent without asking a person.
     """
-    if needed > limit:
+    if needed_hours > limit_hours:
         raise UserError(
             "NOT_APPROVED",
-            f"this takes up to {needed:.2f} GPU-hours; above {limit:g} a person must agree",
+            f"this takes up to {needed_hours:.2f} GPU-hours; above {limit_hours:g} a person must "
+            "agree",
             hint="Ask for fewer rows, attempts or models; or ask the user, who may raise "
             "auto_approve_gpu_hours in config.toml.",
         )
@@ -119,13 +118,14 @@ def check_texts(**texts: str) -> None:
     other text 4,000.
     """
     for name, text in texts.items():
-        limit = 200 if name == "request_id" else 4_000
-        if len(text) > limit or "\0" in text:
-            fault = "a NUL in it" if "\0" in text else f"{len(text)} characters"
+        max_chars = 200 if name == "request_id" else 4_000
+        has_nul = "\0" in text
+        if len(text) > max_chars or has_nul:
+            fault = "a NUL in it" if has_nul else f"{len(text)} characters"
             raise UserError(
                 "BAD_ARGUMENT",
                 f"{name} has {fault}",
-                hint=f"Say it in at most {limit:,} characters of plain text.",
+                hint=f"Say it in at most {max_chars:,} characters of plain text.",
                 field=name,
             )
 
@@ -137,7 +137,7 @@ def check_secrets(record: EnvRecord) -> None:
     missing = [name for name in record.secrets if not os.environ.get(name)]
     if missing:
         raise missing_secrets_error(missing, record.env_id)
-    home = Home(record.dir.parents[2])
+    home = Home(record.dir.parents[2])  # `record.dir` is HOME/envs/<name>/<hash>
     judges.upstreams(home, registry.endpoints_of(record))  # raises where one cannot be asked
 
 
@@ -208,7 +208,8 @@ def no_env_error() -> UserError:
 
 
 def missing_secrets_error(missing: list[str], env_id: str) -> UserError:
-    """Make the error for an environment whose secrets `missing` are not set in this process."""
+    """Make the error for the environment `env_id` whose secrets `missing` (names of environment
+    variables) are not set in this process."""
     return UserError(
         "ENV_SECRETS",
         f"{env_id} needs {', '.join(missing)}, which this server's environment does not have",
@@ -281,29 +282,37 @@ def check_size(forecast: Forecast, disk_free: int) -> None:
 def check_judges_beside(
     home: Home, record: EnvRecord, figures: Estimate, devices: Sequence[hardware.Device]
 ) -> list[str]:
-    """Check that models of the home that are judges of an environment fit beside a run, and return
-    a warning that says what each takes.
+    """Check that models of the home that are judges of an environment (they grade its answers) fit
+    beside a run, and return a warning that says what each takes.
 
-    `devices` are those of the machine. A judge may have another device than the run. Raises
-    UserError DOES_NOT_FIT if there is no such room, whatever else runs, and those of `local_judge`.
+    Args:
+        record: the environment version.
+        figures: the estimate of the run.
+        devices: those of the machine. A judge may have another device than the run.
+
+    Raises UserError DOES_NOT_FIT if there is no such room, whatever else runs, and those of
+    `local_judge`.
     """
     warnings = []
+    device_bytes = sorted((device.memory_total for device in devices), reverse=True)
+    run_bytes = figures.least_memory  # with the smallest microbatches
     for judge in local_judges(home, registry.endpoints_of(record)):
-        needed = judge.least_bytes(devices[0].kind)
-        sizes = sorted((device.memory_total for device in devices), reverse=True)
-        beside = sizes[0] >= figures.least_memory + needed
-        apart = len(sizes) > 1 and sizes[0] >= figures.least_memory and sizes[1] >= needed
-        if not beside and not apart:
+        judge_bytes = judge.least_bytes(devices[0].kind)
+        fits_beside_run = device_bytes[0] >= run_bytes + judge_bytes
+        has_second_device = len(device_bytes) > 1 and device_bytes[1] >= judge_bytes
+        fits_on_second_device = has_second_device and device_bytes[0] >= run_bytes
+        if not fits_beside_run and not fits_on_second_device:
             raise UserError(
                 "DOES_NOT_FIT",
-                f"the judge {judge.ref} needs {size(needed)} beside the run's "
-                f"{size(figures.least_memory)}; {devices[0].id} has {size(sizes[0])}",
+                f"the judge {judge.ref} needs {size(judge_bytes)} beside the run's "
+                f"{size(run_bytes)}; {devices[0].id} has {size(device_bytes[0])}",
                 hint="Take a smaller model as judge, one behind a URL (openai:NAME), or train a "
                 "smaller one.",
                 field="env_id",
             )
         warnings.append(
-            f"the judge {judge.ref} is served beside the run and takes {size(needed)} of memory"
+            f"the judge {judge.ref} is served beside the run and takes {size(judge_bytes)} of "
+            "memory"
         )
     return warnings
 
@@ -311,8 +320,8 @@ def check_judges_beside(
 def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
     """Raise UserError NOT_APPROVED if the run needs a person's agreement and `approved` is false.
 
-    A run needs it if its likely device hours exceed `auto_approve_gpu_hours` of config.toml. If
-    this key is not set, no run needs approval.
+    A run needs it if its likely device hours (in `figures`, its estimate) exceed
+    `auto_approve_gpu_hours` of config.toml. If this key is not set, no run needs approval.
     """
     likely = figures.gpu_hours.likely
     limit = home.user_config().auto_approve_gpu_hours
@@ -328,12 +337,13 @@ def check_approval(home: Home, figures: Estimate, approved: bool) -> None:
         )
 
 
-def _fewer_steps(figures: Estimate, limit: float) -> Change | None:
-    """Return the change of settings that makes the run fit into `limit` device hours: fewer steps.
+def _fewer_steps(figures: Estimate, limit_hours: float) -> Change | None:
+    """Return the change of settings that makes the run fit into `limit_hours` device hours: fewer
+    steps.
 
     `figures` is the estimate of the run with all its steps. Returns None if not even one step fits.
     """
-    steps = estimate.steps_within(figures, limit)
+    steps = estimate.steps_within(figures, limit_hours)
     if steps < 1:
         return None
     # The change removes `epochs`, because `epochs` and `steps` cannot both be given.

@@ -43,15 +43,15 @@ def cautions(home: Home, store: Store, config: TrainConfig) -> list[str]:
         if row.env_id == config.env_id and row.algorithm == config.algorithm
     ]
     same_start = [(row, making) for row, making in earlier if making.start == new.start]
-    newest_repeat = _repeats(new, same_start)[:1]  # one such warning is enough
-    return newest_repeat + _many_changes(home, new, same_start)
+    newest_repeat = _repeat_warnings(new, same_start)[:1]  # one such warning is enough
+    return newest_repeat + _many_changes_warning(home, new, same_start)
 
 
-def _repeats(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+def _repeat_warnings(new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
     """Return a warning for each earlier run that the new one repeats, the newest first.
 
     Args:
-        new: how the new run is made.
+        new: how the new run is made: its start model, environment, algorithm and settings.
         earlier: (row, how the run was made) of each earlier run, the newest first.
     """
     sentences = [
@@ -104,7 +104,9 @@ def verdict_in_words(row: RunRow) -> str:
     return (row.verdict or "unknown").replace("_", " ")
 
 
-def _many_changes(home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]) -> list[str]:
+def _many_changes_warning(
+    home: Home, new: Making, earlier: Sequence[tuple[RunRow, Making]]
+) -> list[str]:
     """Return a warning if the new run changes several choices at once; otherwise [].
 
     A choice is a setting, the model, the environment or the algorithm. With several changes a
@@ -138,13 +140,15 @@ def _making_to_compare_with(
 ) -> Making | None:
     """Return how the run was made with which a new run is compared.
 
-    That run is the parent of the new one, or else the newest of the earlier runs. Returns None if
-    there is neither.
+    That run is the parent of the new one, or else the newest of the earlier runs: `earlier` holds
+    (row, how the run was made), the newest first. Returns None if there is neither.
     """
     parent = new.config.parent if new.config else ""
     if parent:
         return making_of_run(home, parent)
-    newest_making = earlier[0][1] if earlier else None
+    if not earlier:
+        return None
+    _, newest_making = earlier[0]
     return newest_making
 
 
@@ -161,7 +165,8 @@ def _changed_settings(new: Making, old: Making) -> dict[str, tuple[Any, Any]]:
 
 
 def _is_different_idea(new: Making, old: Making) -> bool:
-    """Return whether two runs differ in more than small changes of numbers.
+    """Return whether two runs, made as `new` and `old`, differ in more than small changes of
+    numbers.
 
     They do if the model, the algorithm or the environment differs, or if a setting has two values
     that are not nearly the same number.
@@ -177,7 +182,8 @@ def _is_different_idea(new: Making, old: Making) -> bool:
 
 
 def _difference_in_words(new: Making, old: Making) -> str:
-    """List the settings that differ, such as `kl_coef (0.05 then, 0.052 now)`; "" if none does.
+    """List the settings that differ between two runs, made as `new` and `old`, such as `kl_coef
+    (0.05 then, 0.052 now)`; "" if none does.
 
     `_is_different_idea` must be false for the two runs: then all values that differ are numbers.
     """
@@ -188,7 +194,8 @@ def _difference_in_words(new: Making, old: Making) -> str:
 
 
 def _is_near(old: Any, new: Any) -> bool:
-    """Return whether two values are equal, or positive numbers within a factor of 1 + `NEAR`."""
+    """Return whether two values of a setting, `old` and `new`, are equal, or positive numbers
+    within a factor of 1 + `NEAR`."""
     are_numbers = all(
         isinstance(value, int | float) and not isinstance(value, bool) for value in (old, new)
     )

@@ -71,7 +71,7 @@ class _Training:
     env_id: str
 
 
-def of_training(
+def compare_training(
     home: Home, record: EnvRecord, model: str = "", earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
     """Compare the held-out tasks of `record` with all rows that a model is trained on.
@@ -88,21 +88,23 @@ def of_training(
     # so the model is not named.
     new_training = _Training(model="", run_id="", env_id=record.env_id)
     earlier = [replace(training, model="") for training in _trainings(home, model)]
-    planned = [replace(new_training, env_id=env_id) for env_id in dict.fromkeys(earlier_env_ids)]
+    unique_env_ids = dict.fromkeys(earlier_env_ids)
+    planned = [replace(new_training, env_id=env_id) for env_id in unique_env_ids]
     return _compare_all(home, record, [new_training, *planned, *earlier])
 
 
-def of_evaluation(
+def compare_evaluation(
     home: Home, record: EnvRecord, models: Sequence[str], split: str
 ) -> Contamination | None:
     """Find which of an evaluation's held-out or dev tasks its models were trained on.
 
-    Returns None if `split` is "train": training tasks are not compared with anything.
+    `record` is the environment version whose tasks are asked. Returns None if `split` is "train":
+    training tasks are not compared with anything.
     """
-    return None if split == "train" else of_models(home, record, models)
+    return None if split == "train" else compare_models(home, record, models)
 
 
-def of_models(
+def compare_models(
     home: Home, record: EnvRecord, models: Sequence[str], earlier_env_ids: Sequence[str] = ()
 ) -> Contamination:
     """Compare the held-out tasks of `record` with the rows on which `models` were trained here.
@@ -111,18 +113,20 @@ def of_models(
     by earlier runs of the same plan.
     """
     trainings = [training for ref in models for training in _trainings(home, ref)]
-    trainings += [
-        _Training(model="", run_id="", env_id=name) for name in dict.fromkeys(earlier_env_ids)
-    ]
-    # What a plan has yet to train is not known to be taught to one of the models or to all.
-    several = list(dict.fromkeys(models)) if not earlier_env_ids else []
-    return _compare_all(home, record, trainings, several if len(several) > 1 else ())
+    for env_id in dict.fromkeys(earlier_env_ids):  # each once
+        trainings.append(_Training(model="", run_id="", env_id=env_id))
+    # What a plan has yet to train is not known to be taught to one of the models or to all, so the
+    # models are not told apart then.
+    distinct_models = list(dict.fromkeys(models)) if not earlier_env_ids else []
+    models_to_tell_apart = distinct_models if len(distinct_models) > 1 else ()
+    return _compare_all(home, record, trainings, models_to_tell_apart)
 
 
 def _trainings(home: Home, ref: str) -> list[_Training]:
     """List every training that the model `ref` went through in this home, the last one first.
 
-    Returns [] if the model was not trained here, or if `ref` is "".
+    A training that the viewer (the key on whose behalf the home is read) may not see is listed
+    without the id of its run. Returns [] if the model was not trained here, or if `ref` is "".
     """
     run_id = trained_by(home, ref) if ref else ""
     if not run_id:
@@ -147,46 +151,53 @@ def _compare_all(
     trainings: Sequence[_Training],
     models: Sequence[str] = (),
 ) -> Contamination:
-    """Compare the held-out tasks of `evaluated_on` with the rows of every training, and sum up.
+    """Compare the held-out tasks of `evaluated_on` with the rows of every training of `trainings`,
+    and sum up.
 
     The headline of the result also names environment versions that are gone. `models` are those to
     tell apart in `taught`. If `evaluated_on` is a sealed exam (tasks that nobody may see), the
     result holds numbers only, and no task or row.
     """
-    overlaps, gone_env_ids = _overlaps(
+    overlaps, gone_env_ids = _overlap_by_env(
         home, evaluated_on, [training.env_id for training in trainings]
     )
     if seal_in(evaluated_on.dir) is not None:
         overlaps = {env_id: _counts_alone(overlap) for env_id, overlap in overlaps.items()}
     sources = [
-        _source(training, overlaps[training.env_id])
+        _source_entry(training, overlaps[training.env_id])
         for training in trainings
         if training.env_id in overlaps
     ]
-    leaked = sorted({task for overlap in overlaps.values() for task in overlap["leaked"]})
+    leaked_ids: set[str] = set()
+    for overlap in overlaps.values():
+        leaked_ids |= set(overlap["leaked"])
     verdict, headline = _worst_overlap(overlaps.values())
     harmless = verdict == "overlap" and all(
         overlap["verdict"] == "clean" or is_harmless(overlap) for overlap in overlaps.values()
     )
-    # A version that nobody but a hidden run names may be there, and is not named either.
-    named = {training.env_id for training in trainings if training.run_id != HIDDEN}
-    if named.intersection(gone_env_ids):
-        gone = ", ".join(env_id for env_id in gone_env_ids if env_id in named)
-        headline += f"; {gone[:_GONE_CHARS]} is gone and was not compared"
-    if set(gone_env_ids) - named:
+    # A version that only a hidden run was trained on is not named in the headline.
+    visible_env_ids = {training.env_id for training in trainings if training.run_id != HIDDEN}
+    visible_gone_ids = [env_id for env_id in gone_env_ids if env_id in visible_env_ids]
+    if visible_gone_ids:
+        headline += f"; {', '.join(visible_gone_ids)[:_GONE_CHARS]} is gone and was not compared"
+    if len(visible_gone_ids) < len(gone_env_ids):
         headline += f"; the rows of {HIDDEN} were not compared"
     taught = {model: _taught_count(model, trainings, overlaps) for model in models}
-    return Contamination(verdict, leaked, sources, headline, harmless, taught)
+    return Contamination(verdict, sorted(leaked_ids), sources, headline, harmless, taught)
 
 
 def _taught_count(
     model: str, trainings: Sequence[_Training], overlaps: Mapping[str, Overlap]
 ) -> int:
     """Count the held-out tasks that a model was taught by all of its trainings together.
-    `overlaps` are by env id."""
-    env_ids = [training.env_id for training in trainings if training.model == model]
-    tasks = [task for name in env_ids if name in overlaps for task in overlaps[name]["leaked"]]
-    return len(set(tasks))
+
+    `overlaps` maps env ids to overlaps; versions that are gone have none.
+    """
+    taught_ids: set[str] = set()
+    for training in trainings:
+        if training.model == model and training.env_id in overlaps:
+            taught_ids |= set(overlaps[training.env_id]["leaked"])
+    return len(taught_ids)
 
 
 def _counts_alone(overlap: Overlap) -> Overlap:
@@ -208,14 +219,14 @@ def _worst_overlap(overlaps: Collection[Overlap]) -> tuple[str, str]:
     return worst["verdict"], worst["headline"]
 
 
-def _source(training: _Training, overlap: Overlap) -> Mapping[str, object]:
+def _source_entry(training: _Training, overlap: Overlap) -> Mapping[str, object]:
     """Make the entry of a training, with its overlap, for `sources` of a `Contamination`."""
     origin = {name: text for name, text in asdict(training).items() if text}
     # Without `leaked`: a `Contamination` lists the leaked tasks of all its sources together.
     return origin | {name: value for name, value in overlap.items() if name != "leaked"}
 
 
-def _overlaps(
+def _overlap_by_env(
     home: Home, evaluated_on: EnvRecord, env_ids: Sequence[str]
 ) -> tuple[dict[str, Overlap], list[str]]:
     """Compare held-out tasks with the training rows of several environment versions.
@@ -228,15 +239,15 @@ def _overlaps(
     """
     deadline = time.monotonic() + BUDGET_S
     overlaps: dict[str, Overlap] = {}
-    gone: list[str] = []
+    gone_env_ids: list[str] = []
     for env_id in dict.fromkeys(env_ids):  # each once
         try:
             is_same = env_id == evaluated_on.env_id
             trained_on = evaluated_on if is_same else find_env(home, env_id, sealed=True)
-            overlaps[env_id] = _compare(home, trained_on, evaluated_on, deadline)
+            overlaps[env_id] = _overlap_of(home, trained_on, evaluated_on, deadline)
         except (UserError, OSError, ValueError):  # the version or its rows are gone or unreadable
-            gone.append(env_id)
-    return overlaps, sorted(gone)
+            gone_env_ids.append(env_id)
+    return overlaps, sorted(gone_env_ids)
 
 
 def _severity(overlap: Overlap) -> tuple[int, bool, int]:
@@ -254,12 +265,14 @@ def is_harmless(overlap: Overlap) -> bool:
 
 
 def _overlapping_tasks(overlap: Overlap) -> int:
-    """Count the held-out tasks that stand in training rows or have a twin among them."""
+    """Count the held-out tasks that stand in training rows or have a twin (nearly the same text)
+    among them."""
     # Overlaps that older versions of this program stored do not count twins.
-    return sum(overlap[kind] for kind in _KINDS) + sum(overlap.get("twins", {}).values())
+    twin_counts = overlap.get("twins", {})
+    return sum(overlap[kind] for kind in _KINDS) + sum(twin_counts.values())
 
 
-def _compare(
+def _overlap_of(
     home: Home, trained_on: EnvRecord, evaluated_on: EnvRecord, deadline: float
 ) -> Overlap:
     """Return the overlap of training rows with held-out tasks.
@@ -275,9 +288,9 @@ def _compare(
     # A version was compared with itself when it was pushed.
     if trained_on.hash == evaluated_on.hash and evaluated_on.contamination:
         return evaluated_on.contamination
-    stored = home.overlap(trained_on.hash, evaluated_on.hash)
+    overlap_file = home.overlap(trained_on.hash, evaluated_on.hash)
     with contextlib.suppress(OSError, ValueError):  # not stored yet, or damaged
-        return read_json(stored)
+        return read_json(overlap_file)
     rows = read_tasks(trained_on, "train")
     # Dev tasks choose checkpoints, so a training row that teaches them spoils the choice.
     tasks = [*read_tasks(evaluated_on, "heldout"), *read_tasks(evaluated_on, "dev")]
@@ -286,6 +299,6 @@ def _compare(
     # `compared` holds the scanned shares of the rows and of the tasks, 1 for all. A partial scan is
     # not stored, so that a later call can make a complete one.
     if min(overlap["compared"]) == 1:
-        stored.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(stored, overlap)
+        overlap_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_json(overlap_file, overlap)
     return overlap

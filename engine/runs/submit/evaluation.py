@@ -46,6 +46,7 @@ from engine.settings import resolution, start_models
 from engine.settings.defaults import SamplingLimits
 
 MAX_MODELS = 8  # the most models of one evaluation
+_MAX_ATTEMPTS = 64  # the most answers of a model to one task
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,14 @@ def submit_evaluation(
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
     if _local_models(models):
         launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
-    plan = resolve(home, request, models, lambda hours: cap_of(home, cap_function, lambda: hours))
+
+    def allowed_hours(needed_hours: float) -> float:
+        """Return how many of the device hours the evaluation may take; 0 for no cap."""
+        return cap_of(home, cap_function, lambda: needed_hours)
+
+    plan = resolve(home, request, models, allowed_hours)
     warnings = warnings_of(home, request, plan)
-    report = contamination.of_evaluation(home, plan.record, request.models, request.split)
+    report = contamination.compare_evaluation(home, plan.record, request.models, request.split)
     files = files_of(config_of(request, plan), plan, report)
     if files.contamination is not None:
         warnings += files.contamination.warnings
@@ -135,10 +141,11 @@ def submit_evaluation(
 
 
 def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
-    """Say how many of the split's tasks are asked, and for several models what these can show.
+    """Say how many of the split's tasks an evaluation (`plan`) asks, and for several models what
+    these can show.
 
-    For example "Asks 100 of 240 heldout tasks (rows=240 asks all); 100 tasks show a difference
-    of 14 points or more (80 % power)." Returns "" if there is nothing to say.
+    For example "Asks 100 of 240 heldout tasks (rows=240 asks all); 100 tasks show a difference of
+    14 points or more (80 % power)." Returns "" if there is nothing to say.
     """
     tasks = plan.tasks
     parts = []
@@ -147,12 +154,13 @@ def tasks_in_words(request: EvaluationRequest, plan: ResolvedEvaluation) -> str:
             f"asks {tasks.used} of {tasks.available:,} {request.split} tasks "
             f"(rows={tasks.available} asks all)"
         )
-    if len(plan.models) > 1 and request.split != "train" and seal_in(plan.record.dir) is None:
+    is_comparison = len(plan.models) > 1 and request.split != "train"
+    if is_comparison and seal_in(plan.record.dir) is None:  # no word about a sealed exam's tasks
         pool = registry.read_tasks(plan.record, request.split)
-        asked, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
-        parts.append(size_of(plan.record, asked).in_words())
+        asked_tasks, _ = tasks_asked(plan.record, request.split, pool, request.rows, tasks.indices)
+        parts.append(size_of(plan.record, asked_tasks).in_words())
     text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{text[:1].upper()}{text[1:]}." if text else ""  # capitalize() would lower the rest
 
 
 def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
@@ -163,7 +171,7 @@ def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
     """
     check_request(request)
     models = [start_models.model_to_ask(home, ref) for ref in request.models]
-    plan = resolve(home, request, models, lambda _hours: 0.0)
+    plan = resolve(home, request, models, lambda _hours: 0.0)  # no cap: nothing is queued
     cost = plan.endpoint_cost.to_json() if plan.endpoint_cost else {}
     arguments: dict[str, object] = {"env_id": plan.record.env_id, "models": list(request.models)}
     if request.settings:
@@ -181,7 +189,7 @@ def estimate_endpoint(home: Home, request: EvaluationRequest) -> Reply:
 
 
 def _time_in_words(plan: ResolvedEvaluation) -> str:
-    """Say how many models and tasks the evaluation has, and how long it is likely to take.
+    """Say how many models and tasks the evaluation `plan` has, and how long it is likely to take.
 
     For example "2 models, 100 tasks, about 3 min (2 min to 6 min)". Models behind a URL add their
     cost; the time is left out if no model is loaded here.
@@ -250,7 +258,8 @@ def resolve(
 
 
 def warnings_of(home: Home, request: EvaluationRequest, plan: ResolvedEvaluation) -> list[str]:
-    """Return the warnings about an evaluation: doubts that are no reason to refuse it."""
+    """Return the warnings about an evaluation that is to be queued (`plan`): doubts that are no
+    reason to refuse it."""
     return [
         *registry.prefix_warning(request.env_id, plan.record),
         *plan.resolved.warnings,
@@ -291,14 +300,15 @@ def _sampling_work(
 ) -> Asking:
     """Describe how much each model has to sample; the device hours are estimated from that.
 
-    `facts` holds the measured lengths of the tasks; `attempts` is how often each task is asked.
+    `facts` holds the measured lengths of the tasks; `attempts` is how often each task is asked,
+    with its repetitions in other words.
     """
     limits = SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length)
     return Asking(limits, facts, tasks.used, attempts, settings.score_workers)
 
 
 def new_run(request: EvaluationRequest, plan: ResolvedEvaluation) -> NewRun:
-    """Make the row that the database stores of the evaluation."""
+    """Make the row that the database stores of the evaluation `plan`, which `request` asks for."""
     return NewRun(
         name=f"{plan.record.name}-eval",
         kind="evaluate",
@@ -322,11 +332,13 @@ def _awaited_ids(models: Sequence[ModelRef]) -> str:
 
     Each id is named once; "" if every model exists.
     """
-    return ",".join(dict.fromkeys(model.waits_for for model in models if model.waits_for))
+    run_ids = [model.waits_for for model in models if model.waits_for]
+    return ",".join(dict.fromkeys(run_ids))
 
 
 def config_of(request: EvaluationRequest, plan: ResolvedEvaluation) -> dict[str, object]:
-    """Make the content of config.json of an evaluation, without the run's id."""
+    """Make the content of config.json of the evaluation `plan`, which `request` asks for, without
+    the run's id."""
     config: dict[str, object] = {
         "kind": "evaluate",
         "algorithm": "evaluate",
@@ -374,9 +386,9 @@ def chosen_indices(text: str, available: int) -> list[int]:
     `available`.
     """
     indices: set[int] = set()
-    items = text.split(",") if text else []
-    for item in items:
-        positions = _positions(item)
+    parts = text.split(",") if text else []  # such as ["0-9", "12"]
+    for part in parts:
+        positions = _positions(part)
         if not positions:  # neither a number nor a range, or a range that runs backwards
             hint = 'Give positions from 0 and ranges, such as "0-9,12".'
             raise bad_argument("task_indices", text, hint)
@@ -401,7 +413,8 @@ def _positions(text: str) -> range:
 
 
 def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
-    """Raise UserError ENV_SEALED unless a request asks all tasks of a sealed exam, of local models.
+    """Raise UserError ENV_SEALED if the environment is a sealed exam and the request does not ask
+    exactly its held-out tasks, all of them, or names a model behind a URL.
 
     A sealed exam is an environment version whose held-out tasks nobody may see. Questions about
     some of its tasks, or in other words, would reveal single tasks. A model behind a URL would get
@@ -417,21 +430,21 @@ def _refuse_part_of_exam(request: EvaluationRequest, record: EnvRecord) -> None:
             hint="Ask models that are loaded here; compare with that one on another environment.",
             field="models",
         )
-    heldout = record.rows.get("heldout", 0)
-    is_changed_by = {
+    heldout_count = record.rows.get("heldout", 0)
+    is_wrong = {  # argument -> whether it makes the evaluation ask other tasks than the exam's
         "task_indices": bool(request.task_indices),
         "perturb": bool(request.perturb),
         "split": request.split != "heldout",
-        "rows": request.rows < heldout,
+        "rows": request.rows < heldout_count,
     }
-    wrong_arguments = [name for name, is_changed in is_changed_by.items() if is_changed]
+    wrong_arguments = [name for name, wrong in is_wrong.items() if wrong]
     if wrong_arguments:
         without = ("task_indices", "perturb", "split")
         raise UserError(
             "ENV_SEALED",
-            f"{record.env_id} is a sealed exam: all of its {counted(heldout, 'task')} are asked or "
-            f"none, which {wrong_arguments[0]} does not do",
-            hint=Hint(change=Change({"rows": heldout}, without_arguments=without)),
+            f"{record.env_id} is a sealed exam: all of its {counted(heldout_count, 'task')} are "
+            f"asked or none, which {wrong_arguments[0]} does not do",
+            hint=Hint(change=Change({"rows": heldout_count}, without_arguments=without)),
             field=wrong_arguments[0],
         )
 
@@ -448,11 +461,12 @@ def check_request(request: EvaluationRequest) -> None:
     if len(set(models)) < len(models):
         raise bad_argument("models", models, "Name every model once; attempts repeats the tasks.")
     check_tasks(request)
-    if not 1 <= request.attempts <= 64:
-        raise bad_argument("attempts", request.attempts, "Use 1 (greedy) to 64 (sampled).")
-    unknown = [kind for kind in request.perturb if kind not in (*KINDS, "all")]
-    if unknown:
-        raise bad_argument("perturb", unknown[0], f"Use all, or some of {', '.join(KINDS)}.")
+    if not 1 <= request.attempts <= _MAX_ATTEMPTS:
+        hint = f"Use 1 (greedy) to {_MAX_ATTEMPTS} (sampled)."
+        raise bad_argument("attempts", request.attempts, hint)
+    unknown_kinds = [kind for kind in request.perturb if kind not in (*KINDS, "all")]
+    if unknown_kinds:
+        raise bad_argument("perturb", unknown_kinds[0], f"Use all, or some of {', '.join(KINDS)}.")
 
 
 def _short_limit_warnings(
@@ -487,16 +501,16 @@ def _resolve_sampling(
     Returns the settings and the measured facts about the environment's tasks. Both are made for the
     model with the shortest context, so that they also fit all others.
     """
-    model = min(models, key=lambda model: model.facts.max_positions)
+    shortest = min(models, key=lambda model: model.facts.max_positions)  # by its context
     facts = env_facts.env_facts(
         home,
         record,
-        model.base_path,
+        shortest.base_path,
         thinking=resolution.is_switched_on(request.settings, "thinking"),
     )
     resolved = resolution.resolve_sampling(
         dict(request.settings),
-        model=model.facts,
+        model=shortest.facts,
         env=facts,
         attempts=request.attempts,
         hardware=machine.detect(home.root),

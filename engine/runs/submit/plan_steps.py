@@ -118,7 +118,7 @@ def _check_run_count(
     and one evaluation if `is_evaluated`.
     """
     chains = math.prod(len(values) for values in vary.values())  # 1 if nothing varies
-    run_count = chains * chain_length + is_evaluated
+    run_count = chains * chain_length + int(is_evaluated)
     if run_count > MAX_RUNS:
         raise UserError(
             "BAD_ARGUMENT",
@@ -199,8 +199,10 @@ def _make_evaluation(
 def _indices_to_ask(trainings: Sequence[PlannedTraining], chain_length: int) -> list[int]:
     """Return the indices of the training runs whose models the evaluation asks.
 
-    These are all runs, or the last run of each chain if all are too many. The start model is asked
-    too, but has no index. Raises UserError BAD_ARGUMENT if the last runs are too many as well.
+    `trainings` are the training runs of the plan, in chains of `chain_length` runs each. The models
+    of all of them are asked, or that of the last run of each chain if all are too many. The start
+    model is asked too, but has no index. Raises UserError BAD_ARGUMENT if the last runs are too
+    many as well.
     """
     indices = list(range(len(trainings)))
     if len(indices) >= MAX_MODELS:  # `>=`, because the start model is one more
@@ -223,17 +225,19 @@ def _check_lists(vary: Mapping[str, Any]) -> None:
 def _combinations(vary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return every combination of the varied values, each as setting -> value.
 
-    If nothing is varied, there is one empty combination. Raises UserError BAD_ARGUMENT if a
-    setting has the same value twice.
+    For example {"seed": [1, 2], "lora_rank": [8]} has two. If nothing is varied, there is one empty
+    combination. Raises UserError BAD_ARGUMENT if a setting has the same value twice.
     """
     for name, values in vary.items():
         if _has_repeats(values):
             raise _bad_values(name, values)
-    return [dict(zip(vary, values, strict=True)) for values in itertools.product(*vary.values())]
+    value_tuples = itertools.product(*vary.values())  # a value of each setting, in their order
+    return [dict(zip(vary, values, strict=True)) for values in value_tuples]
 
 
 def _bad_values(name: str, values: object) -> UserError:
-    """Make the error for the values of a varied setting that are no list of different values."""
+    """Make the error for the values of the varied setting `name` that are no list of different
+    values."""
     return UserError(
         "BAD_ARGUMENT",
         f"vary.{name[:40]} = {str(values)[:80]} is no list of different values",
@@ -243,7 +247,7 @@ def _bad_values(name: str, values: object) -> UserError:
 
 
 def _has_repeats(values: Sequence[object]) -> bool:
-    """Return whether a value occurs twice."""
+    """Return whether a value occurs twice. The values may be of any JSON type."""
     # Not by a set, because a value may be a list, which has no hash.
     return any(value in values[:index] for index, value in enumerate(values))
 
@@ -265,8 +269,9 @@ def _check_entry(entry: Mapping[str, Any], index: int) -> Mapping[str, Any]:
             raise _bad_then(
                 f"then[{index}] has no key {name!r}", f"Besides algorithm it takes {allowed_names}."
             )
-        is_of_type = isinstance(value, _KEY_TYPES[name])
-        if not is_of_type or (isinstance(value, bool) and _KEY_TYPES[name] is not bool):
+        # In Python a bool is an int too, but True is no number of rows.
+        is_misplaced_bool = isinstance(value, bool) and _KEY_TYPES[name] is not bool
+        if not isinstance(value, _KEY_TYPES[name]) or is_misplaced_bool:
             raise _bad_then(
                 f"then[{index}].{name} = {str(value)[:80]} cannot be used", f"Write {_EXAMPLE}."
             )

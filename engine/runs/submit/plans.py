@@ -132,9 +132,10 @@ def _submit_plan(home: Home, request: TrainRequest) -> Reply:
     """
     training.check_request(request)
     with Store(home) as store:
+        # The first run of the plan that an earlier call with the same `request_id` has queued.
         earlier = store.requested_run(request.request_id, request.body())
         if earlier is not None:
-            launcher.reap(home)
+            launcher.reap(home)  # so that the reply shows the present state of the runs
             rows = store.plan_runs(earlier.plan)
             return _reply(home, rows, ["this request was answered before"])
         plan = _resolve(home, store, request)
@@ -157,8 +158,9 @@ def _resume_plan(home: Home, request: TrainRequest) -> Reply:
     training.check_request(request)
     training.refuse_other_arguments(request)
     launcher.worker_python(home)  # raises NO_TORCH if no Python here can train
-    launcher.reap(home)
+    launcher.reap(home)  # runs whose processes died can be resumed
     with Store(home) as store:
+        # Whether an earlier call with the same `request_id` has resumed the plan already.
         was_answered = store.requested_run(request.request_id, request.body()) is not None
         if was_answered:
             rows = store.plan_runs(request.resume)
@@ -252,15 +254,17 @@ def _contamination_of(
     """Find which held-out tasks of a step occur in rows that its model is trained on.
 
     The rows of this step, of the steps before it in its chain, and of trainings before the plan are
-    compared.
+    compared. `resolved` and `planned` are the step, `earlier_steps` all steps before it in the
+    plan.
     """
+    # The model from which the whole plan starts: what it was trained on before counts too.
     start = earlier_steps[0].resolved.model if earlier_steps else resolved.model
     earlier_env_ids = trained_on(earlier_steps, planned.previous_index)
-    return contamination.of_training(home, resolved.record, start.ref, earlier_env_ids)
+    return contamination.compare_training(home, resolved.record, start.ref, earlier_env_ids)
 
 
 def _cautions(home: Home, store: Store, step: PlanTraining) -> list[str]:
-    """Return warnings from earlier runs about a run that starts a chain of a plan.
+    """Return warnings from earlier runs about the run `step`, if it starts a chain of a plan.
 
     Returns [] for a later run of a chain: it starts from a new model, so no earlier run compares.
     """
@@ -296,19 +300,23 @@ def _naming_step(step: int, label: str = "") -> Iterator[None]:
 def _resolved_training(
     home: Home, planned: PlannedTraining, earlier_steps: Sequence[PlanTraining]
 ) -> ResolvedTraining:
-    """Resolve a training run of a plan; `earlier_steps` are the runs that come before it.
+    """Resolve the training run `planned` of a plan; `earlier_steps` are the runs that come before
+    it.
 
     A later run of a chain starts from the model that the run before it has yet to train.
     """
     if planned.previous_index is None:
         return training.resolve(home, planned.request, start_models.model_to_train)
     model = _model_made_by(earlier_steps[planned.previous_index])
+    # The reference in the request is ignored: the model does not exist yet.
     return training.resolve(home, planned.request, lambda _home, _ref: model)
 
 
 def _model_made_by(maker: PlanTraining) -> ModelRef:
-    """Return the model that the run `maker` of the plan has yet to train."""
-    return model_made(maker.resolved.model, maker.resolved.resolved.settings)
+    """Return the model that the run `maker` of the plan has yet to train; its reference is
+    incomplete until that run has an id."""
+    run = maker.resolved
+    return model_made(run.model, run.resolved.settings)
 
 
 def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
@@ -321,35 +329,48 @@ def model_made(start: ModelRef, settings: TrainSettings) -> ModelRef:
 
 
 def trained_on(trainings: Sequence[PlanTraining], index: int | None) -> list[str]:
-    """List the environment versions of a chain of runs, from the run at `index` back to the first.
+    """List the ids of the environment versions that a chain of runs trains on, from the run at
+    `index` back to the first.
 
     `index` is the run's place in `trainings`. If `index` is None, the list is empty.
     """
     env_ids = []
     while index is not None:
-        env_ids.append(trainings[index].resolved.record.env_id)
-        index = trainings[index].planned.previous_index
+        training_run = trainings[index]
+        env_ids.append(training_run.resolved.record.env_id)
+        index = training_run.planned.previous_index  # None for the first run of the chain
     return env_ids
 
 
 def _resolved_evaluation(
     home: Home, request: TrainRequest, planned: PlannedEvaluation, trainings: Sequence[PlanTraining]
 ) -> PlanEvaluation:
-    """Resolve the evaluation at the end of a plan; `trainings` are the plan's training runs."""
+    """Resolve the evaluation `planned` at the end of a plan; `trainings` are the plan's training
+    runs.
+
+    It asks the model from which the plan starts, and the models that the runs have yet to train.
+    """
     evaluation.check_request(planned.request)
     start = trainings[0].resolved.model
     models = [start, *(_model_made_by(trainings[index]) for index in planned.model_indices)]
-    resolved = evaluation.resolve(home, planned.request, models, lambda _hours: request.cap_hours)
+
+    def cap_of_plan(_needed_hours: float) -> float:
+        """Return the device hours that the plan may take: all of its runs share one cap."""
+        return request.cap_hours
+
+    resolved = evaluation.resolve(home, planned.request, models, cap_of_plan)
     trained_env_ids = [step.resolved.record.env_id for step in trainings]
-    report = contamination.of_models(home, resolved.record, [start.ref], trained_env_ids)
+    report = contamination.compare_models(home, resolved.record, [start.ref], trained_env_ids)
     return PlanEvaluation(planned, resolved, report)
 
 
 def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
-    """Return the function that `Store.insert_plan` calls to make a training run of the plan."""
+    """Return the function that `Store.insert_plan` calls to make the training run `step` of the
+    plan."""
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        """Return the run's row, and the function that writes its folder.
+        """Return the run's row, and the function that writes its folder, now that the plan has the
+        id `plan_id`.
 
         `earlier_ids` are the run ids of the plan's earlier runs, in their order.
         """
@@ -373,13 +394,15 @@ def _training_maker(home: Home, step: PlanTraining) -> RunMaker:
 
 
 def _evaluation_maker(home: Home, step: PlanEvaluation, first: PlanTraining) -> RunMaker:
-    """Return the function that `Store.insert_plan` calls to make the evaluation of the plan.
+    """Return the function that `Store.insert_plan` calls to make the evaluation `step` at the end
+    of the plan.
 
     `first` is the plan's first run; the evaluation also asks the model from which that run starts.
     """
 
     def make(plan_id: str, earlier_ids: list[str]) -> tuple[NewRun, Callable[[str], None]]:
-        """Return the run's row, and the function that writes its folder.
+        """Return the run's row, and the function that writes its folder, now that the plan has the
+        id `plan_id`.
 
         `earlier_ids` are the run ids of the plan's training runs, in their order.
         """
@@ -406,20 +429,21 @@ def _with_run_id(model: ModelRef, run_id: str) -> ModelRef:
 def _start_and_reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
     """Start every queued run for which a device is free; return the reply about the plan.
 
-    `rows` are the runs of the plan, which was queued or resumed just now. Their STATUS.md is
-    written first.
+    `warnings` become a part of the reply. `rows` are the runs of the plan, which was queued or
+    resumed just now. Their STATUS.md is written first.
     """
     with Store(home) as store:
         for row in rows:
             write_status(home.run(row.run_id), row)
-        launcher.reap(home)
+        launcher.reap(home)  # also starts queued runs
         return _reply(home, store.plan_runs(rows[0].plan), warnings)
 
 
 def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply:
     """Make the reply about a plan that was queued, now or by an earlier call.
 
-    `rows` are the runs of the plan. The estimate in the reply covers the runs that have not ended.
+    `warnings` become a part of it. `rows` are the runs of the plan. The estimate in the reply
+    covers the runs that have not ended.
     """
     plan_id, cap = rows[0].plan, rows[0].max_gpu_hours
     state = plan_state(rows)
@@ -431,23 +455,25 @@ def _reply(home: Home, rows: Sequence[RunRow], warnings: Sequence[str]) -> Reply
     return {
         "run_id": plan_id,
         "state": state,
-        "steps": [_step(home, row) for row in rows],
+        "steps": [_step_entry(home, row) for row in rows],
         "estimate": {"gpu_hours": round(open_hours, 4), "max_gpu_hours": cap},
         "summary": f"{plan_id} is {state}: {runs_to_go} to go, about {words(open_hours)}"
-        f"{unmeasured_note(_bases(home, open_rows))}, at most {cap:g} GPU-hours together.",
+        f"{unmeasured_note(_estimate_bases(home, open_rows))}, at most {cap:g} GPU-hours together.",
         "next": [Call("wait_run", {"run_id": plan_id}).to_json()],
         "warnings": list(warnings),
     }
 
 
-def _bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
-    """Return the `basis` of each training run's estimate, such as "measured": what it rests on."""
+def _estimate_bases(home: Home, rows: Sequence[RunRow]) -> list[str]:
+    """Return the `basis` of each training run's estimate: "measured", or "model" if the times come
+    from a table of devices. Evaluations among `rows` are left out."""
     configs = [home.run(row.run_id).read_config() for row in rows]
     return [config.estimate.basis for config in configs if isinstance(config, TrainConfig)]
 
 
-def _step(home: Home, row: RunRow) -> Mapping[str, object]:
-    """Make the entry of a plan's run in the reply to a submit."""
+def _step_entry(home: Home, row: RunRow) -> Mapping[str, object]:
+    """Make the entry of a plan's run in the reply to a submit: its step, id, algorithm, estimate,
+    and `behind`, the ids of the runs that it waits for, if there are any."""
     config = home.run(row.run_id).read_config()
     plan_place = config.plan
     entry: dict[str, object] = {"step": plan_place.step if plan_place else 0, "run_id": row.run_id}

@@ -73,7 +73,7 @@ def submit_probe(
     Raises UserError: ENV_*, MODEL_*, SETTING_*, NO_TORCH, QUOTA, BUDGET, NOT_APPROVED, RUN_STATE.
     """
     launcher.worker_python(home)  # raises NO_TORCH if no Python here can run a model
-    plan = _plan(home, request)
+    plan = _resolve_plan(home, request)
     with Store(home) as store:
         row = _earlier_or_new_run(home, store, request, plan, cap_function)
     warnings = [*plan.resolved.warnings, *cap_warnings(row.max_gpu_hours)]
@@ -92,11 +92,15 @@ def _earlier_or_new_run(
 ) -> RunRow:
     """Return the row of the run that made this probe before, or else queue a new run.
 
+    `plan` is the probe with everything resolved, `cap_function` the quota of the caller's key (None
+    for none).
+
     Raises UserError QUOTA, BUDGET, NOT_APPROVED or RUN_STATE.
     """
-    config = _config(request, plan)
+    config = _config_content(request, plan)
     key = _key_of(config)  # the same for the same probe
-    body = {"probe": key}  # what the database stores as the arguments of the request
+    # What the database stores as the arguments of the request, to recognise it later.
+    body = {"probe": key}
     request_id, row = _earlier_probe(store, key, body)
     if row is not None:
         return row  # an existing probe costs nothing more, so the quota is not checked
@@ -106,8 +110,9 @@ def _earlier_or_new_run(
     return store.insert_run(new_run, files.writer(home))
 
 
-def _plan(home: Home, request: ProbeRequest) -> _Plan:
-    """Find the environment and the model of a probe, and choose the settings.
+def _resolve_plan(home: Home, request: ProbeRequest) -> _Plan:
+    """Find the environment and the model of a probe (a short run that samples a model), and choose
+    the settings.
 
     Raises UserError: ENV_*, MODEL_*, SETTING_*.
     """
@@ -115,19 +120,20 @@ def _plan(home: Home, request: ProbeRequest) -> _Plan:
     model = catalog.resolve_model(home, request.model)
     require_files(model)
     facts = env_facts.env_facts(home, record, model.base_path)
-    return _Plan(record, model, facts, _settings(home, request, model, facts))
+    return _Plan(record, model, facts, _resolve_settings(home, request, model, facts))
 
 
 def _hours_cap(
     home: Home, request: ProbeRequest, plan: _Plan, cap_function: CapFunction | None
 ) -> float:
-    """Return the most device hours that the probe may take; 0 for no cap.
+    """Return the most device hours that the probe `plan` may take; 0 for no cap.
 
     `cap_function` is the quota of the caller's key, None if no quota applies.
 
     Raises UserError QUOTA, BUDGET or NOT_APPROVED.
     """
     work = _sampling_work(request, plan)
+    # A function, because the hours are estimated only if a cap is needed.
     return cap_of(home, cap_function, lambda: sampling_hours(home, [plan.model], work).high)
 
 
@@ -146,7 +152,7 @@ def _new_run(request: ProbeRequest, record: EnvRecord, cap: float) -> NewRun:
     )
 
 
-def _settings(
+def _resolve_settings(
     home: Home, request: ProbeRequest, model: ModelRef, facts: EnvFacts
 ) -> resolution.Resolved:
     """Choose the settings of the probe as for GRPO; return the values and the source of each.
@@ -164,9 +170,10 @@ def _settings(
 
 
 def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
-    """Describe how much the model has to sample, from which the device hours are estimated."""
+    """Describe how much the model of the probe `plan` has to sample, from which the device hours
+    are estimated."""
     settings = plan.resolved.settings
-    assert isinstance(settings, GRPOSettings)  # because `_settings` resolved "grpo"
+    assert isinstance(settings, GRPOSettings)  # because `_resolve_settings` resolved "grpo"
     return Asking(
         SamplingLimits(settings.max_tokens, settings.max_turns, settings.max_length),
         plan.facts,
@@ -175,8 +182,9 @@ def _sampling_work(request: ProbeRequest, plan: _Plan) -> Asking:
     )
 
 
-def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
-    """Make the content of config.json of a probe, without the run's id and its cap on device hours.
+def _config_content(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
+    """Make the content of config.json of the probe `plan`, without the run's id and its cap on
+    device hours.
 
     These two keys are left out because they differ between equal probes (`_key_of`).
     """
@@ -196,7 +204,7 @@ def _config(request: ProbeRequest, plan: _Plan) -> Mapping[str, object]:
 def _key_of(config: Mapping[str, object]) -> str:
     """Return a key such as "probe-1f0a..." that is the same for equal probes.
 
-    `config` is what `_config` returns. The key is made of its hash.
+    `config` is what `_config_content` returns. The key is made of its hash.
     """
     config_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
     return f"probe-{config_hash[:24]}"

@@ -71,7 +71,7 @@ def _missing_secrets(run: RunDir) -> list[str]:
 
 
 def _shown_estimate(config: RunConfig) -> Reply:
-    """Return the part of the estimate that the reply about a queued training run shows.
+    """Return the part of the estimate in `config` that the reply about a queued training run shows.
 
     Returns {} for any other run. The tools dry_run and estimate_cost show the whole estimate.
     """
@@ -84,7 +84,8 @@ def _shown_estimate(config: RunConfig) -> Reply:
 
 
 def _time_in_words(config: RunConfig) -> str:
-    """Say how long a training run is likely to take, as the end of a sentence.
+    """Say how long a training run is likely to take, by the estimate in `config`, as the end of a
+    sentence.
 
     For example ": about 3 min (2 min to 6 min)". Returns "" for any other run.
     """
@@ -92,13 +93,14 @@ def _time_in_words(config: RunConfig) -> str:
         return ""
     hours = config.estimate.hours
     between = f"{words(hours.low)} to {words(hours.high)}"
-    wide = "; its first step measures more" if is_wide(hours) else ""
-    note = unmeasured_note([config.estimate.basis])
-    return f": about {words(hours.likely)} ({between}){note}{wide}"
+    basis_note = unmeasured_note([config.estimate.basis])
+    wide_note = "; its first step measures more" if is_wide(hours) else ""
+    return f": about {words(hours.likely)} ({between}){basis_note}{wide_note}"
 
 
 def _wait_call(run_id: str, config: RunConfig) -> Call:
-    """Make the call that waits for the run: for its first step, if that narrows a wide estimate."""
+    """Make the call that waits for the run to end, or only for its first step if the estimate is
+    wide: the first step is measured, which narrows it."""
     if isinstance(config, TrainConfig) and is_wide(config.estimate.hours):
         return Call("wait_run", {"run_id": run_id, "until": "first_step"})
     return Call("wait_run", {"run_id": run_id})

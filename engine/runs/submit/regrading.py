@@ -47,16 +47,16 @@ def submit_regrade(
     NOT_APPROVED.
     """
     _check_request(request)
-    plan = _plan(home, request, cap_function)
+    plan = _resolve_plan(home, request, cap_function)
     stored = plan.stored
     warnings = _warnings(request, plan)
-    contamination_report = contamination.of_evaluation(
+    contamination_report = contamination.compare_evaluation(
         home, plan.record, stored.refs, request.split
     )
     if contamination_report is not None:  # None: the answers are to training tasks
         warnings += contamination_report.warnings
     files = RunFiles(
-        _config(request, plan), contamination=contamination_report, needs=stored.run_id
+        _config_content(request, plan), contamination=contamination_report, needs=stored.run_id
     )
     with Store(home) as store:
         row = store.insert_run(_new_run(plan), files.writer(home))
@@ -76,10 +76,10 @@ def preview_calls(home: Home, env_id: str) -> list[Call]:
     with Store(home) as store:
         rows = store.list_runs(limit=_RUNS_LOOKED_AT, states=TERMINAL, kind="train")
     for row in rows:
-        same_name = row.env_id.partition("@")[0] == record.name
-        is_other_version = same_name and row.env_id != record.env_id
-        has_groups = row.algorithm == "grpo" and bool(home.run(row.run_id).rollout_steps())
-        if is_other_version and has_groups:
+        env_name = row.env_id.partition("@")[0]  # an env id is `name@hash`
+        is_other_version = env_name == record.name and row.env_id != record.env_id
+        has_rollouts = row.algorithm == "grpo" and bool(home.run(row.run_id).rollout_steps())
+        if is_other_version and has_rollouts:
             arguments = {"env_id": record.env_id, "regrade": row.run_id, "split": "train"}
             return [Call("evaluate", arguments)]
     return []
@@ -102,10 +102,14 @@ class _Plan:
     cap: float
 
 
-def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | None) -> _Plan:
-    """Find the environment and the stored answers, choose how many are scored, and limit the hours.
+def _resolve_plan(
+    home: Home, request: EvaluationRequest, cap_function: CapFunction | None
+) -> _Plan:
+    """Find the environment and the stored answers of a regrade (a new scoring of stored answers),
+    choose how many are scored, and limit the device hours.
 
-    `cap_function` is that of `submit_regrade`.
+    `cap_function` is the quota of the caller's key: it takes the hours that the run may need, and
+    returns those that it may take. It is None if no quota applies.
 
     Raises UserError: BAD_ARGUMENT if the environment is a command, which cannot score stored
     answers; ENV_*, RUN_NOT_FOUND, RUN_STATE, NO_EVALUATION, QUOTA, BUDGET, NOT_APPROVED.
@@ -124,13 +128,14 @@ def _plan(home: Home, request: EvaluationRequest, cap_function: CapFunction | No
         )
     stored = stored_answers(home, request.regrade, request.split)
     task_count = min(request.rows, stored.tasks)
-    answer_count = task_count * stored.attempts * len(stored.refs)
+    answer_count = task_count * stored.attempts * len(stored.refs)  # `refs`: the models
+    # A function, because the hours are estimated only if a cap is needed.
     cap = cap_of(home, cap_function, lambda: scoring_hours(record, answer_count))
     return _Plan(record, stored, task_count, cap)
 
 
 def _warnings(request: EvaluationRequest, plan: _Plan) -> list[str]:
-    """Return the warnings about a regrade: doubts that are no reason to refuse it."""
+    """Return the warnings about the regrade `plan`: doubts that are no reason to refuse it."""
     return [
         *registry.prefix_warning(request.env_id, plan.record),
         *plan.stored.warnings,
@@ -148,7 +153,7 @@ def _tasks_left_out(request: EvaluationRequest, stored: Stored) -> list[str]:
 
 
 def _new_run(plan: _Plan) -> NewRun:
-    """Make the row that the database stores of the regrade."""
+    """Make the row that the database stores of the regrade `plan`."""
     return NewRun(
         name=f"{plan.record.name}-regrade",
         kind="evaluate",
@@ -185,8 +190,8 @@ def _check_request(request: EvaluationRequest) -> None:
     check_tasks(request)
 
 
-def _config(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
-    """Make the content of config.json of a regrade, without the run's id."""
+def _config_content(request: EvaluationRequest, plan: _Plan) -> Mapping[str, object]:
+    """Make the content of config.json of the regrade `plan`, without the run's id."""
     stored = plan.stored
     return {
         "kind": "evaluate",

@@ -87,8 +87,8 @@ class TrainRequest:
 
         A request without them must keep the hash that it had before these arguments existed.
         """
-        given = {"then": list(self.then), "vary": dict(self.vary)}
-        return {name: value for name, value in given.items() if value}
+        plan_arguments = {"then": list(self.then), "vary": dict(self.vary)}
+        return {name: value for name, value in plan_arguments.items() if value}
 
     def plan(self) -> Mapping[str, Any]:
         """Return the environment, model, algorithm and settings by the names of these arguments.
@@ -123,7 +123,7 @@ class TrainRequest:
         An argument counts as given if its value differs from the default.
         """
         defaults = TrainRequest()
-        names = [item.name for item in fields(self) if item.name not in _RESUME_TAKES]
+        names = [argument.name for argument in fields(self) if argument.name not in _RESUME_TAKES]
         return [name for name in names if getattr(self, name) != getattr(defaults, name)]
 
 

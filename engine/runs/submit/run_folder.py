@@ -59,13 +59,14 @@ class RunFiles:
             json.dumps(self.config, allow_nan=False)
         except ValueError as error:
             raise bad_argument("settings", "NaN", "Numbers must be finite.") from error
-        config = {**self.config, **_owned(home)}
-        return lambda run_id: write_folder(home.run(run_id), replace(self, config=config))
+        config = {**self.config, **_owner_fields(home)}
+        files = replace(self, config=config)
+        return lambda run_id: write_folder(home.run(run_id), files)
 
 
-def _owned(home: Home) -> dict[str, str]:
-    """Return the keys of config.json about the key for whom a run is queued; {} for the local
-    user."""
+def _owner_fields(home: Home) -> dict[str, str]:
+    """Return the fields of config.json that tell for whom a run is queued: `owner`, `project` and
+    `priority` of the access key on whose behalf the home is used; {} for the local user."""
     viewer = home.viewer
     if viewer is None:
         return {}
@@ -101,20 +102,22 @@ def _require_looks_left(home: Home, config: Mapping[str, Any]) -> None:
     seal = seal_in(Path(config["env_dir"]))
     if seal is None:
         return
-    env_id, needed = config["env_id"], len(config["models"])
-    used = _looks_since(home, env_id, seal.sealed)
-    if used + needed > seal.looks:
+    env_id = config["env_id"]
+    needed_looks = len(config["models"])
+    used_looks = _looks_since(home, env_id, seal.sealed)
+    if used_looks + needed_looks > seal.looks:
         raise UserError(
             "ENV_SEALED",
-            f"{env_id} is sealed for {counted(seal.looks, 'look')}: {used} are used, and this "
-            f"takes {needed}",
+            f"{env_id} is sealed for {counted(seal.looks, 'look')}: {used_looks} are used, and "
+            f"this takes {needed_looks}",
             hint="Report what it has shown; its owner may push and seal fresh tasks.",
             field="env_id",
         )
 
 
 def _looks_since(home: Home, env_id: str, since: float) -> int:
-    """Count the looks at an environment version since a time: the models of all its evaluations.
+    """Count the looks at the environment version `env_id` since a time: the models of all its
+    evaluations.
 
     `since` is in seconds since the epoch. Evaluations in every state count, because one that was
     cancelled may have shown scores too.
@@ -181,7 +184,7 @@ def _awaited_adapter(run: RunDir, index: int, model: ModelRef) -> Mapping[str, s
 
 def awaited_of(models: Sequence[ModelRef]) -> dict[int, ModelRef]:
     """Return the models that other runs have yet to train: index in `models` -> model."""
-    return {place: model for place, model in enumerate(models) if model.waits_for}
+    return {index: model for index, model in enumerate(models) if model.waits_for}
 
 
 def _with_own_adapters(
@@ -201,7 +204,7 @@ def _with_own_adapters(
 def adapters_of(models: list[ModelRef]) -> dict[int, Path]:
     """Return the adapter folders of the models: index in `models` -> folder.
 
-    Models without an adapter are left out.
+    Models without an adapter (base models, models behind a URL) are left out.
     """
     return {index: model.adapter for index, model in enumerate(models) if model.adapter is not None}
 

@@ -18,6 +18,7 @@ from engine.environments import env_facts, registry
 from engine.environments.env_facts import EnvFacts
 from engine.environments.registry import EnvRecord
 from engine.evidence.stats.basics.target import is_expectation, target_in
+from engine.evidence.stats.exam_size import ExamSize
 from engine.executors.admission import (
     check_placement,
     check_rented,
@@ -131,18 +132,21 @@ def _queue(
     warnings += parent_warnings
     warnings += cautions(home, store, as_train_config(config_of(request, plan, parent)))
     # Held-out tasks that are also among the rows of this training or of an earlier one.
-    contamination_report = contamination.of_training(home, plan.record, plan.model.ref)
+    contamination_report = contamination.compare_training(home, plan.record, plan.model.ref)
     warnings += contamination_report.warnings
     settings = plan.resolved.settings
+
+    def count_reported() -> ExamSize:
+        """Count the held-out tasks on which the verdict will rest. Slow: it reads the tasks."""
+        return size_of(plan.record, reported_tasks(plan.record, settings.eval_rows))
+
     exam = exam_of(
         home,
         plan.record.env_id,
         plan.model.ref,
         settings,
         plan.facts,
-        count_reported=lambda: size_of(
-            plan.record, reported_tasks(plan.record, settings.eval_rows)
-        ),
+        count_reported=count_reported,
     )
     warnings += first_doubts(exam)
     files = files_of(config_of(request, plan, parent), plan, contamination_report)
@@ -216,9 +220,10 @@ def resolve(
     require_files(model)
     machine = machine_for(home, request.settings)
     facts = _env_facts(home, request, record, model)
-    resolved = _settings(home, request, model, facts, machine)
+    resolved = _resolve_settings(home, request, model, facts, machine)
+    # The setting `keep_env` names a version by its whole id from now on.
     resolved = replace(resolved, settings=env_checks.with_kept_version(home, resolved.settings))
-    teacher = _teacher(home, resolved, model)
+    teacher = _resolve_teacher(home, resolved, model)
 
     def forecast_of(settings: resolution.Resolved) -> Forecast:
         """Estimate the run with these settings."""
@@ -226,6 +231,7 @@ def resolve(
             home, settings, model.facts, facts, machine, teacher=teacher, base_path=model.base_path
         )
 
+    # The number of devices is chosen last, because it depends on the estimate of each choice.
     resolved, _ = gpu_count.decide(
         home, resolved, machine, lambda settings: forecast_of(settings).estimate
     )
@@ -249,10 +255,13 @@ def _check_target(request: TrainRequest, record: registry.EnvRecord) -> None:
     )
 
 
-def _settings(
+def _resolve_settings(
     home: Home, request: TrainRequest, model: ModelRef, facts: EnvFacts, machine: Hardware
 ) -> resolution.Resolved:
     """Choose every setting of the run; return the values, the source of each value, and warnings.
+
+    `model` is the model that is trained, `facts` are those about the environment's tasks, `machine`
+    is the hardware that the run is planned for.
 
     Raises UserError SETTING_*, or BAD_ARGUMENT if the environment does not suit the algorithm.
     """
@@ -268,8 +277,11 @@ def _settings(
     )
 
 
-def _teacher(home: Home, resolved: resolution.Resolved, model: ModelRef) -> ResolvedTeacher | None:
-    """Find the teacher that the settings name, and check that the files of its model exist.
+def _resolve_teacher(
+    home: Home, resolved: resolution.Resolved, model: ModelRef
+) -> ResolvedTeacher | None:
+    """Find the teacher that the settings of a distillation (`resolved`) name, and check that the
+    files of its model exist.
 
     `model` is the model to be trained. Returns None if the settings name no teacher. Raises
     UserError MODEL_* if the teacher's model is missing, SETTING_* if it does not fit the settings.
@@ -290,7 +302,8 @@ def _env_facts(home: Home, request: TrainRequest, record: EnvRecord, model: Mode
 
 
 def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str]:
-    """Check that the run can be carried out, and return warnings about what is doubtful.
+    """Check that the training run `plan` can be carried out, and return warnings about what is
+    doubtful.
 
     Raises UserError: ENV_*, NO_TORCH, SETTING_INVALID, REWARD_RISK, DOES_NOT_FIT, DISK_FULL.
     """
@@ -301,6 +314,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
     warnings += plan.forecast.left_out
     check_secrets(record)
     registry.env_python(record)  # raises ENV_DEPS if packages of the environment are missing
+    # "" stands for a run on this machine; another machine has packages of its own.
     if not check_placement(home, resolved.settings, record):
         launcher.require_quantizer(home, resolved.settings.quantization)
     check_rented(home, resolved.settings, plan.forecast.estimate.hours.likely)
@@ -312,7 +326,7 @@ def admit(home: Home, request: TrainRequest, plan: ResolvedTraining) -> list[str
 
 
 def admit_cost(home: Home, store: Store, request: TrainRequest, figures: Estimate) -> list[str]:
-    """Check that the estimated device hours of a request may be spent.
+    """Check that the estimated device hours of a request (in `figures`) may be spent.
 
     Returns a list with a warning if the run may reach its cap. Raises UserError BUDGET if the
     home's total is spent or would be exceeded, NOT_APPROVED if a person must agree first.
@@ -344,7 +358,8 @@ def _short_limit_warning(facts: EnvFacts, settings: TrainSettings) -> list[str]:
 
 
 def config_of(request: TrainRequest, plan: ResolvedTraining, parent: str) -> Mapping[str, object]:
-    """Make the content of config.json of a training run, without the run's id.
+    """Make the content of config.json of the training run `plan`, which `request` asks for, without
+    the run's id.
 
     `parent` is the whole id of the run that the request names as its parent, "" for none.
     """
@@ -385,7 +400,7 @@ def as_train_config(content: Mapping[str, object]) -> TrainConfig:
 
 
 def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRun:
-    """Make the row that the database stores of the new run.
+    """Make the row that the database stores of the training run `plan`, which `request` asks for.
 
     `parent` is the whole id of the run's parent, "" for none.
     """
@@ -404,6 +419,7 @@ def new_run(request: TrainRequest, plan: ResolvedTraining, parent: str) -> NewRu
         body=request.body(),
         waits_for=plan.model.waits_for,
         compute=plan.resolved.settings.compute,
+        # A CPU is one device, whatever number of processes share it.
         gpus=1 if plan.machine.device.kind == "cpu" else plan.resolved.settings.gpus,
     )
 
@@ -416,10 +432,10 @@ def _resume(home: Home, store: Store, request: TrainRequest) -> Reply:
     Raises UserError: BAD_ARGUMENT, RUN_NOT_FOUND, RUN_STATE, NO_TORCH, ENV_SECRETS, BUDGET.
     """
     refuse_other_arguments(request)
-    launcher.reap(home)
+    launcher.reap(home)  # a run whose process died can be resumed
     row = store.get_run(request.resume)
     run = home.run(row.run_id)
-    # It raises NO_TORCH if nothing can train.
+    # Called only for its error: NO_TORCH if no Python here can train.
     launcher.trainer_command(home, row.algorithm, row.gpus, is_elsewhere=row.is_elsewhere)
     check_secrets_of(run, row)
     check_hours_left(home, store)

@@ -204,13 +204,13 @@ def test_answers_deleted_while_they_are_about_to_be_regraded_are_refused(
     home: Home, env_id: str, monkeypatch: pytest.MonkeyPatch
 ):
     run = evaluation(home, env_id, {"pebble": GOOD})
-    shared = contamination.of_models
+    shared = contamination.compare_models
 
     def meanwhile(*asked):
         deletion.delete_run(home, run.id)
         return shared(*asked)
 
-    monkeypatch.setattr(contamination, "of_models", meanwhile)
+    monkeypatch.setattr(contamination, "compare_models", meanwhile)
     with pytest.raises(UserError) as refusal:
         lifecycle.submit_evaluation(home, EvaluationRequest(env_id=env_id, regrade=run.id))
     assert refusal.value.code == "RUN_STATE" and refusal.value.field == "regrade"

@@ -52,7 +52,7 @@ def exam_rows(solved: set[str]) -> list[dict[str, Any]]:
 def taught_run(home: Home, env: str, solved: set[str]) -> Any:
     """A finished run that went from nothing solved to `solved`, as submit and worker leave it."""
     run = training(home, env, evals={0: exam_rows(set()), 10: exam_rows(solved)})
-    found = contamination.of_training(home, registry.find_env(home, env), "pebble")
+    found = contamination.compare_training(home, registry.find_env(home, env), "pebble")
     write_json(run.contamination, asdict(found))
     return run
 
@@ -99,7 +99,7 @@ def test_equal_answers_to_other_questions_are_told_by_the_push_alone(home: Home,
     assert check["status"] == "pass" and "is no leak where" in check["detail"]
     run = taught_run(home, pushed.env_id, set(EXAM))
     record = registry.find_env(home, pushed.env_id)
-    report = contamination.of_training(home, record, "pebble")
+    report = contamination.compare_training(home, record, "pebble")
     assert (report.verdict, report.harmless, report.warnings) == ("overlap", True, [])
     assert not contamination.is_harmless({**record.contamination, "exact": 99})
     assert not [note for note in run_verdict(run)["warnings"] if "ontamination" in note]
@@ -147,7 +147,7 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     run = training(home, copy, algorithm="sft")
     child = training(home, exam, model=f"{run.id}@best")
     record = registry.find_env(home, exam)
-    found = contamination.of_models(home, record, ["pebble", run.id])
+    found = contamination.compare_models(home, record, ["pebble", run.id])
     assert found.verdict == "leak" and found.leaked == EXAM
     assert found.sources[0]["run_id"] == run.id and found.sources[0]["env_id"] == copy
     # It leaves the tasks out for pebble too: which model does that is said, and how to go without.
@@ -159,9 +159,9 @@ def test_training_on_a_copy_of_another_exam_is_found_when_that_exam_is_sat(
     write_json(judged.contamination, asdict(found))
     assert "left out for all models" in contamination_warnings(judged)[0]
     # A run that continues the model inherits what it was taught.
-    assert contamination.of_models(home, record, [f"{child.id}@step5"]).leaked == EXAM
-    assert contamination.of_training(home, record, run.id).leaked == EXAM
-    assert contamination.of_models(home, record, ["pebble"]).sources == []
+    assert contamination.compare_models(home, record, [f"{child.id}@step5"]).leaked == EXAM
+    assert contamination.compare_training(home, record, run.id).leaked == EXAM
+    assert contamination.compare_models(home, record, ["pebble"]).sources == []
     kept = home.overlap(registry.find_env(home, copy).hash, record.hash)
     assert read_json(kept)["leaked"] == EXAM
 
@@ -202,7 +202,7 @@ def test_an_environment_that_is_gone_is_said_and_not_guessed(home: Home, tmp_pat
     run = training(home, env)
     config = read_json(run.config)
     write_json(run.config, config | {"env_id": "gone@0123456789ab"})
-    found = contamination.of_models(home, registry.find_env(home, env), [run.id])
+    found = contamination.compare_models(home, registry.find_env(home, env), [run.id])
     assert "gone@0123456789ab is gone and was not compared" in found.headline
 
 
@@ -219,7 +219,7 @@ def test_what_a_run_that_is_not_shared_was_trained_on_counts_without_its_name(
     with Store(home) as store:
         store.add_share(Share("run", mine.id, "", "bob", "use"))
     bobs = Home(home.root, Viewer("bob", may="use"))
-    found = contamination.of_models(bobs, registry.find_env(home, env), [mine.id])
+    found = contamination.compare_models(bobs, registry.find_env(home, env), [mine.id])
     assert (found.verdict, list(found.leaked)) == ("leak", TAUGHT)
     assert [source["run_id"] for source in found.sources] == [mine.id, contamination.HIDDEN]
     assert f"the rows of {contamination.HIDDEN} were not compared" in found.headline
