@@ -123,7 +123,7 @@ class UserError(Exception):
         return str(self.advice)
 
     def of_call(self, refused: Call) -> "UserError":
-        """Complete the error's hint with the call that was refused, and return the error itself.
+        """Complete this error's hint, in place, with the call `refused`; return the error itself.
 
         A hint that only says what to change in a call becomes the whole changed call. Any other
         hint stays as it is.

@@ -443,7 +443,8 @@ def _dump_line(obj: JsonObject) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Return a copy of `value` with every NaN and infinity inside it replaced by None."""
+    """Return a copy of the JSON value `value` with every NaN and infinity in it replaced by None;
+    tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -51,7 +51,7 @@ def check_probe(
 def _start_probe(
     run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
 ) -> str:
-    """Submit the probe (a run in which the model answers some tasks) and return the id of its run.
+    """Submit the probe (a run in which the model answers `samples` tasks) and return its run id.
 
     A probe takes settings of GRPO. For another algorithm it gets only the settings that the
     algorithm shares with GRPO.
