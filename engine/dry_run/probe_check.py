@@ -72,8 +72,8 @@ def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
 
 
 def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """Make the outcome of a probe (answers of the model to some tasks) that failed or was
-    cancelled; `status` is that of its run."""
+    """Return the outcome of the check if its probe (answers of the model to some tasks) failed or
+    was cancelled. `status` is that of the probe's run, as `lifecycle.wait` returned it."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"
     fix = Hint.from_fields(error.get("hint", ""), error.get("call"))

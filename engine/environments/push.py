@@ -421,7 +421,8 @@ def _params_as_json(settings: EnvSettings) -> JsonObject:
 
 
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
-    """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
+    """Return whether `check_settings` accepts the settings of a stored version; None accepts
+    everything.
 
     A version that is not accepted stays stored, but its audit is not repeated, because an audit
     runs the version's code with the secrets that are set now.

@@ -160,7 +160,7 @@ def per_score(judge_use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonO
 
 
 def is_outdated(draft: Draft) -> bool:
-    """Whether secrets are set now that were not set when the stored version was audited."""
+    """Return whether secrets are set now that were not set when the stored version was audited."""
     record = registry.read_version(draft.home, draft.name, draft.hash)
     return record.scored and bool(_secrets_unset_at_audit(record) & set(draft.secrets))
 

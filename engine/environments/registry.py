@@ -234,7 +234,8 @@ def endpoints_of(record: EnvRecord) -> tuple[str, ...]:
 
 
 def uses_network(record: EnvRecord) -> bool:
-    """Whether anything is asked over the network for a version, by its process or for a reward."""
+    """Return whether anything is asked over the network for a version, by its process or for a
+    reward."""
     try:
         return read_settings(record.source).network
     except EnvProblem:  # whoever starts the version reports it

@@ -80,8 +80,8 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
 
 
 def is_hidden(home: Home, path: str | Path) -> bool:
-    """Whether `path` lies in the home and the home has a viewer, who may not look into it. The
-    answer does not depend on whether anything is there."""
+    """Return whether `path` lies in the home and the home has a viewer, who may not look into it.
+    The answer does not depend on whether anything is there."""
     if home.viewer is None:
         return False
     try:
@@ -336,7 +336,7 @@ def _reason_to_leave_out(name: str) -> str:
 
 
 def _folder_contains(folder: int, name: str, file: str) -> bool:
-    """Whether the folder `name` in the open folder `folder` contains `file`."""
+    """Return whether the folder `name` in the open folder `folder` contains `file`."""
     with contextlib.suppress(OSError):  # no such file
         os.stat(f"{name}/{file}", dir_fd=folder, follow_symlinks=False)
         return True

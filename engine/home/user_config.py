@@ -103,7 +103,10 @@ class UserConfig:
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
     def price_of(self, compute: str) -> float:
-        """The price of an hour of one device where a run with this `compute` runs."""
+        """Return the price of an hour of one device where a run with this `compute` runs.
+
+        `compute` is "local", or the kind and the name of a host, such as "ssh:box".
+        """
         host = self.hosts.get(compute.partition(":")[2])
         return host.gpu_hour_price if host is not None else self.gpu_hour_price
 

@@ -103,7 +103,7 @@ def large_files(folder: Path) -> list[Path]:
 
 
 def _has_adapter(folder: Path) -> bool:
-    """Whether the folder is in a foreign format, whose own code reads its data files."""
+    """Return whether the folder is in a foreign format, whose own code reads its data files."""
     # EnvProblem: environment.toml is wrong. The push itself raises that error later.
     with contextlib.suppress(EnvProblem):
         return read_settings(folder).adapter is not None
@@ -111,8 +111,8 @@ def _has_adapter(folder: Path) -> bool:
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Whether these JSONL files together have more than COPIED_BYTES or COPIED_ROWS, so that they
-    are indexed instead of copied."""
+    """Return whether these JSONL files together have more than COPIED_BYTES or COPIED_ROWS, so that
+    they are indexed instead of copied."""
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
@@ -175,8 +175,8 @@ def _start(results: Path, request: _Request) -> None:
 
 
 def _is_being_read(results: Path) -> bool:
-    """Whether a process is still reading the data whose results go to the folder `results`; it then
-    holds the lock of the folder."""
+    """Return whether a process is still reading the data whose results go to the folder `results`;
+    it then holds the lock of the folder."""
     try:
         lock = os.open(results / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no process was started yet
@@ -239,8 +239,8 @@ def _key(request: _Request) -> str:
 
 
 def _is_pushed(path: Path) -> bool:
-    """Whether a push takes this data file: it is a regular file, not hidden, and no part of its
-    path is a link."""
+    """Return whether a push takes this data file: it is a regular file, not hidden, and no part of
+    its path is a link."""
     is_link = path.resolve() != path
     return path.is_file() and not is_link and not path.name.startswith(".")
 

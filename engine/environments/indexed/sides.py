@@ -199,7 +199,8 @@ def _heldout_target(prompts: Sequence[int], named_sides: bytes) -> int:
 
 
 def _are_equal(numbers: Iterator[int]) -> bool:
-    """Whether all numbers are equal, or there are none. Reading stops at the first difference."""
+    """Return whether all numbers are equal, or there are none. Reading stops at the first
+    difference."""
     first = next(numbers, None)
     return all(number == first for number in numbers)
 

@@ -88,7 +88,7 @@ class DeviceResults(Record):
         return {path.name: path.reason for path in self.paths if path.state == "off"}
 
     def is_on(self, name: str) -> bool:
-        """Whether the path of this name was tried and works."""
+        """Return whether the path of this name was tried and works."""
         return any(path.name == name and path.state == "on" for path in self.paths)
 
 

@@ -71,7 +71,7 @@ class Venv:
         return self.folder.with_suffix(".log")
 
     def is_ready(self) -> bool:
-        """Whether it was built completely."""
+        """Return whether it was built completely."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads(self.outcome.read_text())["ok"] is True
         return False

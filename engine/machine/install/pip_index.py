@@ -158,12 +158,12 @@ def _local_path(address: str) -> str:
 
 
 def _is_url(address: str) -> bool:
-    """Whether an address has a scheme, such as https://."""
+    """Return whether an address has a scheme, such as https://."""
     return "://" in address
 
 
 def _is_on(text: str) -> bool:
-    """Whether pip reads this value of an option as true."""
+    """Return whether pip reads this value of an option as true."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 

@@ -87,7 +87,7 @@ def setup(
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
-    """Whether the interpreter `python` exists and can run the code `proof`.
+    """Return whether the interpreter `python` exists and can run the code `proof`.
 
     This takes seconds, because the default proof imports torch.
     """

@@ -199,7 +199,7 @@ def _prove(python: Path, proof: str) -> None:
 
 
 def _is_complete(folder: Path, device: str = "") -> bool:
-    """Whether `folder` holds a complete environment with the versions in PACKAGES.
+    """Return whether `folder` holds a complete environment with the versions in PACKAGES.
 
     `device` is the device that it must have been built for; "" for any.
     """

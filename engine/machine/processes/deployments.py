@@ -50,7 +50,7 @@ class Unreachable(Exception):
 
 
 def is_alive(folder: DeployDir) -> bool:
-    """Whether the process of the deployment lives."""
+    """Return whether the process of the deployment lives."""
     return is_locked(folder.alive)
 
 
@@ -197,7 +197,7 @@ def _object_in(reply: bytes) -> Json:
 
 
 def is_idle(folder: DeployDir) -> bool:
-    """Whether a deployment answers its health check and has no request in progress."""
+    """Return whether a deployment answers its health check and has no request in progress."""
     try:
         status, health = request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -245,7 +245,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _has_room_on(run: RunDir, device_id: str) -> bool:
-    """Whether the memory that a run may need is free on the device and promised to nobody.
+    """Return whether the memory that a run may need is free on the device and promised to nobody.
 
     The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
     it has no estimate. An unknown `device_id` means the machine's default device.

@@ -58,7 +58,7 @@ def command(kind: Kind) -> list[str]:
 
 
 def trains_without_torch() -> bool:
-    """Whether a test has replaced trainers by scripts; then nothing needs torch or measures
+    """Return whether a test has replaced trainers by scripts; then nothing needs torch or measures
     speed."""
     return "trainer" in _stand_ins()
 

@@ -171,8 +171,8 @@ def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
 
 
 def _has_measured(heartbeat: Heartbeat) -> bool:
-    """Whether enough steps (or, in an evaluation, answers) are done for a forecast that may raise
-    an alert."""
+    """Return whether enough steps (or, in an evaluation, answers) are done for a forecast that may
+    raise an alert."""
     steps = heartbeat.work.get("training", Work())
     answers = heartbeat.work.get("evaluation", Work())
     measured = steps if steps.planned else answers

@@ -283,7 +283,7 @@ class VllmProcess:
         self.ready_s = time.monotonic() - self.began
 
     def healthy(self) -> bool:
-        """Whether the server answers its health check."""
+        """Return whether the server answers its health check."""
         connection = _UnixConnection(self.address, timeout=5.0)
         try:
             connection.request("GET", "/health")

@@ -116,7 +116,7 @@ def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
 
 
 def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
-    """Whether a run is the evaluation of a plan that has to ask fewer models than planned.
+    """Return whether a run is the evaluation of a plan that has to ask fewer models than planned.
 
     That is so if some models cannot come any more while others have come or still can. `awaited`
     are the rows of the runs that make the models; None for a run that is gone.
