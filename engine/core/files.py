@@ -87,6 +87,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def list_names(folder: Path) -> list[str]:
+    """Return the names of the files and folders in `folder`; [] if there is no such folder."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open the regular file at `path` for reading bytes.
 

@@ -82,18 +82,18 @@ class HomeCap:
     of a run, the more often the nearer the cap is.
 
     Attributes:
-        until: when the limit has to be computed again, on the monotonic clock.
-        looked_at: when it was computed last, on the monotonic clock.
-        known: the limit as it was computed last; None if there was no cap.
+        recompute_at: when the limit has to be computed again, on the monotonic clock.
+        computed_at: when it was computed last, on the monotonic clock.
+        cached: the limit as it was computed last; None if there was no cap.
         total_hours: the cap of the home when it was computed.
-        held: how many devices all runs held when it was computed.
+        devices_then: how many devices all runs held when it was computed.
     """
 
-    until: float = 0.0
-    looked_at: float = 0.0
-    known: Limit | None = None
+    recompute_at: float = 0.0
+    computed_at: float = 0.0
+    cached: Limit | None = None
     total_hours: float = 0.0
-    held: int = 0
+    devices_then: int = 0
 
     def limit(
         self, store: Store, run: RunDir, elapsed_s: float, max_age_s: float = math.inf
@@ -111,17 +111,17 @@ class HomeCap:
         if total_hours is None:
             return None
         now, held = time.monotonic(), store.held_devices()
-        is_due = now >= min(self.until, self.looked_at + max_age_s)
-        if is_due or total_hours != self.total_hours or held > 2 * self.held:
-            self.known, self.total_hours, self.held = limit_of_home(store, run), total_hours, held
-            self.looked_at = now
-            self.until = math.inf  # a run without a device reaches no cap
-            if self.known is not None and math.isfinite(self.known.seconds):
-                left_s = self.known.seconds - elapsed_s  # if this run's devices were the only ones
+        is_due = now >= min(self.recompute_at, self.computed_at + max_age_s)
+        if is_due or total_hours != self.total_hours or held > 2 * self.devices_then:
+            self.cached = limit_of_home(store, run)
+            self.total_hours, self.devices_then, self.computed_at = total_hours, held, now
+            self.recompute_at = math.inf  # a run without a device reaches no cap
+            if self.cached is not None and math.isfinite(self.cached.seconds):
+                left_s = self.cached.seconds - elapsed_s  # if this run's devices were the only ones
                 share = store.get_run(run.id).device_hours(3600.0) / max(1, held)
                 # Halved, because up to twice the devices may be held before it is computed again.
-                self.until = now + max(0.0, left_s * share / 2)
-        return self.known
+                self.recompute_at = now + max(0.0, left_s * share / 2)
+        return self.cached
 
     def nearest(self, store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> Limit | None:
         """Return the cap that the present attempt of `run` reaches first: its own or that of the
