@@ -160,8 +160,8 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
     `deadline` is the value of `time.monotonic()` by which the push must be done. The other
     arguments and the errors are those of `push_env`.
     """
-    # Fetching must end earlier, because the rest of the push needs some of the time.
-    dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
+    fetch_deadline = deadline - _AFTER_FETCHING_S  # the rest of the push needs some of the time
+    dataset = _fetched_dataset(home, path, roots, fetch_deadline)
     if dataset is None:
         folder = _allowed_folder(home, path, roots)
         return _Source(folder, folder.name)
@@ -172,17 +172,18 @@ def _fetched_dataset(
     home: Home, path: str | Path, roots: list[Path] | None, deadline: float
 ) -> hub_data.Dataset | None:
     """Fetch the benchmark or the dataset of the hub that `path` names, and return it. Returns None
-    if `path` names neither."""
-    places = [Path(), *(roots or [])]  # if a folder of this name lies in one, `path` means that
+    if `path` names neither. `deadline` is the value of `time.monotonic()` until which it may take.
+    """
+    local_folders = [Path(), *(roots or [])]  # a folder of this name in one of them goes first
     benchmark = benchmarks.named_benchmark(home, path, deadline)
-    return benchmark or hub_data.named_dataset(home, path, places, deadline)
+    return benchmark or hub_data.named_dataset(home, path, local_folders, deadline)
 
 
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
     """Return the folder `path` as an absolute path. It must lie inside one of `roots` (None:
     anywhere), or hold the files of a stored version. Raises UserError if there is no such folder,
     if it lies outside `roots`, or if its version is sealed."""
-    stored_version = _root_of_stored_version(home, path)
+    stored_version = _root_of_stored_version(home, path)  # [] if `path` is no such folder
     allowed_roots = None if roots is None else [*roots, *stored_version]
     if not stored_version and snapshot.is_hidden(home, path):
         allowed_roots = []  # a root may hold the home: what is in it belongs to somebody
@@ -382,7 +383,7 @@ def _find_contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 
 
 def _env_version(draft: Draft, env_run: _EnvironmentRun, contamination: JsonObject) -> EnvVersion:
-    """Make the content of env.json for a draft. Secrets are hidden in the environment's own texts.
+    """Return the content of env.json for a draft. Secrets are hidden in the environment's texts.
 
     `env_run` is what running the environment has shown; `contamination` is what the train rows
     share with the held-out ones.
@@ -481,7 +482,7 @@ def _packages_missing(missing: list[str]) -> UserError:
 
 
 def _publish_version(draft: Draft, version_folder: Path) -> None:
-    """Move the draft to `version_folder` and add it to the database.
+    """Move the draft's folder to `version_folder` and add the version to the database.
 
     The database is opened first, so that nothing is moved if that fails.
     """
@@ -501,7 +502,7 @@ def _make_newest(draft: Draft, version_folder: Path) -> None:
 
 
 def _reply(record: registry.EnvRecord, file_copy: snapshot.Snapshot) -> PushReply:
-    """Make the reply of a push. Secrets are hidden in every text that the environment wrote.
+    """Return the reply of a push. Secrets are hidden in every text that the environment wrote.
 
     `record` is the stored version, `file_copy` the copy of the pushed folder.
     """
@@ -588,8 +589,8 @@ def _version_name(requested: str, folder_name: str) -> str:
 
 
 def _nearest_name(name: str) -> str:
-    """Return the most similar name that NAME allows, e.g. "word-game" for "Word Game!"; "env" if no
-    character of `name` can be used.
+    """Return the most similar name that an environment may have (NAME), e.g. "word-game" for "Word
+    Game!"; "env" if no character of `name` can be used.
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     shortened = words[:_NAME_CHARS].strip("-")  # the cut may leave a dash at the end

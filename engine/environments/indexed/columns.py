@@ -58,8 +58,8 @@ def map_numbers(
 
 
 def hash_ranges(count: int) -> Iterator[tuple[int, int]]:
-    """Divide the 64-bit hashes into ranges, so that each holds about PORTION of `count` random
-    hashes. Yields each range as (first hash, first hash after it)."""
+    """Divide all 64-bit hashes into ranges of which each holds about PORTION of `count` random
+    hashes; return an iterator over the ranges as (first hash, first hash after it)."""
     range_count = max(1, math.ceil(count / PORTION))
     edges = [_HASHES * number // range_count for number in range(range_count + 1)]
     return pairwise(edges)

@@ -158,7 +158,8 @@ def _local_path(address: str) -> str:
 
 
 def _is_url(address: str) -> bool:
-    """Return whether an address has a scheme, such as https://."""
+    """Return whether the address of an index has a scheme, such as https://; if not, it is a
+    path."""
     return "://" in address
 
 

@@ -108,7 +108,8 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """Return the command line of a vLLM server that listens on the socket file `address`."""
+    """Return the command line of a vLLM server that runs as `plan` says and listens on the socket
+    file `address`."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
@@ -303,8 +304,8 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            # 15 seconds, because the keeper waits up to STOP_S three times: after SIGTERM, after
-            # SIGKILL, and for processes that left the server's group.
+            # The keeper waits up to STOP_S three times: after SIGTERM, after SIGKILL, and for
+            # processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
         except subprocess.TimeoutExpired:  # the keeper hangs; killing it kills its server too
             self._keeper.kill()
