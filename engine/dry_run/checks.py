@@ -105,8 +105,15 @@ class DryRun:
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
-        """Prepare to check a run; the arguments are those of `dry_run`. `settings` holds only the
-        settings that the user gave."""
+        """Prepare to check a run.
+
+        Args:
+            home: the home.
+            env_id: the environment, as the user named it.
+            model: the start model, as the user named it.
+            algorithm: the algorithm, such as "grpo".
+            settings: the settings that the user gave.
+        """
         self.home = home
         self.env_id = env_id
         self.model = model
@@ -262,8 +269,10 @@ class DryRun:
         return Outcome("pass", f"{len(needed)} found here")
 
     def check_secrets(self) -> Outcome:
-        """Check that all secrets of the environment are set. Raises UserError ENV_SECRETS if one is
-        not."""
+        """Check that all secrets which the environment names are set for this process.
+
+        Raises UserError ENV_SECRETS, which makes the check fail, if one is not.
+        """
         record = required(self.facts.record)
         admission.check_secrets(record)
         if not record.secrets:

@@ -205,7 +205,7 @@ def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> O
     """Judge whether the training rows fit the settings, by their lengths and numbers.
 
     The outcome is a failure if a run could not use the rows, and a warning if they have weaknesses.
-    The arguments are those of `judge_data`.
+    `statistics` count the training rows under these settings; `rows` are facts of all rows.
     """
     failure = _data_failure(statistics, rows, settings)
     if failure is not None:
@@ -222,7 +222,7 @@ def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> O
 def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
     """Say how many training rows there are and how long their prompts and answers are, in tokens.
 
-    `statistics` are those of `judge_data`.
+    `statistics` count these rows under the settings.
     """
     prompt, target = statistics["prompt"], statistics["target"]  # percentiles of token counts
     text = (

@@ -39,7 +39,8 @@ def dry_run_plan(
         home: the home.
         request: the plan, and what is to be tried.
         began: value of `time.monotonic()` at the start of the call.
-        cap_function: the quota of the caller's key, as in `dry_run.dry_run_request`.
+        cap_function: the quota of the caller's key: takes the estimated device hours of a probe and
+            returns its cap, or raises a UserError. None if no quota applies.
 
     Raises UserError BAD_ARGUMENT if `then` or `vary` of the request cannot be read.
     """

@@ -72,8 +72,13 @@ def _dataset_report(
 ) -> DataReport:
     """Describe the first training file of a fetched dataset, with a warning about its other files.
 
-    If all files are held out, the first of them is described. `deadline` is a value of
-    `time.monotonic()`; `model` means the same as in `inspect`.
+    If all files are held out, the first of them is described.
+
+    Args:
+        home: the home whose cache holds indexes of large files.
+        dataset: the fetched dataset.
+        model: the model whose tokenizer counts tokens; "": tokens are not counted.
+        deadline: value of `time.monotonic()` until which a large file may be read.
     """
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) not in ("heldout", "dev")]
@@ -89,8 +94,11 @@ def _dataset_report(
 
 
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
-    """Describe one file; `model` means the same as in `inspect`. Raises UserError DATASET_READING
-    (retryable) if a large file is not read by `deadline`, a value of `time.monotonic()`."""
+    """Describe the rows of one data file; with a `model` (not "") also in tokens of that model.
+
+    Raises UserError DATASET_READING (retryable) if a large file is not read by `deadline`, a value
+    of `time.monotonic()`.
+    """
     model_folder = catalog.resolve_model(home, model).base_path if model else None
     rows: Sequence[TaskRow] = ()  # stays empty if no tokens are to be counted
     if _is_large(file):

@@ -157,8 +157,9 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
     """Return the folder to push. If `path` names a dataset or a benchmark, it is first fetched into
     a folder.
 
-    `deadline` is the value of `time.monotonic()` by which the push must be done. The other
-    arguments and the errors are those of `push_env`.
+    A folder must lie inside one of `roots` (None: anywhere). `deadline` is the value of
+    `time.monotonic()` by which the push must be done. Raises UserError if there is nothing called
+    `path`, or if it may not be read.
     """
     fetch_deadline = deadline - _AFTER_FETCHING_S  # the rest of the push needs some of the time
     dataset = _fetched_dataset(home, path, roots, fetch_deadline)
@@ -203,8 +204,9 @@ def _store_version(
     """Store the draft as a new version. If a version with the same content exists, make that one
     the newest of its name instead.
 
-    `indexed_data` are the data of the draft if they are too large to copy, else None. `install` and
-    `check_settings` are those of `push_env`.
+    `indexed_data` are its data if they are too large to copy, else None. `install` allows to
+    install missing packages. `check_settings` raises UserError if the settings ask for too much;
+    None allows all.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     is_stored = database_row(version_folder) is not None
@@ -227,8 +229,8 @@ def _store_version(
 def _push_again(
     draft: Draft, version_folder: Path, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Make the stored version in `version_folder` the newest of its name; `install` and
-    `check_settings` are those of `push_env`.
+    """Make the stored version in `version_folder` the newest of its name. With `install`, its
+    packages are installed again if they are gone.
 
     If secrets that the version's audit lacked are set by now, the audit is repeated. This gives the
     secrets to the version's code, so it is done only if `check_settings` accepts the version.

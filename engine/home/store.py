@@ -99,7 +99,8 @@ class LeaseTable(RunTable):
 
     def _lease_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
         """Set the oldest queued run that needs no device to "preparing", and return its row; None
-        if no such run can start. `claim` is that of `lease_next`."""
+        if no such run can start. `claim` takes the run's lock; if it returns False, the next run is
+        tried; None claims nothing."""
         for row in self._runs_in_order("without_device"):
             if self._count_without_device() >= MOST_WITHOUT_DEVICE:
                 return None
@@ -123,7 +124,8 @@ class LeaseTable(RunTable):
         return its row; None if no such run can start.
 
         Args:
-            claim: that of `lease_next`.
+            claim: takes the run's lock; if it returns False, the next run is tried. None claims
+                nothing.
             run_limits: machine -> how many runs it takes at once. A leased run has the machine as
                 its device.
         """

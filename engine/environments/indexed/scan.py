@@ -108,7 +108,12 @@ class _Place:
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
     """Cut a file into parts and hash it, in one pass; its rows are not parsed.
 
-    Returns (the parts, the SHA-256 of the file in hex). `name` and `split` are those of `Part`.
+    Returns (the parts, the SHA-256 of the file in hex).
+
+    Args:
+        path: the data file.
+        name: the file's path within the dataset, for messages.
+        split: the side that the file's name gives to its rows, "train" or "heldout"; None: none.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
