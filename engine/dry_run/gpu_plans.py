@@ -163,7 +163,7 @@ def machine(memory_gib: int) -> Hardware:
     return Hardware((device,), cores=16, ram_total=ram, ram_free=ram, disk_free=4000 * _GB)
 
 
-def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
+def plan_task(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
     """Plan the training of `model` on a task, on a machine where vLLM is set up.
 
     `change` holds settings that are added to those that the user gives, e.g. one of `CHANGES`. The
@@ -184,7 +184,7 @@ def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[s
 def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
     """Plan a task with the first change of `CHANGES` with which the run fits into the memory;
     return None if none does."""
-    cells = (planned(task, model, hardware, change) for change in CHANGES)
+    cells = (plan_task(task, model, hardware, change) for change in CHANGES)
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
@@ -193,7 +193,7 @@ def fewest_shards(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | N
     recomputation only if needed. Returns None if no number in `SHARDS` is enough."""
     for gpus in SHARDS:
         for change in ({}, _RECOMPUTED):
-            cell = planned(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
+            cell = plan_task(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
             if cell.is_admitted:
                 return cell
     return None
@@ -258,7 +258,7 @@ def _sharded_table_rows(task: Task) -> Iterator[str]:
         for gpu_name, memory_gib in GPUS.items():
             hardware = machine(memory_gib)
             # The first two changes keep the whole model in bfloat16 on one GPU.
-            in_bfloat16 = (planned(task, model, hardware, change) for change in CHANGES[:2])
+            in_bfloat16 = (plan_task(task, model, hardware, change) for change in CHANGES[:2])
             if any(cell.is_admitted for cell in in_bfloat16):
                 continue
             cell = fewest_shards(task, model, hardware)

@@ -117,7 +117,7 @@ def push_env(
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
     name = _version_name(name, source.default_name)
-    indexed_data = push_large.find(home, source.folder, deadline)
+    indexed_data = push_large.index_if_large(home, source.folder, deadline)
     with staging(home, name) as folder:
         file_copy = snapshot.take(
             source.folder, folder / SOURCE, _hashes_of_large_files(indexed_data)

@@ -24,7 +24,7 @@ _NO_CODE = "none needed: data without code"
 _LEAST_SCAN_S = 0.5  # seconds for the search for shared tasks, even if the push has no time left
 
 
-def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
+def index_if_large(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
     """Read and index the data files of a folder if they are too large to copy, and return the
     result; None if they are not too large.
 

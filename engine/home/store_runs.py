@@ -19,7 +19,7 @@ from engine.home.store_connection import (
     placeholders,
     shared_too_little,
 )
-from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
+from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded_hours, fair_order
 from engine.home.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
@@ -256,7 +256,7 @@ class RunTable(Connection):
             if state in HOLDS_DEVICE:  # what the run will take counts at once
                 hours_so_far = max(0.0, now - (started or now)) / 3600 * gpus
                 hours = max(hours, hours_so_far, estimated_hours, LEAST_H)
-            used[owner] = used.get(owner, 0.0) + faded(hours, now - (ended or now))
+            used[owner] = used.get(owner, 0.0) + faded_hours(hours, now - (ended or now))
         return used
 
     def queue_position(self, run_id: str) -> int:

@@ -54,7 +54,7 @@ _SECOND_EDIT = 0.3  # probability of each edit other than the one that is drawn
 _LAST_SENTENCE = re.compile(r"(?P<before>.*[.?!])(?P<gap>\s+)(?P<last>[A-Z][^\n]*[.!])", re.DOTALL)
 
 
-def reframed(text: str, rng: random.Random, stock: Stock) -> str:
+def reframe_text(text: str, rng: random.Random, stock: Stock) -> str:
     """Change the text of a prompt by one or more edits; the result always differs from `text`.
 
     The edits are: an opening sentence from the list `stock`, a first letter in lower case, the last

@@ -5,7 +5,7 @@ is."""
 import random
 
 from engine.core.wording.asked import asked_otherwise, asked_prompt, asked_tools
-from engine.core.wording.frames import reframed
+from engine.core.wording.frames import reframe_text
 from engine.core.wording.kinds import Kind, Stock
 from engine.core.wording.system_messages import with_other_system
 from engine.core.wording.tool_texts import with_other_texts
@@ -52,13 +52,13 @@ def _with_other_frame(
 ) -> list[ChatMessage] | None:
     """Return a copy of the prompt with other words around its last user message that has a text.
 
-    Returns None if there is no such message. `stock` names the list of words; `reframed` says how
-    the text changes.
+    Returns None if there is no such message. `stock` names the list of words; `reframe_text` says
+    how the text changes.
     """
     for index in reversed(range(len(prompt))):
         message = prompt[index]
         text = str(message["content"])
         if message["role"] == "user" and text.strip():
-            reworded = {**message, "content": reframed(text, rng, stock)}
+            reworded = {**message, "content": reframe_text(text, rng, stock)}
             return [*prompt[:index], reworded, *prompt[index + 1 :]]
     return None

@@ -35,7 +35,7 @@ class QueuedRun(Protocol):
 Run = TypeVar("Run", bound=QueuedRun)
 
 
-def faded(hours: float, ended_ago_s: float) -> float:
+def faded_hours(hours: float, ended_ago_s: float) -> float:
     """Return how many of a run's device hours still count `ended_ago_s` seconds after its end: half
     of them after `HALF_LIFE_H` hours, a quarter after twice as long."""
     return hours * 0.5 ** (max(0.0, ended_ago_s) / 3600 / HALF_LIFE_H)

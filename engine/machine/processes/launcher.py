@@ -181,14 +181,14 @@ def _lease_next(
         """Return whether a run could start once enough devices are free, so that they are kept for
         it."""
         run = home.run(row.run_id)
-        return not missing_secrets(run) and not waiting.lapsed_lease(run)
+        return not missing_secrets(run) and not waiting.why_lease_lapsed(run)
 
     def claim(row: RunRow) -> bool:
         """Claim a run, if that was not tried before; return whether it was claimed."""
         if row.run_id in passed_over:
             return False
         is_claimed = False
-        if waiting.lapsed_lease(home.run(row.run_id)):
+        if waiting.why_lease_lapsed(home.run(row.run_id)):
             lapsed.append(row)
         else:
             is_claimed = _claim(place, row)

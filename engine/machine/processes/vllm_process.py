@@ -345,7 +345,7 @@ def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
     return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
 
 
-def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
+def run_keeper(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     """Run the server until it ends or the lifeline closes, then end all its processes. This is the
     keeper's work.
 
@@ -461,4 +461,4 @@ def _end_adopted() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(run_keeper(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

@@ -293,7 +293,7 @@ def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint
     return reason, Hint(f"Submit a new run from one that it has: {steps}.")
 
 
-def lapsed_lease(run: RunDir) -> str:
+def why_lease_lapsed(run: RunDir) -> str:
     """Say why a run that another machine queued here is not started any more: that machine has not
     renewed the run's lease in time.
 
@@ -316,7 +316,7 @@ def lapsed_lease(run: RunDir) -> str:
 def end_lapsed(home: Home, store: Store, row: RunRow) -> None:
     """Record that a queued run failed, if the machine that queued it here has not renewed its lease
     in time."""
-    reason = lapsed_lease(home.run(row.run_id))
+    reason = why_lease_lapsed(home.run(row.run_id))
     if reason:
         hint = outcome.resume_hint(home.run(row.run_id))
         _fail(home, store, row, reason, hint, kind="lease")
