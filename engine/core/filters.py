@@ -140,20 +140,7 @@ def _is_plain_call(call: ast.Call) -> bool:
 
 
 class Where:
-    """One parsed filter expression, such as `reward < 0.5 and length > 20`.
-
-    Args:
-        expression: the text; "" matches every row.
-        names: the names of values that the expression may use.
-        field: the argument that held the text, for the error.
-        shown: the text as the caller wrote it, if `expression` is a rewriting of it; otherwise "".
-        example: a valid expression, which the error shows.
-        former_values: name of a value -> {text of an earlier version -> present text}. The
-            expression may use either text.
-
-    Raises UserError BAD_ARGUMENT if the text is no expression, uses an unknown name, or uses
-    something that is not allowed.
-    """
+    """One parsed filter expression, such as `reward < 0.5 and length > 20`."""
 
     def __init__(
         self,
@@ -165,9 +152,19 @@ class Where:
         example: str = "reward < 0.5 and length > 20",
         former_values: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Parse and check the expression; the docstring of the class describes the arguments.
+        """Parse and check the expression.
 
-        Raises UserError BAD_ARGUMENT if the expression is not valid.
+        Args:
+            expression: the text; "" matches every row.
+            names: the names of values that the expression may use.
+            field: the argument that held the text, for the error.
+            shown: the text as the caller wrote it, if `expression` is a rewriting of it; else "".
+            example: a valid expression, which the error shows.
+            former_values: name of a value -> {text of an earlier version -> present text}. The
+                expression may use either text.
+
+        Raises UserError BAD_ARGUMENT if the text is no expression, uses an unknown name, or uses
+        something that is not allowed.
         """
         self.expression = expression.strip()
         self.field = field

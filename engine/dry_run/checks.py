@@ -449,7 +449,7 @@ class DryRun:
         rows = required(self.facts.rows)
 
         def forecast_of(settings: resolution.Resolved) -> Forecast:
-            """Estimate the run with these settings."""
+            """Return the estimate of the run with these settings, its forecast."""
             return estimate.estimate(
                 self.home,
                 settings,
@@ -470,7 +470,10 @@ class DryRun:
         return forecast_of(resolved)
 
     def check_memory(self) -> Outcome:
-        """Check that the run fits into the memory of its device."""
+        """Check that the run fits into the memory of its device, by its estimated peak.
+
+        The check fails if not even its least memory fits; the fix then names settings to lower.
+        """
         forecast = required(self.facts.forecast)
         figures = forecast.estimate
         total, available = figures.peak_memory.total, figures.memory_available
@@ -487,7 +490,7 @@ class DryRun:
         return Outcome("fail", detail, fix, code="DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
-        """Check that the disk has room for what the run writes."""
+        """Check that the disk of the home has room for what the run is estimated to write."""
         figures = required(self.facts.forecast).estimate
         free_bytes = required(self.facts.machine).disk_free
         detail = f"the run writes about {size(figures.disk_bytes)}"

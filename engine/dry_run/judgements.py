@@ -454,7 +454,7 @@ def cannot_start(result: ProbeResult) -> str:
     answers = result.tasks * result.samples_per_task
     if not answers or result.effective > 0 or not result.solved_counts or any(result.solved_counts):
         return ""
-    highest_rate = wilson(0, answers).high
+    highest_rate = wilson(0, answers).high  # of right answers, with a certainty of 95 %
     return (
         f"out of reach for GRPO: none of {answers} answers is right (with 95 % certainty fewer "
         f"than {percent(highest_rate, unit='%')} are, one in {1 / highest_rate:.0f}), and all of a "

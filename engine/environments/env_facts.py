@@ -504,7 +504,7 @@ def _pair_lengths(
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
-    """Return token statistics of the train rows under the resolved `settings`, as JSON."""
+    """Return token statistics of the train rows under the `settings` of a run, as JSON."""
     row_tokens = _count_row_tokens(facts, settings)
     is_dpo = isinstance(settings, DPOSettings)
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows

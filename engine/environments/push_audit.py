@@ -212,7 +212,8 @@ def _store_audit(version_folder: Path, report: JsonObject, secrets: Mapping[str,
 
 
 def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
-    """Audit a stored version with its stored rows; return the content of audit.json."""
+    """Run the reward audit of a stored version again, with its stored rows; return the content of
+    audit.json."""
     rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)

@@ -188,7 +188,8 @@ class ListedVersion(ReplyBase):
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
-    """List at most `limit` versions after the first `offset`, the last pushed first."""
+    """Return at most `limit` stored versions that the home's viewer sees, the last pushed first;
+    the first `offset` of them are skipped."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
     return [

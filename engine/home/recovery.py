@@ -204,7 +204,8 @@ def _known_adapters(config: JsonObject, ready: JsonObject, base: str) -> list[di
 
 
 def _ended_deployment_columns(folder: DeployDir) -> Columns:
-    """Return the columns that differ for a deployment whose process has ended."""
+    """Return those columns of a deployment's database row that differ if its process has ended:
+    state, adapters, message and end."""
     failure = str(read_object(folder.failed).get("message") or "")
     return {
         "state": "failed" if failure else "stopped",

@@ -60,18 +60,18 @@ def _change_of(file: IndexedFile) -> str:
 
 
 class IndexedRows(Sequence[TaskRow]):
-    """The training rows of a version, each read from its file when it is asked for.
-
-    Args:
-        files: the data files as they were pushed; they must not have changed (`check_files`).
-        index: path of the version's file ROWS_INDEX.
-        chosen: positions of the rows that this sequence holds; None: all rows.
-    """
+    """The training rows of a version, each read from its data file when it is accessed."""
 
     def __init__(
         self, files: Sequence[IndexedFile], index: Path, chosen: Sequence[int] | None = None
     ) -> None:
-        """Open the index; the docstring of the class describes the arguments."""
+        """Open the index, without reading a row.
+
+        Args:
+            files: the data files as they were pushed; they must not have changed (`check_files`).
+            index: path of the version's file ROWS_INDEX, with the place of each row in its file.
+            chosen: positions of the rows that this sequence holds; None: all rows.
+        """
         self._files = files
         self._index = index
         # For each file the number of training rows in it and in the files before it.

@@ -239,7 +239,8 @@ def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: 
 
 
 def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Popen[bytes]:
-    """Start a process that runs `build` for `venv`; it outlives this one."""
+    """Start a process that builds the virtual environment `venv` with the packages `requirements`
+    (it runs `build`); the process outlives this one."""
     venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
     venv.folder.mkdir(mode=0o755, exist_ok=True)
     venv.outcome.unlink(missing_ok=True)  # an earlier outcome would end the waiting at once

@@ -42,15 +42,11 @@ _WITHOUT_PROCESS = frozenset({"queued", "interrupted"})
 
 
 class LocalExecutor:
-    """This machine, for the runs of one home. Not for use by several threads.
-
-    Args:
-        home: the home.
-        store: its open database, which the caller closes.
-    """
+    """This machine as a place to run, for the runs of one home. Not for use by several threads."""
 
     def __init__(self, home: Home, store: Store) -> None:
-        """Begin with no claimed run; the docstring of the class describes the arguments."""
+        """Begin with no claimed run. `store` is the open database of `home`, which the caller
+        closes."""
         self.home, self.store = home, store
         self._claims: dict[str, int] = {}  # run id -> descriptor of its lock
 

@@ -64,7 +64,8 @@ class Vigil:
         self.estimated = estimated_seconds(self.run)
 
     def read_heartbeat_if_due(self) -> bool:
-        """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Return whether it changed."""
+        """Read the trainer's heartbeat, unless it was read less than `LOOK_EVERY_S` seconds ago.
+        Return whether a new one was read."""
         now = self.clock()
         if now - self.looked_at < LOOK_EVERY_S:
             return False

@@ -135,7 +135,8 @@ def _adapter_options(plan: Plan) -> list[str]:
 
 
 def _device_options(plan: Plan) -> list[str]:
-    """Return the server's options for the device that it runs on."""
+    """Return the command-line options of a vLLM server for the device that it runs on: memory and
+    compilation, and on GPUs how many of them it uses."""
     if plan.device == "cpu":
         # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
         # does not use offset"), so prompts are read in one part.
@@ -199,18 +200,18 @@ def _cpu_variables(plan: Plan) -> dict[str, str]:
 
 
 class VllmProcess:
-    """A server that is starting or runs; call `wait_ready` before sending it anything.
-
-    Args:
-        plan: how to run it.
-        log: the file its output is appended to.
-        argv: for tests, another program instead of the server, called with the socket's path.
-
-    Raises OSError if the process cannot be started.
-    """
+    """A server that is starting or runs; call `wait_ready` before sending it anything."""
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
-        """Start the keeper, a process that starts and ends the server; wait for neither of them."""
+        """Start the keeper, a process that starts and ends the server; wait for neither of them.
+
+        Args:
+            plan: how to run the server.
+            log: the file that its output is appended to.
+            argv: for tests, another program instead of the server, called with the socket's path.
+
+        Raises OSError if the keeper cannot be started.
+        """
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
@@ -284,7 +285,7 @@ class VllmProcess:
         self.ready_s = time.monotonic() - self.began
 
     def healthy(self) -> bool:
-        """Return whether the server answers its health check."""
+        """Return whether the server answers its health check within 5 seconds."""
         connection = _UnixConnection(self.address, timeout=5.0)
         try:
             connection.request("GET", "/health")
