@@ -82,16 +82,7 @@ FAILURE_KINDS: dict[str, str] = {
 
 
 class UserError(Exception):
-    """A refusal the caller can act on.
-
-    Args:
-        code: one of `CODES`.
-        message: what happened, with the offending value.
-        hint: the next move: an edit in words, or a `Hint` with the call to make.
-        field: the argument or setting at fault, dotted.
-        retryable: whether the same call may succeed later.
-        playbook: a section of the playbook that helps.
-    """
+    """A refusal the caller can act on: what happened, and what to do next."""
 
     def __init__(
         self,
@@ -103,7 +94,15 @@ class UserError(Exception):
         retryable: bool = False,
         playbook: str = "",
     ) -> None:
-        """Make the error; the docstring of the class describes the arguments.
+        """Make the error.
+
+        Args:
+            code: one of `CODES`.
+            message: what happened, with the offending value.
+            hint: the next move: an edit in words, or a `Hint` with the call to make.
+            field: the argument or setting at fault, dotted.
+            retryable: whether the same call may succeed later.
+            playbook: a section of the playbook (the guide for agents) that helps.
 
         Raises ValueError if `code` is not in `CODES`.
         """
@@ -123,7 +122,7 @@ class UserError(Exception):
         return str(self.advice)
 
     def of_call(self, refused: Call) -> "UserError":
-        """Complete the error's hint with the call that was refused, and return the error itself.
+        """Complete this error's hint, in place, with the call `refused`; return the error itself.
 
         A hint that only says what to change in a call becomes the whole changed call. Any other
         hint stays as it is.

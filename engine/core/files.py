@@ -87,6 +87,14 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def list_names(folder: Path) -> list[str]:
+    """Return the names of the files and folders in `folder`; [] if there is no such folder."""
+    try:
+        return os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def open_file(path: Path) -> BinaryIO:
     """Open the regular file at `path` for reading bytes.
 
@@ -443,7 +451,8 @@ def _dump_line(obj: JsonObject) -> bytes:
 
 
 def _finite(value: Any) -> Any:
-    """Return a copy of `value` with every NaN and infinity inside it replaced by None."""
+    """Return a copy of the JSON value `value` with every NaN and infinity in it replaced by None;
+    tuples become lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

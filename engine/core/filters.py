@@ -97,7 +97,8 @@ def _replace_former_values(tree: ast.expr, former_values: Mapping[str, Mapping[s
         tree: the syntax tree of the expression.
         former_values: name of a value -> {text of an earlier version -> present text}.
     """
-    for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
+    comparisons = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    for comparison in comparisons:
         operands = [comparison.left, *comparison.comparators]
         names = {operand.id for operand in operands if isinstance(operand, ast.Name)}
         new_texts: dict[str, str] = {}
@@ -108,9 +109,10 @@ def _replace_former_values(tree: ast.expr, former_values: Mapping[str, Mapping[s
 
 
 def _replace_texts(operand: ast.expr, new_texts: Mapping[str, str]) -> None:
-    """Replace texts in an operand by their values in `new_texts`, in place.
+    """Replace the text constants in an operand by their values in `new_texts`, in place.
 
-    The operand may be a list of texts, as in `kind in ["a", "b"]`.
+    `new_texts` maps old text -> new text; other texts stay. The operand may be a list of texts, as
+    in `kind in ["a", "b"]`.
     """
     for node in ast.walk(operand):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -138,20 +140,7 @@ def _is_plain_call(call: ast.Call) -> bool:
 
 
 class Where:
-    """One parsed filter expression, such as `reward < 0.5 and length > 20`.
-
-    Args:
-        expression: the text; "" matches every row.
-        names: the names of values that the expression may use.
-        field: the argument that held the text, for the error.
-        shown: the text as the caller wrote it, if `expression` is a rewriting of it; otherwise "".
-        example: a valid expression, which the error shows.
-        former_values: name of a value -> {text of an earlier version -> present text}. The
-            expression may use either text.
-
-    Raises UserError BAD_ARGUMENT if the text is no expression, uses an unknown name, or uses
-    something that is not allowed.
-    """
+    """One parsed filter expression, such as `reward < 0.5 and length > 20`."""
 
     def __init__(
         self,
@@ -163,9 +152,19 @@ class Where:
         example: str = "reward < 0.5 and length > 20",
         former_values: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
-        """Parse and check the expression; the docstring of the class describes the arguments.
+        """Parse and check the expression.
 
-        Raises UserError BAD_ARGUMENT if the expression is not valid.
+        Args:
+            expression: the text; "" matches every row.
+            names: the names of values that the expression may use.
+            field: the argument that held the text, for the error.
+            shown: the text as the caller wrote it, if `expression` is a rewriting of it; else "".
+            example: a valid expression, which the error shows.
+            former_values: name of a value -> {text of an earlier version -> present text}. The
+                expression may use either text.
+
+        Raises UserError BAD_ARGUMENT if the text is no expression, uses an unknown name, or uses
+        something that is not allowed.
         """
         self.expression = expression.strip()
         self.field = field
@@ -202,7 +201,7 @@ class Where:
         try:
             result = self._evaluator.eval(self.expression, previously_parsed=ast.Expr(self._tree))
         except _EVALUATION_ERRORS as error:
-            if self._shows_missing_value(error, row):
+            if self._lacks_value(error, row):
                 return False
             if isinstance(error, ZeroDivisionError):
                 raise self._error(f"divides by zero on task {task!r}") from None
@@ -213,14 +212,16 @@ class Where:
             raise self._error(f"gives {result!r} on task {task!r}, not true or false")
         return result
 
-    def _shows_missing_value(self, error: Exception, row: Mapping[str, Any]) -> bool:
-        """Return whether the evaluation failed because the row lacks a value.
+    def _lacks_value(self, error: Exception, row: Mapping[str, Any]) -> bool:
+        """Return whether `error`, raised by the evaluation, means that the row lacks a value.
 
         That is so if the row has no such metric (KeyError), or if an operand was None (TypeError).
+        `row` maps every known name to its value, None for a missing one.
         """
         if isinstance(error, KeyError):
             return True
-        return isinstance(error, TypeError) and any(row[name] is None for name in self._used_names)
+        lacks_operand = any(row[name] is None for name in self._used_names)
+        return isinstance(error, TypeError) and lacks_operand
 
     def _parse(self) -> ast.expr:
         """Parse the expression, check every part of it, and return its syntax tree.

@@ -6,16 +6,16 @@ _MOST_MORE_DIGITS = 9  # the most extra digits for a number that would be shown 
 
 
 def counted(number: int, noun: str, several: str = "") -> str:
-    """Write a number with its noun: `1 run`, `2 runs`.
+    """Write a number with its noun: "1 run", "2,000 runs".
 
-    `several` is the plural if it is not the noun and an s, such as "entries".
+    `noun` is the singular. `several` is the plural, such as "entries"; "" means the noun and an s.
     """
     plural = several or f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
 def size(count: float) -> str:
-    """Write a number of bytes with a unit: `1.5 GB`, `632.0 MB`, `9 kB`."""
+    """Write a number of bytes (`count`) with a decimal unit: "1.5 GB", "632.0 MB" or "9 kB"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -23,7 +23,7 @@ def size(count: float) -> str:
 
 
 def words(hours: float) -> str:
-    """Write a duration, given in hours, as text: "40 s", "12 min" or "3.5 h"; at least "1 s"."""
+    """Write a duration of `hours` in a fitting unit: "40 s", "12 min", "3.5 h"; at least "1 s"."""
     seconds = hours * 3600
     if seconds < 90:  # 1.5 min
         return f"{max(1, round(seconds))} s"
@@ -33,16 +33,16 @@ def words(hours: float) -> str:
 
 
 def percent(share: float, digits: int = 1, unit: str = " %") -> str:
-    """Write a share in percent, such as "41.2 %".
+    """Write a share, from 0 to 1, in percent with `digits` digits after the point: "41.2 %".
 
     Only exactly 0 and 1 are written as 0 and 100: a share near them gets more digits, so 1,999 of
-    2,000 is "99.95 %".
+    2,000 is "99.95 %". `unit` is written behind the number.
     """
     return f"{_fixed(100 * share, digits, (0.0, 100.0))}{unit}"
 
 
 def whole_percent(share: float) -> str:
-    """Write a share in whole percent, such as "41%".
+    """Write a share, from 0 to 1, in whole percent: "41%".
 
     A share that would be rounded to 0 or 100 gets more digits: 1,995 of 2,000 is "99.8%".
     """
@@ -84,5 +84,5 @@ def _fixed(value: float, digits: int, ends: tuple[float, float]) -> str:
 
 
 def host_of(url: str) -> str:
-    """Return the host of a URL, by which people know the provider; "" if the URL has none."""
+    """Return the host name in a URL, by which people know a provider; "" if the URL has none."""
     return urlsplit(url).hostname or ""

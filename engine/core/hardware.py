@@ -261,7 +261,7 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
         return tuple(gpus)
     chosen: list[Device] = []
     for gpu_name in visible_names.split(","):
-        matches = [gpu for gpu in gpus if _names_gpu(gpu_name.strip(), gpu)]
+        matches = [gpu for gpu in gpus if _is_named(gpu, gpu_name.strip())]
         if not matches:  # CUDA too ignores everything from the first unknown entry on
             break
         first_match = matches[0]  # an entry that fits several GPUs means the first of them
@@ -270,20 +270,20 @@ def _visible_gpus(gpus: list[Device]) -> tuple[Device, ...]:
     return tuple(chosen)
 
 
-def _names_gpu(name: str, gpu: Device) -> bool:
+def _is_named(gpu: Device, name: str) -> bool:
     """Return whether `name`, an entry of CUDA_VISIBLE_DEVICES, means this GPU.
 
     `name` is the GPU's index or the beginning of its UUID.
     """
     if name.isdigit():
         return gpu.id == f"cuda:{int(name)}"
-    # Like CUDA, accept any beginning of a UUID. Every UUID begins with the four characters "GPU-",
-    # so these alone name no GPU.
-    return len(name) > 4 and gpu.visible.startswith(name)
+    # Like CUDA, accept any beginning of a UUID (`visible`). Every UUID begins with "GPU-", so these
+    # characters alone name no GPU.
+    return len(name) > len("GPU-") and gpu.visible.startswith(name)
 
 
 def _text(value: str | bytes) -> str:
-    """Convert `value` to text, because some versions of the binding return bytes."""
+    """Return `value` as text: some versions of pynvml, NVIDIA's binding, return texts as bytes."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 

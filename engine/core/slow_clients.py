@@ -104,10 +104,10 @@ class ImpatientProtocol(H11Protocol):
         """
         while self.limit_concurrency and len(self.connections) >= self.limit_concurrency:
             idle = [*self._idle_connections(known=False), *self._idle_connections(known=True)]
-            others = [connection for connection in idle if connection is not self]
-            if not others:  # all other connections are busy
+            other_idle = [connection for connection in idle if connection is not self]
+            if not other_idle:  # all other connections are busy
                 return
-            oldest = others[0]
+            oldest = other_idle[0]
             oldest._forget_as_idle()
             self.connections.discard(oldest)
             oldest.transport.close()

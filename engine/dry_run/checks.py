@@ -105,8 +105,15 @@ class DryRun:
     def __init__(
         self, home: Home, env_id: str, model: str, algorithm: str, settings: GivenSettings
     ) -> None:
-        """Prepare to check a run; the arguments are those of `dry_run`. `settings` holds only the
-        settings that the user gave."""
+        """Prepare to check a run.
+
+        Args:
+            home: the home.
+            env_id: the environment, as the user named it.
+            model: the start model, as the user named it.
+            algorithm: the algorithm, such as "grpo".
+            settings: the settings that the user gave.
+        """
         self.home = home
         self.env_id = env_id
         self.model = model
@@ -145,14 +152,17 @@ class DryRun:
         return self.check_list
 
     def check_env(self) -> Outcome:
-        """Check that the environment exists; store its record."""
+        """Check that the environment exists; store its record in `self.facts`."""
         record = registry.find_env(self.home, self.env_id)
         self.facts.record = record
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Check that the model exists and can be trained; store the model."""
+        """Check that the model exists and can be trained; store it in `self.facts`.
+
+        The check warns if weights must be downloaded when the run starts.
+        """
         ref = start_models.model_to_train(self.home, self.model)
         self.facts.model = ref
         detail = f"{ref.facts.architecture}, {ref.facts.params:,} parameters"
@@ -165,15 +175,15 @@ class DryRun:
     def check_settings(self) -> Outcome:
         """Check that every given setting exists and lies in its range. Raises UserError if one does
         not."""
-        checked = resolution.validate(self.algorithm, self.settings)
-        return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
+        valid_settings = resolution.validate(self.algorithm, self.settings)
+        return Outcome("pass", f"{len(valid_settings)} given, each exists and lies in its range")
 
     def check_resolved(self) -> Outcome:
         """Choose every setting that was left out, and check that all settings fit each other, the
         model and the rows.
 
-        Stores the settings, the machine, the facts of the environment's rows and the teacher.
-        Raises UserError if something does not fit.
+        Stores the settings, the machine, the facts of the environment's rows and the teacher in
+        `self.facts`. Raises UserError if something does not fit.
         """
         ref = required(self.facts.model)
         machine = self.facts.machine = machine_for(self.home, self.settings)
@@ -190,7 +200,8 @@ class DryRun:
         return Outcome("pass", f"{len(resolved.sources)} settings, {steps}")
 
     def _row_facts(self, ref: ModelRef) -> env_facts.EnvFacts:
-        """Return the facts of the environment's rows, in tokens of the model `ref`."""
+        """Return the facts of the environment's rows (their number and lengths), counted in tokens
+        of the start model `ref`."""
         return env_facts.env_facts(
             self.home,
             required(self.facts.record),
@@ -203,8 +214,10 @@ class DryRun:
     ) -> resolution.Resolved:
         """Choose every setting that was not given; return all settings with their sources.
 
-        `inherited` are the facts of the adapter that `ref` continues, whose rank and projections
-        the run must keep.
+        Args:
+            ref: the start model.
+            rows: facts of the environment's rows, in tokens of that model.
+            machine: the hardware that the run is planned for.
         """
         return resolution.resolve(
             self.algorithm,
@@ -212,20 +225,22 @@ class DryRun:
             model=ref.facts,
             env=rows,
             hardware=machine,
+            # The adapter that the run continues, if any: its rank and projections stay.
             inherited=ref.adapter_facts,
             vllm=has_vllm(self.settings, is_here=vllm_env.find_python(self.home) is not None),
             vllm_fault=why_off(self.home, machine.device, "vllm"),
         )
 
     def check_interpreter(self) -> Outcome:
-        """Check that some Python interpreter can train with these settings.
+        """Check that the run can be placed: on this machine some Python interpreter must have what
+        these settings need to train.
 
-        Raises UserError if there is none.
+        Raises UserError if there is no such place.
         """
         if self.facts.resolved is not None and self.facts.record is not None:
             settings = self.facts.resolved.settings
             place = check_placement(self.home, settings, self.facts.record)
-            if place:
+            if place:  # another machine, in words
                 start = when_it_starts(self.home, settings.compute, settings.gpus)
                 return Outcome("pass", f"{place}; {start}" if start else place)
         python = launcher.worker_python(self.home)
@@ -254,8 +269,10 @@ class DryRun:
         return Outcome("pass", f"{len(needed)} found here")
 
     def check_secrets(self) -> Outcome:
-        """Check that all secrets of the environment are set. Raises UserError ENV_SECRETS if one is
-        not."""
+        """Check that all secrets which the environment names are set for this process.
+
+        Raises UserError ENV_SECRETS, which makes the check fail, if one is not.
+        """
         record = required(self.facts.record)
         admission.check_secrets(record)
         if not record.secrets:
@@ -263,7 +280,11 @@ class DryRun:
         return Outcome("pass", f"{', '.join(record.secrets)} set")
 
     def check_isolation(self) -> Outcome:
-        """Check how well the environment's code can be isolated on this machine."""
+        """Check how well the environment's code can be isolated on this machine.
+
+        The check warns if only its resources can be limited, and fails if the home's config asks
+        for more than this machine can do.
+        """
         try:
             confinement = isolation_here(registry.sandbox_of(self.home))
         except EnvProblem as problem:
@@ -286,8 +307,11 @@ class DryRun:
         return judge_data(statistics, rows, resolved.settings, required(self.facts.record))
 
     def check_wording(self) -> Outcome:
-        """Whether all training rows share a text, on which the model may come to depend; and
-        whether the model was seen to do better in other words, so that a prompt alone may do."""
+        """Check whether all training rows share a text, on which the model may come to depend.
+
+        The check also warns if the model was seen to do better when tasks are asked in other words:
+        then a better prompt may do, without training.
+        """
         record = required(self.facts.record)
         outcome = judge_wording(record, required(self.facts.resolved).settings)
         better_reworded = reworded_better(self.home, record.env_id, required(self.facts.model).ref)
@@ -300,7 +324,8 @@ class DryRun:
         return Outcome("warn", f"{better_reworded[0]} {outcome.detail}", fix)
 
     def _sft_row(self, settings: SFTSettings) -> Reply:
-        """Return one row as SFT would train on it; {} if there is none."""
+        """Return one row as SFT would train on it, as JSON, with secrets hidden; {} if there is no
+        row."""
         record, model_folder = required(self.facts.record), required(self.facts.model).base_path
         tasks = registry.read_tasks(record)
         redact = redactor_for(self.home, record.dir)
@@ -309,8 +334,9 @@ class DryRun:
 
     def check_exam(self) -> Outcome:
         """Check how small a gain the held-out tasks (the exam) can show, as far as that is known
-        before the run; store it."""
+        before the run; store the exam in `self.facts`."""
         record, settings = required(self.facts.record), required(self.facts.resolved).settings
+        # The tasks that the verdict is read on. They are read only if needed, and then once.
         read_reported = cache(lambda: reported_tasks(record, settings.eval_rows))
         exam = exam_of(
             self.home,
@@ -331,8 +357,12 @@ class DryRun:
         return Outcome("warn", f"{detail}; {'; '.join(doubts)}", fix)
 
     def _frequent_answer(self, record: EnvRecord, tasks: Sequence[TaskRow]) -> str:
-        """Return what a model reaches that gives the same answer to all reported tasks, as the end
-        of a sentence; "" if they have many different answers, are sealed, or are large data."""
+        """Say, as the end of a sentence, how many of the tasks a model gets right that gives one
+        and the same answer to all of them.
+
+        `tasks` are those that the verdict is read on. Returns "" if they have many different
+        answers, are sealed, or are large data.
+        """
         if record.version.data or seal_in(record.dir) is not None:
             return ""
         frequent = frequent_answer(tasks)
@@ -346,7 +376,10 @@ class DryRun:
         )
 
     def check_contamination(self) -> Outcome:
-        """Check that no training rows contain held-out tasks."""
+        """Check that no training rows contain held-out tasks.
+
+        The check warns if they contain some, and fails if they contain many (verdict "leak").
+        """
         overlap = self.overlap()
         headline = overlap.headline
         if overlap.verdict == "clean" or overlap.harmless:
@@ -362,9 +395,10 @@ class DryRun:
         return contamination.compare_training(self.home, required(self.facts.record), self.model)
 
     def check_audit(self) -> Outcome:
-        """Check the verdict of the stored reward audit about the scorer: "ok", "warn" or "risk".
+        """Check the verdict of the stored reward audit, which tried whether the scorer pays for
+        wrong answers: "ok", "warn" or "risk".
 
-        The check fails on a risk only for GRPO without accept_reward_risk; otherwise it warns.
+        On a risk the check fails only for GRPO without accept_reward_risk; otherwise it warns.
         """
         record = required(self.facts.record)
         audit = record.audit.as_written()
@@ -387,12 +421,12 @@ class DryRun:
         return Outcome("warn", headline, fix + ": held-out success means little until then.")
 
     def check_estimate(self, began: float) -> Outcome:
-        """Estimate the run's time and memory, and store the forecast.
+        """Estimate the run's time and memory, and store the forecast in `self.facts`.
 
-        The machine is measured first, if the call, which began at `began` (`time.monotonic()`), has
-        time left for that. The check warns if the forecast was made without some earlier runs,
-        because their records could not be read. It does not warn if the machine is not measured
-        yet, because the summary says that.
+        The speed of this machine is measured first, if the call, which began at `began`
+        (`time.monotonic()`), has time left for that. The check warns if the forecast was made
+        without some earlier runs, because their records could not be read. It does not warn if the
+        machine is not measured yet, because the summary says that.
         """
         wait_s = min(estimate.PROBE_WAIT_S, seconds_left(began))
         if compute_of(self.settings) == LOCAL:
@@ -406,13 +440,16 @@ class DryRun:
         return Outcome("pass", " ".join([detail, *unmeasured]))
 
     def _forecast(self) -> Forecast:
-        """Return the estimate of the run with its settings. First decide on how many devices it
-        runs, by estimates with each number, and store that number in the settings."""
+        """Return the estimate of the run.
+
+        Before that, the number of devices is decided by estimates with each number, and stored in
+        the settings of `self.facts`.
+        """
         model, machine = required(self.facts.model), required(self.facts.machine)
         rows = required(self.facts.rows)
 
         def forecast_of(settings: resolution.Resolved) -> Forecast:
-            """Estimate the run with these settings."""
+            """Return the estimate of the run with these settings, its forecast."""
             return estimate.estimate(
                 self.home,
                 settings,
@@ -433,7 +470,10 @@ class DryRun:
         return forecast_of(resolved)
 
     def check_memory(self) -> Outcome:
-        """Check that the run fits into the memory of its device."""
+        """Check that the run fits into the memory of its device, by its estimated peak.
+
+        The check fails if not even its least memory fits; the fix then names settings to lower.
+        """
         forecast = required(self.facts.forecast)
         figures = forecast.estimate
         total, available = figures.peak_memory.total, figures.memory_available
@@ -450,7 +490,7 @@ class DryRun:
         return Outcome("fail", detail, fix, code="DOES_NOT_FIT")
 
     def check_disk(self) -> Outcome:
-        """Check that the disk has room for what the run writes."""
+        """Check that the disk of the home has room for what the run is estimated to write."""
         figures = required(self.facts.forecast).estimate
         free_bytes = required(self.facts.machine).disk_free
         detail = f"the run writes about {size(figures.disk_bytes)}"
@@ -463,7 +503,8 @@ class DryRun:
         """Check that the run is expected to stay within the default cap on GPU-hours and within the
         total that the home allows.
 
-        Raises UserError BUDGET if it likely does not.
+        Raises UserError BUDGET if it likely does not. On a rented machine the machine's own limits
+        are checked too.
         """
         figures = required(self.facts.forecast).estimate
         if self.facts.resolved is not None:

@@ -36,17 +36,18 @@ def dry_run_request(
             returns its cap, or raises a UserError. None if no quota applies.
 
     Returns the reply. Fields that are not known because a check failed are empty. `probe` is the
-    result of the probe (None until it is done), `smoke` that of the two optimizer steps. Raises
-    UserError BAD_ARGUMENT if `samples` is not from 0 to 256.
+    result of the probe, in which the model answers some tasks (None until it is done); `smoke` is
+    that of the smoke run, two optimizer steps. Raises UserError BAD_ARGUMENT if `samples` is not
+    from 0 to 256, or if the model cannot be tried on the machine that the settings name.
     """
     began = time.monotonic()
     _check_samples(request.samples)
-    trial = ""
+    trial_argument = ""  # the argument that asks to try the model; "" if none does
     if request.smoke:
-        trial = "smoke"
+        trial_argument = "smoke"
     elif request.samples:
-        trial = "samples"
-    refuse_trial(request.settings, trial)
+        trial_argument = "samples"
+    refuse_trial(request.settings, trial_argument)
     if request.is_plan:
         return dry_run_plan(home, request, began, cap_function)
     if request.algorithm == PROMPT:

@@ -20,18 +20,20 @@ from engine.records.estimate import PeakMemory
 from engine.settings import resolution
 
 _GB = 1 << 30
+_KEY_HEADS, _HEAD_SIZE = 8, 128  # of all models in the tables
 
 
 def _dense_model(
     hidden: int, layers: int, heads: int, intermediate: int, vocab: int, context: int, *, tied: bool
 ) -> ModelFacts:
-    """Describe a dense decoder of these sizes, with 8 key heads of 128 numbers, in bfloat16.
+    """Describe a dense decoder of these sizes in bfloat16, with `_KEY_HEADS` key heads.
 
     `hidden` is the width of a layer, `intermediate` that of its feed-forward block, `vocab` the
     number of tokens, `context` the longest sequence in tokens; `tied` says whether the output
     shares the weights of the embedding. Norms and biases are not counted as parameters.
     """
-    attention = 2 * hidden * 128 * (heads + 8)  # queries and output of `heads`, keys and values
+    # Four matrices: queries and output, of `heads` heads each, and keys and values.
+    attention = 2 * hidden * _HEAD_SIZE * (heads + _KEY_HEADS)
     feed_forward = 3 * hidden * intermediate
     embeddings = vocab * hidden * (1 if tied else 2)
     params = layers * (attention + feed_forward) + embeddings
@@ -40,8 +42,8 @@ def _dense_model(
         hidden=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=8,
-        head_dim=128,
+        kv_heads=_KEY_HEADS,
+        head_dim=_HEAD_SIZE,
         intermediate=intermediate,
         vocab=vocab,
         tied=tied,
@@ -97,8 +99,17 @@ class Task:
     def env(self) -> EnvFacts:
         """Facts of an environment with 2,000 such rows for training and 400 held out."""
         total = self.prompt + self.answer
-        row = RowLengths(self.prompt, total, ((self.prompt, total),))
-        return EnvFacts("rows@0123456789ab", "single", True, 2000, 400, 2000, (row,))
+        answer_turn = (self.prompt, total)  # its first token and the one after it
+        row = RowLengths(self.prompt, total, turns=(answer_turn,))
+        return EnvFacts(
+            env_id="rows@0123456789ab",
+            kind="single",
+            scored=True,
+            train_rows=2000,
+            heldout_rows=400,
+            answered_rows=2000,
+            lengths=(row,),
+        )
 
 
 TASKS = {
@@ -136,17 +147,27 @@ class Cell:
 
 
 def machine(memory_gib: int) -> Hardware:
-    """Describe a machine with one GPU of `memory_gib` GiB."""
+    """Describe a machine with one GPU of `memory_gib` GiB, all of it free, and 1.5 times as much
+    memory of its own, at least 32 GiB."""
     memory = memory_gib * _GB
-    device = Device("cuda:0", "GPU", "cuda", memory, memory, visible="GPU-1", bf16=True)
+    device = Device(
+        id="cuda:0",
+        name="GPU",
+        kind="cuda",
+        memory_total=memory,
+        memory_free=memory,
+        visible="GPU-1",
+        bf16=True,
+    )
     ram = max(32 * _GB, memory * 3 // 2)
-    return Hardware((device,), 16, ram, ram, 4000 * _GB)
+    return Hardware((device,), cores=16, ram_total=ram, ram_free=ram, disk_free=4000 * _GB)
 
 
-def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
-    """Plan a task on a machine where vLLM is set up.
+def plan_task(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[str, Any]) -> Cell:
+    """Plan the training of `model` on a task, on a machine where vLLM is set up.
 
-    `change` holds settings that are added to those that the user gives, e.g. one of `CHANGES`.
+    `change` holds settings that are added to those that the user gives, e.g. one of `CHANGES`. The
+    returned cell says how the run would go and what memory it takes, whether it fits or not.
     """
     resolved = resolution.resolve(
         task.algorithm,
@@ -161,8 +182,9 @@ def planned(task: Task, model: ModelFacts, hardware: Hardware, change: Mapping[s
 
 
 def first_admitted(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | None:
-    """Plan a task with the first of `CHANGES` that is admitted; None if none is."""
-    cells = (planned(task, model, hardware, change) for change in CHANGES)
+    """Plan a task with the first change of `CHANGES` with which the run fits into the memory;
+    return None if none does."""
+    cells = (plan_task(task, model, hardware, change) for change in CHANGES)
     return next((cell for cell in cells if cell.is_admitted), None)
 
 
@@ -171,7 +193,7 @@ def fewest_shards(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | N
     recomputation only if needed. Returns None if no number in `SHARDS` is enough."""
     for gpus in SHARDS:
         for change in ({}, _RECOMPUTED):
-            cell = planned(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
+            cell = plan_task(task, model, hardware, {**change, "gpus": gpus, "shard_base": True})
             if cell.is_admitted:
                 return cell
     return None
@@ -179,8 +201,8 @@ def fewest_shards(task: Task, model: ModelFacts, hardware: Hardware) -> Cell | N
 
 @cache
 def page() -> str:
-    """Return the page as Markdown: an introduction, a table for each task on one GPU, and one for
-    each of `SHARDED_TASKS` on several that share the base."""
+    """Return the page docs/gpus.md as Markdown: an introduction, a table for each task on one GPU,
+    and a table for each of `SHARDED_TASKS` on several GPUs that share the base model."""
     sections = [_INTRODUCTION]
     for name, task in TASKS.items():
         sections.append(f"## {name}\n\n{_HEAD}" + "\n".join(_table_rows(task)) + "\n")
@@ -236,7 +258,8 @@ def _sharded_table_rows(task: Task) -> Iterator[str]:
         for gpu_name, memory_gib in GPUS.items():
             hardware = machine(memory_gib)
             # The first two changes keep the whole model in bfloat16 on one GPU.
-            if any(planned(task, model, hardware, change).is_admitted for change in CHANGES[:2]):
+            in_bfloat16 = (plan_task(task, model, hardware, change) for change in CHANGES[:2])
+            if any(cell.is_admitted for cell in in_bfloat16):
                 continue
             cell = fewest_shards(task, model, hardware)
             if cell is not None:
@@ -245,13 +268,13 @@ def _sharded_table_rows(task: Task) -> Iterator[str]:
 
 
 def _table_row(model: str, gpu: str, cell: Cell | None) -> str:
-    """Return a row of a table: how a task runs with `model` on `gpu`, with memory in GB (10^9
-    bytes). `cell` is None if no run is admitted.
+    """Return a row of a Markdown table: how a task runs with `model` on `gpu` (names), with memory
+    in GB (10^9 bytes). `cell` is None if no run is admitted.
     """
     if cell is None:
-        return f"| {model} | {gpu} | refused |" + " |" * 13
+        return f"| {model} | {gpu} | refused |" + " |" * 13  # the other 13 columns are empty
     settings, job, memory = cell.plan.settings, cell.plan.job, cell.memory
-    sampler = "own" if job.is_own else "transformers"
+    own_sampler = "own" if job.is_own else "transformers"  # the one of a run without vLLM
     byte_counts = (
         memory.weights,
         memory.adapter_and_optimizer,
@@ -268,7 +291,7 @@ def _table_row(model: str, gpu: str, cell: Cell | None) -> str:
         gpu,
         "4 bits" if settings.quantization == "nf4" else "bf16",
         "yes" if settings.gradient_checkpointing else "no",
-        "vLLM" if job.has_server else sampler,
+        "vLLM" if job.has_server else own_sampler,
         f"{job.sampler_rows}",
         f"{job.microbatch_tokens:,.0f}",
         *(f"{count / 1e9:.1f}" for count in byte_counts),

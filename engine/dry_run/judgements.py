@@ -131,6 +131,7 @@ class CheckList:
         """Make a check and add its result to the list.
 
         Args:
+            name: the name of the check, as the report shows it.
             needs: names of earlier checks. If one of them failed or was skipped, this check is
                 skipped; a warning counts as passed.
             check: makes the check. If it raises a UserError, the check has failed.
@@ -149,11 +150,11 @@ class CheckList:
         self.checks.append(Check(name, outcome.status, outcome.detail, fix, outcome.code))
 
     def status(self, name: str) -> str:
-        """The status of the check `name`; "skip" if no check of that name was made."""
+        """Return the status of the check `name`; "skip" if no check of that name was made."""
         return next((check.status for check in self.checks if check.name == name), "skip")
 
     def has(self, name: str) -> bool:
-        """Whether a check of that name was made, or was skipped with a reason."""
+        """Return whether the list has a check of this name, made or skipped."""
         return any(check.name == name for check in self.checks)
 
     @property
@@ -167,13 +168,18 @@ class CheckList:
         playbook about the first of them."""
         calls = [check.fix.call for check in self.failed if check.fix.call]
         sections = [_SECTIONS[check.name] for check in self.failed if check.name in _SECTIONS]
-        return [*calls, *(Call("read_playbook", {"section": name}) for name in sections[:1])]
+        first_section = sections[:1]  # a list, which may be empty
+        return [*calls, *(Call("read_playbook", {"section": name}) for name in first_section)]
 
 
 def required(fact: Fact | None) -> Fact:
-    """Return a fact that an earlier check has stored. It cannot be None, because the calling check
-    names the earlier check among its needs."""
-    assert fact is not None  # if it were, the calling check would have been skipped
+    """Return `fact`, which an earlier check of the dry run has stored; this only tells the type
+    checker that it is not None.
+
+    It cannot be None: the calling check names the earlier check among its needs, and is skipped if
+    that one fails.
+    """
+    assert fact is not None
     return fact
 
 
@@ -182,20 +188,25 @@ def judge_data(
 ) -> Outcome:
     """Judge whether the training rows fit the settings.
 
-    It fails if a run could not use the rows. It warns if some are cut, repeated or left out, if few
-    rows are held out, or if SFT on them would cost other skills.
+    The outcome is a failure if a run could not use the rows. It is a warning if some are cut,
+    repeated or left out, if few rows are held out, or if SFT on them would cost other skills.
 
     Args:
-        statistics: of the training rows under these settings, from engine.environments.env_facts.
+        statistics: token counts of the training rows under these settings, as
+            engine.environments.env_facts.statistics returns them.
         rows: facts of all rows of the environment.
+        settings: the resolved settings of the run.
         record: the environment.
     """
     return _with_forgetting_note(_judge_rows(statistics, rows, settings), record, settings)
 
 
 def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> Outcome:
-    """Judge the training rows by their lengths and numbers. The arguments are those of
-    `judge_data`."""
+    """Judge whether the training rows fit the settings, by their lengths and numbers.
+
+    The outcome is a failure if a run could not use the rows, and a warning if they have weaknesses.
+    `statistics` count the training rows under these settings; `rows` are facts of all rows.
+    """
     failure = _data_failure(statistics, rows, settings)
     if failure is not None:
         return failure
@@ -209,9 +220,11 @@ def _judge_rows(statistics: Reply, rows: EnvFacts, settings: TrainSettings) -> O
 
 
 def _data_in_words(statistics: Reply, settings: TrainSettings) -> str:
-    """Say how many training rows there are and how long they are. The arguments are those of
-    `judge_data`."""
-    prompt, target = statistics["prompt"], statistics["target"]
+    """Say how many training rows there are and how long their prompts and answers are, in tokens.
+
+    `statistics` count these rows under the settings.
+    """
+    prompt, target = statistics["prompt"], statistics["target"]  # percentiles of token counts
     text = (
         f"{statistics['rows']} train rows, "
         f"prompts of {prompt['p50']} tokens (95 %: {prompt['p95']}), "
@@ -255,7 +268,8 @@ def _data_failure(statistics: Reply, rows: EnvFacts, settings: TrainSettings) ->
 
 
 def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcome:
-    """Make the failure of a run that samples and whose max_tokens cuts reference answers.
+    """Return the failure of the check of the data because max_tokens, the limit on a sampled
+    answer, is shorter than many reference answers.
 
     The fix is a max_tokens into which all of them fit and, if necessary, a max_length into which
     the longest prompt fits as well. `rows` are facts of all rows of the environment.
@@ -267,10 +281,10 @@ def _cut_references_failure(rows: EnvFacts, settings: RolloutSettings) -> Outcom
     if needed_length > settings.max_length:
         advice += f", and max_length = {needed_length}"
         changed["max_length"] = needed_length
+    cut_share = whole_percent(rows.cut_share(settings.max_tokens))
     detail = (
-        f"{whole_percent(rows.cut_share(settings.max_tokens))} of the reference answers do not "
-        "fit into "
-        f"max_tokens = {settings.max_tokens}: no sample could be that answer"
+        f"{cut_share} of the reference answers do not fit into max_tokens = "
+        f"{settings.max_tokens}: no sample could be that answer"
     )
     return Outcome("fail", detail, Hint(f"{advice}.", change=Change(settings=changed)))
 
@@ -362,11 +376,11 @@ def _few_heldout_rows(rows: EnvFacts, settings: TrainSettings) -> _Weakness | No
 
 def _with_forgetting_note(outcome: Outcome, record: EnvRecord, settings: TrainSettings) -> Outcome:
     """Return the outcome of `_judge_rows`; for SFT, with a note on the skills that training may
-    cost, and with the setting `keep` (replayed rows) that keeps them.
+    cost, and with the setting `keep` (rows of earlier skills trained again) that keeps them.
 
-    It becomes a warning if all answers have one narrow form: training on such rows alone loses
-    most. If the run replays rows already, the outcome says so. A failure, and the outcome of a run
-    too short to lose much, are returned unchanged.
+    The outcome becomes a warning if all answers have one narrow form: training on such rows alone
+    loses most. If the run replays rows already, the outcome says so. A failure, and the outcome of
+    a run too short to lose much, are returned unchanged.
     """
     if not isinstance(settings, SFTSettings) or outcome.status == "fail":
         return outcome
@@ -379,11 +393,8 @@ def _with_forgetting_note(outcome: Outcome, record: EnvRecord, settings: TrainSe
         "what the model can do now is asked before and after, and rows of one task alone tend to "
         "lose it"
     )
-    detail = (
-        f"{outcome.detail}; {form}: {forgetting_note}"
-        if form
-        else f"{outcome.detail}; {forgetting_note}"
-    )
+    about_form = f"{form}: " if form else ""
+    detail = f"{outcome.detail}; {about_form}{forgetting_note}"
     earlier_fix = hint_of(outcome.fix)
     change = earlier_fix.change or Change()
     fix = Hint(
@@ -403,8 +414,8 @@ def _replay_text(settings: SFTSettings) -> str:
 
 
 def narrow_form(tasks: Sequence[TaskRow]) -> str:
-    """Say what the answers of training rows have in common, as a clause: a mark with which nearly
-    all begin or end, or that there are few different ones.
+    """Say what the answers of training rows have in common, as a clause: a mark (punctuation) with
+    which nearly all begin or end, or that there are few different answers.
 
     Only the first `_FORM_ROWS` rows are read. Returns "" if the answers have nothing in common, or
     if fewer than `_FEWEST_FORM` rows have an answer.
@@ -443,7 +454,7 @@ def cannot_start(result: ProbeResult) -> str:
     answers = result.tasks * result.samples_per_task
     if not answers or result.effective > 0 or not result.solved_counts or any(result.solved_counts):
         return ""
-    highest_rate = wilson(0, answers).high
+    highest_rate = wilson(0, answers).high  # of right answers, with a certainty of 95 %
     return (
         f"out of reach for GRPO: none of {answers} answers is right (with 95 % certainty fewer "
         f"than {percent(highest_rate, unit='%')} are, one in {1 / highest_rate:.0f}), and all of a "
@@ -452,8 +463,11 @@ def cannot_start(result: ProbeResult) -> str:
 
 
 def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
-    """Judge whether all training rows share a tool text or a system message: a model may come to
-    depend on its very words. The outcome is a warning if nothing varies them."""
+    """Judge whether all training rows share a tool text or a system message, on whose very words a
+    model may come to depend.
+
+    The outcome is a warning if they do and nothing (`vary_wording`) varies the words.
+    """
     shared = shared_texts(read_tasks(record, "train"), record.tools)
     if not shared.kinds:
         return Outcome("pass", "the rows share neither tool texts nor a system message")
@@ -472,10 +486,11 @@ def judge_wording(record: EnvRecord, settings: TrainSettings) -> Outcome:
 
 
 def too_hard(result: ProbeResult) -> bool:
-    """Whether GRPO would learn next to nothing because hardly any answer is right.
+    """Return whether a probe shows that GRPO would learn next to nothing, because hardly any answer
+    is right.
 
-    That is so if too few groups have differing rewards, and groups that are all wrong are at least
-    as many as groups that are all right.
+    That is so if too few groups (the answers to one task) have differing rewards, and groups that
+    are all wrong are at least as many as groups that are all right.
     """
     if result.effective >= _FEW_EFFECTIVE:
         return False
@@ -524,7 +539,7 @@ def judge_probe(result: ProbeResult) -> Outcome:
     fix = "Mend score() and push again."
     if result.error_share > BROKEN:
         return Outcome("fail", detail, fix, "ENV_INVALID")
-    # Some scores failed: always a warning; its own advice comes first, then that on the groups.
+    # With some failed scores it is always a warning: advice on these first, then on the groups.
     return Outcome("warn", detail, f"{fix} {groups_outcome.fix}".strip())
 
 
@@ -569,13 +584,13 @@ def _judge_groups(result: ProbeResult, detail: str) -> Outcome:
         return Outcome("warn", detail, "The tasks are solved already: take harder ones.")
     advice = "; ".join(item.say for item in result.advice)
     if advice:
-        advice = f"{advice[:1].upper()}{advice[1:]}."  # as a sentence
+        advice = f"{advice[:1].upper()}{advice[1:]}."  # from clauses to one sentence
     return Outcome("pass", detail, advice)
 
 
 def short_audit(audit: Reply) -> Reply:
-    """Return the part of a stored audit that a report shows: the keys in `_AUDIT_KEYS`, and the
-    most important keys of each probe (a wrong answer that was tried)."""
+    """Return the part of a stored reward audit that a report shows: the keys in `_AUDIT_KEYS`, and
+    the most important keys of each probe (a wrong answer that was tried on the scorer)."""
     short = {key: audit[key] for key in _AUDIT_KEYS if key in audit}
     if "probes" in audit:
         probe_keys = ("probe", "mean", "success", "errors", "verdict", "example")
@@ -583,12 +598,3 @@ def short_audit(audit: Reply) -> Reply:
             {key: probe[key] for key in probe_keys if key in probe} for probe in audit["probes"]
         ]
     return short
-
-
-def failed_probe(run_id: str, status: Reply) -> Outcome:
-    """Make the outcome of a probe that failed or was cancelled. `status` is what `lifecycle.wait`
-    returned."""
-    error = status.get("error") or {}
-    detail = f"{run_id}: {error.get('message', status['state'])}"
-    fix = Hint.from_fields(error.get("hint", ""), error.get("call"))
-    return Outcome("fail", detail, fix)

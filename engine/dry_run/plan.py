@@ -29,7 +29,8 @@ from engine.runs.submit.requests import DryRunRequest
 def dry_run_plan(
     home: Home, request: DryRunRequest, began: float, cap_function: Callable[[float], float] | None
 ) -> Reply:
-    """Check a plan that could be submitted with the same request, without training anything.
+    """Check a plan that could be submitted with the same request, without training anything, and
+    return the reply.
 
     The reply has for each run its settings, time and money, and for all of them together the total
     and the cap. Only the first run is tried by a probe or a smoke run.
@@ -38,7 +39,8 @@ def dry_run_plan(
         home: the home.
         request: the plan, and what is to be tried.
         began: value of `time.monotonic()` at the start of the call.
-        cap_function: the quota of the caller's key, as in `dry_run.dry_run_request`.
+        cap_function: the quota of the caller's key: takes the estimated device hours of a probe and
+            returns its cap, or raises a UserError. None if no quota applies.
 
     Raises UserError BAD_ARGUMENT if `then` or `vary` of the request cannot be read.
     """
@@ -86,43 +88,49 @@ class _CheckedPlan:
         """
         evaluation.check_request(planned.request)
         start_model = self.runs[0].facts.model
+        # The models that runs of the plan are to make; `model_indices` are positions in the plan.
         made_models = [self.runs[index].model_to_be for index in planned.model_indices]
         models = [model for model in (start_model, *made_models) if model is not None]
         if len(models) < 1 + len(made_models):  # a check of a run failed, so its model is unknown
             return Outcome("skip", "needs every model of the plan")
-        resolved = evaluation.resolve(
-            self.home, planned.request, models, lambda _hours: self.request.cap_hours
-        )
+
+        def shared_cap(_hours: float) -> float:
+            """Return the cap on GPU-hours, which all runs of the plan share."""
+            return self.request.cap_hours
+
+        resolved = evaluation.resolve(self.home, planned.request, models, shared_cap)
         hours, tasks = resolved.hours, resolved.tasks.used
         self.evaluation_hours = hours
         self.evaluation_step |= {"models": len(models), "tasks": tasks}
+        # An evaluation holds one device, so its device hours are its hours.
         self.evaluation_step |= _cost_fields(hours, hours, self._hour_price())
         text = f"{counted(len(models), 'model')} on {counted(tasks, 'task')}"
-        about = evaluation.tasks_in_words(planned.request, resolved)
-        return Outcome("pass", f"{text}. {about}" if about else text)
+        about_tasks = evaluation.tasks_in_words(planned.request, resolved)
+        return Outcome("pass", f"{text}. {about_tasks}" if about_tasks else text)
 
     def check_together(self) -> None:
         """Check what all runs take together: space on disk, and device hours against their cap."""
-        figures = self._estimates_of_runs()
-        if len(figures) < len(self.runs):  # some run has no estimate, because its checks failed
-            self.checks_of_plan.run_check("disk", (), lambda: Outcome("skip", "needs every step"))
-            self.checks_of_plan.run_check("budget", (), lambda: Outcome("skip", "needs every step"))
+        run_check = self.checks_of_plan.run_check
+        estimates = self._estimates_of_runs()
+        if len(estimates) < len(self.runs):  # some run has no estimate, because its checks failed
+            run_check("disk", (), lambda: Outcome("skip", "needs every step"))
+            run_check("budget", (), lambda: Outcome("skip", "needs every step"))
             return
-        self.checks_of_plan.run_check("disk", (), lambda: self._disk_outcome(figures))
-        self.checks_of_plan.run_check("budget", (), self._budget_outcome)
+        run_check("disk", (), lambda: self._disk_outcome(estimates))
+        run_check("budget", (), self._budget_outcome)
 
-    def _disk_outcome(self, figures: Sequence[Estimate]) -> Outcome:
+    def _disk_outcome(self, estimates: Sequence[Estimate]) -> Outcome:
         """Judge whether the disk has room for what all runs write. Raises UserError DISK_FULL if it
         has not."""
-        disk_free = required(self.runs[0].facts.machine).disk_free
-        needed = plan_total.check_disk(figures, disk_free)
-        return Outcome("pass", f"all runs write about {size(needed)}")
+        free_bytes = required(self.runs[0].facts.machine).disk_free
+        needed_bytes = plan_total.check_disk(estimates, free_bytes)
+        return Outcome("pass", f"all runs write about {size(needed_bytes)}")
 
     def _budget_outcome(self) -> Outcome:
         """Judge whether all runs together stay within their one cap and within the total that the
         home allows. Raises UserError BUDGET if they likely do not."""
         total = required(self.total)
-        cap = self.request.cap_hours
+        cap = self.request.cap_hours  # GPU-hours
         arguments = self.runs[0].arguments()
         with Store(self.home) as store:
             warnings = estimate.check_budget(self.home, store, total, cap, arguments)
@@ -172,7 +180,8 @@ class _CheckedPlan:
         return entries + [check.to_json() for check in self.checks_of_plan.checks]
 
     def reply(self) -> Reply:
-        """Make the reply about the plan."""
+        """Return the reply about the plan: summary, next calls, warnings, steps, total and
+        checks."""
         facts_of_first = self.runs[0].facts
         entries = self.entries()
         return {
@@ -199,12 +208,13 @@ class _CheckedPlan:
             how_many = f" ({len(failed)} checks fail)" if len(failed) > 1 else ""
             return f"Not ready: {_as_sentence(failed[0])}{how_many}."
         hours, basis = required(self.total).hours, required(self.total).basis
-        by_table = ", by a table: this machine is not measured yet" if basis == "model" else ""
-        by_table += f"; {WIDE_NOTE}" if self._narrowing_call() else ""
+        # "model": the hours come from a table of speeds, because nothing was measured.
+        origin = ", by a table: this machine is not measured yet" if basis == "model" else ""
+        origin += f"; {WIDE_NOTE}" if self._narrowing_call() else ""
         run_count = len(self.runs) + (1 if self.evaluation_step else 0)
         sentence = (
             f"Ready to train: {run_count} runs, about {words(hours.likely)} in all "
-            f"({words(hours.low)} to {words(hours.high)}{by_table}), one cap of "
+            f"({words(hours.low)} to {words(hours.high)}{origin}), one cap of "
             f"{self.request.cap_hours:g} GPU-hours for all of them."
         )
         warned = [entry for entry in entries if entry["status"] == "warn"]
@@ -222,8 +232,10 @@ class _CheckedPlan:
         return [call.to_json() for call in calls if call is not None]
 
     def _narrowing_call(self) -> Call | None:
-        """Return the call that narrows a wide range of hours. Returns None if there is none, or if
-        two steps of the first run were asked for now."""
+        """Return the call (a dry run with two real steps) that narrows a wide range of hours.
+
+        Returns None if the range is narrow or not known, or if those steps were asked for now.
+        """
         first, total = self.runs[0], self.total
         if total is None or first.check_list.has("smoke"):
             return None
@@ -255,13 +267,14 @@ class _CheckedPlan:
 
 
 def _is_to_be_shown(check: Check) -> bool:
-    """Whether the reply shows a check of a single run: if it failed or warns, or if it tried the
-    model (probe and smoke run)."""
+    """Return whether the reply about a plan shows this check of a single run: if it failed or
+    warns, or if it tried the model (probe and smoke run)."""
     return check.status in ("fail", "warn") or check.name in ("probe", "smoke")
 
 
 def _entry_of_run(run: PlannedRun, settings: Mapping[str, object]) -> Reply:
-    """Make the entry of a training run in the reply. `settings` are the settings that it shows."""
+    """Return the entry of a training run in the reply: step, environment, model, hours, money and
+    memory (bytes). `settings` are the settings that it shows."""
     record, figures = run.facts.record, run.figures
     entry: Reply = {"step": run.step}
     if run.planned.label:
@@ -289,19 +302,19 @@ def _starts_from_field(settings: TrainSettings, maker_algorithm: str) -> Reply:
     model needs so that answers within a group earn different rewards. {} for any other step."""
     if not isinstance(settings, GRPOSettings) or maker_algorithm != "sft":
         return {}
-    size = settings.group_size
-    least = success_to_start(size)
-    middle = share_that_differs(0.3, size)
+    group_size = settings.group_size
+    least_success = success_to_start(group_size)
+    share_at_30_percent = share_that_differs(0.3, group_size)
     return {
-        "starts_from": f"a quarter of groups of {size} differ at {percent(least)} success, "
-        f"{percent(middle, digits=0)} at 30 %; the SFT before it ends by itself when no exam "
-        "improves, and the plan warns if its model solves less"
+        "starts_from": f"a quarter of groups of {group_size} differ at {percent(least_success)} "
+        f"success, {percent(share_at_30_percent, digits=0)} at 30 %; the SFT before it ends by "
+        "itself when no exam improves, and the plan warns if its model solves less"
     }
 
 
 def _cost_fields(hours: Range, gpu_hours: Range, price: float) -> Reply:
-    """Return the field `hours`, and the field `money` (the price of `gpu_hours`) if a device hour
-    has a price (`price` is not 0). Each has the keys low, likely and high."""
+    """Return the fields of a reply for the cost of a run: `hours`, and `money`, the price of
+    `gpu_hours`, if a device hour has a `price` (not 0). Each has the keys low, likely and high."""
     fields: Reply = {"hours": hours.to_json()}
     if price:
         fields["money"] = plan_total.priced(gpu_hours, price).to_json()

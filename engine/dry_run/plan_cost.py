@@ -23,15 +23,15 @@ from engine.runs.submit.requests import EvaluationRequest, TrainRequest
 def estimate_request(home: Home, request: TrainRequest) -> Reply:
     """Estimate the run or the plan that could be submitted with this request; return the reply.
 
-    If the model is behind a URL (openai:NAME), an evaluation of it is estimated.
+    If the model is behind a URL (openai:NAME), an evaluation of it is estimated, because it cannot
+    be trained.
 
     Raises UserError if a submit would refuse an environment, a model or the settings.
     """
-    trains = request.is_plan or request.algorithm == PROMPT
-    # A model behind a URL cannot be trained, only evaluated.
-    if is_endpoint(request.model) and not trains:
-        asked = EvaluationRequest(request.env_id, [request.model], settings=request.settings)
-        return estimate_endpoint(home, asked)
+    is_single_training = not request.is_plan and request.algorithm != PROMPT
+    if is_endpoint(request.model) and is_single_training:
+        evaluation = EvaluationRequest(request.env_id, [request.model], settings=request.settings)
+        return estimate_endpoint(home, evaluation)
     if request.is_plan:
         return estimate_plan(home, request)
     if request.algorithm == PROMPT:
@@ -51,13 +51,14 @@ def estimate_plan(home: Home, request: TrainRequest) -> Reply:
     throughput.ensure(home, machine, estimate.PROBE_WAIT_S)
     steps = plans.resolved_steps(home, request, is_admitted=False)
     total = steps.total  # the estimate of all runs together
-    fits = all(run_figures.fits for run_figures in steps.figures)  # into the memory of the device
+    fits = all(run_figures.fits for run_figures in steps.figures)  # each into its device's memory
     arguments = {name: value for name, value in request.given_arguments().items() if value}
     calls = [Call("submit_train", arguments)] if fits else []
     summary = _summary(steps, total, request.cap_hours, fits=fits)
     narrowing = narrowing_call(home, total.hours, total.basis, arguments)
     if narrowing is not None and fits:
-        summary, calls = f"{summary} This is {WIDE_NOTE}.", [narrowing, *calls]
+        summary = f"{summary} This is {WIDE_NOTE}."
+        calls = [narrowing, *calls]
     return {
         "summary": summary,
         "next": [call.to_json() for call in calls],
@@ -108,8 +109,8 @@ def _over_cap_warnings(total: Estimate, cap: float) -> list[str]:
 
 
 def _step_entries(steps: ResolvedSteps, price: float) -> list[Reply]:
-    """Make the entry of each run of the plan for the reply. `price` is that of a device hour; 0:
-    none is set."""
+    """Return the entry of each run of the plan in the reply, the evaluation last. `price` is that
+    of a device hour; 0 if none is set."""
     entries = [_training_entry(training) for training in steps.trainings]
     if steps.evaluation is not None:
         hours = steps.evaluation.resolved.hours
@@ -119,8 +120,8 @@ def _step_entries(steps: ResolvedSteps, price: float) -> list[Reply]:
 
 
 def _training_entry(training: PlanTraining) -> Reply:
-    """Make the entry of a training run in the reply: step, label, environment, number of optimizer
-    steps, hours, money, and memory in bytes."""
+    """Return the entry of a training run in the reply: step, label, environment, number of
+    optimizer steps, hours, money, and memory in bytes."""
     planned, resolved = training.planned, training.resolved
     figures = resolved.forecast.estimate
     entry: Reply = {"step": planned.step, "algorithm": planned.request.algorithm}
@@ -132,6 +133,9 @@ def _training_entry(training: PlanTraining) -> Reply:
 
 
 def _cost_fields(hours: Range, money: Range, price: float) -> Reply:
-    """Return the field `hours`, and the field `money` if a device hour has a price (`price` is not
-    0). Each has the keys low, likely and high."""
-    return {"hours": hours.to_json()} | ({"money": money.to_json()} if price else {})
+    """Return the fields of a reply for the cost of a run: `hours`, and `money` if a device hour has
+    a `price` (not 0). Each has the keys low, likely and high."""
+    fields: Reply = {"hours": hours.to_json()}
+    if price:
+        fields["money"] = money.to_json()
+    return fields

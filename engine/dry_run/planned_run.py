@@ -63,7 +63,7 @@ class PlannedRun(DryRun):
 
     @property
     def figures(self) -> Estimate | None:
-        """The estimate of the run; None if an earlier check failed."""
+        """The estimate of the run's time, memory and money; None if an earlier check failed."""
         return self.facts.forecast.estimate if self.facts.forecast else None
 
     @property
@@ -127,7 +127,8 @@ class PlannedRun(DryRun):
         return arguments
 
     def entry(self, check: Check) -> dict[str, object]:
-        """Return a check as the reply shows it, with the step, and the label of the run if any.
+        """Return a check of this run as the reply shows it, with the step, and the run's label if
+        it has one.
 
         For later steps the call that would mend the check is left out: its arguments belong to the
         first step and cannot change a later one.

@@ -51,7 +51,7 @@ def check_probe(
 def _start_probe(
     run: DryRun, record: EnvRecord, samples: int, cap_function: Callable[[float], float] | None
 ) -> str:
-    """Submit the probe (a run in which the model answers some tasks) and return the id of its run.
+    """Submit the probe (a run in which the model answers `samples` tasks) and return its run id.
 
     A probe takes settings of GRPO. For another algorithm it gets only the settings that the
     algorithm shares with GRPO.
@@ -72,8 +72,8 @@ def _judge_finished_probe(run: DryRun, run_id: str) -> Outcome:
 
 
 def _failed_probe(run_id: str, status: Reply) -> Outcome:
-    """Make the outcome of a probe (answers of the model to some tasks) that failed or was
-    cancelled; `status` is that of its run."""
+    """Return the outcome of the check if its probe (answers of the model to some tasks) failed or
+    was cancelled. `status` is that of the probe's run, as `lifecycle.wait` returned it."""
     error = status.get("error") or {}
     detail = f"{run_id}: {error.get('message', status['state'])}"
     fix = Hint.from_fields(error.get("hint", ""), error.get("call"))

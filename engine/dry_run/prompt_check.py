@@ -24,11 +24,15 @@ _HASH_CHARS = 16  # as in report.py
 
 
 class PromptDryRun:
-    """One dry run of a search: its checks, a method each."""
+    """One dry run of a search for a prompt: its checks, a method each, and the reply about them.
+
+    If a check raises a UserError, it fails with the message and the hint of that error.
+    """
 
     def __init__(self, home: Home, request: DryRunRequest) -> None:
+        """Prepare to check the search that could be submitted with `request`."""
         self.home, self.request = home, request
-        self.plan: ResolvedSearch | None = None
+        self.plan: ResolvedSearch | None = None  # the whole search; None until it is resolved
         self.check_list = CheckList(lambda: Call("dry_run", self._arguments()))
 
     def run_checks(self) -> None:
@@ -47,35 +51,42 @@ class PromptDryRun:
         run_check("budget", ("resolve",), self.check_budget)
 
     def check_env(self) -> Outcome:
-        """Whether the environment is there, and a prompt can be searched for in it."""
+        """Check that the environment exists, and that a prompt can be searched for in it."""
         record = registry.find_env(self.home, self.request.env_id)
         checks.check_env(record)
         rows = ", ".join(f"{count} {split}" for split, count in record.rows.items())
         return Outcome("pass", f"{record.env_id}: {record.kind}, {rows} rows")
 
     def check_model(self) -> Outcome:
-        """Whether there is such a model."""
+        """Check that the model whose prompt is searched for exists."""
         model = start_models.model_to_ask(self.home, self.request.model)
         return Outcome("pass", f"{model.facts.architecture}, {model.facts.params:,} parameters")
 
     def check_settings(self) -> Outcome:
-        """Whether every setting given exists and lies in its range."""
-        checked = resolution.validate(PROMPT, dict(self.request.settings))
-        return Outcome("pass", f"{len(checked)} given, each exists and lies in its range")
+        """Check that every given setting exists and lies in its range. Raises UserError if one does
+        not."""
+        valid_settings = resolution.validate(PROMPT, dict(self.request.settings))
+        return Outcome("pass", f"{len(valid_settings)} given, each exists and lies in its range")
 
     def check_interpreter(self) -> Outcome:
-        """Whether gepa is there for the interpreter that searches."""
+        """Check that gepa, the package that searches, is installed for the interpreter of workers.
+        Raises UserError if it is not."""
         python = launcher.worker_python(self.home)
         checks.require_gepa(python)
         return Outcome("pass", f"workers run with {python}, which has gepa")
 
     def check_endpoint(self) -> Outcome:
-        """Whether there is an endpoint that writes prompts."""
+        """Check that the setting `reflection` names an endpoint: a model behind a URL, which writes
+        the prompts to try. Raises UserError if it does not."""
         endpoint = checks.reflecting_endpoint(self.home, self.request.settings.get("reflection"))
         return Outcome("pass", f"{endpoint.model} at {host_of(endpoint.url)} writes prompts")
 
     def check_resolved(self) -> Outcome:
-        """Whether settings, tasks and budget fit together; stores the plan."""
+        """Check that settings, tasks and budget fit together; store the whole search in
+        `self.plan`.
+
+        The check warns if tasks hold parts of a sealed exam, which the endpoint must not see.
+        """
         plan = self.plan = submit.resolve(self.home, self.request)
         tasks = plan.tasks
         text = (
@@ -87,16 +98,17 @@ class PromptDryRun:
         return Outcome("pass", text)
 
     def check_exam(self) -> Outcome:
-        """What the held-out tasks can show."""
+        """Check that enough held-out tasks are asked to show more than a large gain."""
         plan = required(self.plan)
-        asked = min(plan.settings.eval_rows, plan.record.rows.get("heldout", 0))
-        text = f"{counted(asked, 'held-out task')} asked with the old prompt and with the new one"
-        if asked < FEW_HELDOUT:
+        task_count = min(plan.settings.eval_rows, plan.record.rows.get("heldout", 0))
+        tasks = counted(task_count, "held-out task")
+        text = f"{tasks} asked with the old prompt and with the new one"
+        if task_count < FEW_HELDOUT:
             return Outcome("warn", f"{text}: only a large gain shows", "Hold more tasks out.")
         return Outcome("pass", text)
 
     def check_contamination(self) -> Outcome:
-        """Whether training rows hold held-out tasks, which an endpoint would be shown."""
+        """Check that no training rows contain held-out tasks, which the endpoint would be shown."""
         record = registry.find_env(self.home, self.request.env_id)
         overlap = contamination.compare_training(self.home, record, self.request.model)
         if overlap.verdict == "clean" or overlap.harmless:
@@ -105,42 +117,46 @@ class PromptDryRun:
         return Outcome("warn", overlap.headline, f"{fix}tasks out.")
 
     def check_audit(self) -> Outcome:
-        """What the stored reward audit says: a search finds what a scorer pays for wrongly."""
+        """Check what the stored reward audit says of the scorer: a search soon finds out for which
+        wrong answers a scorer pays."""
         plan = required(self.plan)
         warnings = submit.audit_warnings(plan.record, plan.settings)
         headline = plan.record.audit.headline or "no audit is stored"
         return Outcome("warn" if warnings else "pass", "; ".join(warnings) or headline)
 
     def check_estimate(self) -> Outcome:
-        """What the search asks and costs."""
+        """Say how many answers the search asks for and what they cost; warn if the endpoint's price
+        is not known."""
         plan = required(self.plan)
-        doubts = submit.price_warnings(plan)
-        text = "; ".join([plan.in_words(), *doubts])
+        price_warnings = submit.price_warnings(plan)
+        text = "; ".join([plan.in_words(), *price_warnings])
         fix = "Its owner writes price_in and price_out into config.toml."
-        return Outcome("warn", text, fix) if doubts else Outcome("pass", text)
+        return Outcome("warn", text, fix) if price_warnings else Outcome("pass", text)
 
     def check_budget(self) -> Outcome:
-        """Whether it may be spent. Raises UserError BUDGET or NOT_APPROVED."""
+        """Check that what the search costs may be spent. Raises UserError BUDGET or NOT_APPROVED if
+        it may not."""
         with Store(self.home) as store:
             submit.check_spend(self.home, store, self.request, required(self.plan))
         return Outcome("pass", f"within {self.request.cap_hours:g} GPU-hours")
 
     def _arguments(self) -> Mapping[str, object]:
-        """The arguments of the call of submit_train that this dry run checks."""
+        """Return the arguments of the submit_train call that this dry run checks, without empty
+        ones."""
         given = self.request.given_arguments()
         return {name: value for name, value in given.items() if value}
 
     def reply(self) -> Reply:
-        """The reply, in the form of every dry run."""
+        """Return the reply, in the form of every dry run: what a search does not have is empty."""
         plan, done_checks = self.plan, self.check_list.checks
         settings = plan.settings.model_dump() if plan else {}
         audit = plan.record.audit.as_written() if plan else {}
-        stable = [
-            self._arguments(),
-            settings,
-            [(check.name, check.status) for check in done_checks],
-        ]
-        text = json.dumps(stable, sort_keys=True, default=str)
+        statuses = [(check.name, check.status) for check in done_checks]
+        # What is the same whenever the same call is made again.
+        hashed_text = json.dumps(
+            [self._arguments(), settings, statuses], sort_keys=True, default=str
+        )
+        warned = [check for check in done_checks if check.status == "warn"]
         return {
             "settings": settings,
             "sources": dict(plan.sources) if plan else {},
@@ -149,46 +165,44 @@ class PromptDryRun:
             "audit": short_audit({key: audit[key] for key in audit if key != "seconds"}),
             "exam": {},
             "estimate": plan.to_json() if plan else {},
-            "report_hash": hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS],
+            "report_hash": hashlib.sha256(hashed_text.encode()).hexdigest()[:_HASH_CHARS],
             "checks": [check.to_json() for check in done_checks],
             "probe": None,
             "smoke": None,
             "run_id": "",
             "summary": self._summary(),
             "next": [call.to_json() for call in self._next_calls()],
-            "warnings": [
-                f"{warning_check.name}: {warning_check.detail}"
-                for warning_check in done_checks
-                if warning_check.status == "warn"
-            ],
+            "warnings": [f"{check.name}: {check.detail}" for check in warned],
         }
 
     def _summary(self) -> str:
-        """What the dry run came to, in a sentence."""
+        """Return one sentence: the first failed check, or that the search can be submitted and what
+        it takes."""
         failed = self.check_list.failed
         if failed:
             return f"Not ready: {failed[0].name}: {failed[0].detail}."
         return f"Ready to search for a prompt: {required(self.plan).in_words()}."
 
     def _next_calls(self) -> list[Call]:
-        """What mends the failures, or the call that submits."""
+        """Return the calls to make next: those that mend the failed checks, or the one that submits
+        the search."""
         if self.check_list.failed:
             return self.check_list.remedies
         return [Call("submit_train", self._arguments())]
 
 
 def dry_run_prompt(home: Home, request: DryRunRequest) -> Reply:
-    """Check a search for a prompt without making it; returns the reply.
+    """Check a search for a prompt without making it, and return the reply.
 
-    Raises UserError BAD_ARGUMENT for `samples` and `smoke`, which try training.
+    Raises UserError BAD_ARGUMENT if the request has `samples` or `smoke`, which try training.
     """
-    for name in ("samples", "smoke"):
-        if getattr(request, name):
+    for argument in ("samples", "smoke"):
+        if getattr(request, argument):
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{name} tries training, and a search for a prompt trains nothing",
+                f"{argument} tries training, and a search for a prompt trains nothing",
                 hint=Hint("Leave it out."),
-                field=name,
+                field=argument,
             )
     run = PromptDryRun(home, request)
     run.run_checks()

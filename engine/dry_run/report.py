@@ -60,6 +60,7 @@ def report_of(run: DryRun) -> Reply:
     """
     facts = run.facts
     resolved, forecast = facts.resolved, facts.forecast
+    # Without the time that the audit took, because that differs from call to call.
     audit = {key: value for key, value in facts.audit.items() if key != "seconds"}
     report = {
         "settings": resolved.settings.model_dump() if resolved else {},
@@ -75,15 +76,15 @@ def report_of(run: DryRun) -> Reply:
 
 
 def _why_this_batch_size(run: DryRun) -> str:
-    """Say why the default batch size is what it is, for it is another with other rows; "" if the
-    user gave it, or if the run has none."""
+    """Say how the default batch size follows from the number of rows; "" if the user gave the
+    batch size, or if the run has none."""
     resolved, rows = run.facts.resolved, run.facts.rows
     if resolved is None or rows is None or resolved.sources.get("batch_size") != RECIPE:
         return ""
-    count = rows.paired_rows if run.algorithm == "dpo" else rows.answered_rows
-    rule = (
-        "an eighth of them, at most 32" if run.algorithm == "dpo" else "8 to 32, for enough steps"
-    )
+    if run.algorithm == "dpo":
+        count, rule = rows.paired_rows, "an eighth of them, at most 32"
+    else:
+        count, rule = rows.answered_rows, "8 to 32, for enough steps"
     return f"from the {count:,} rows ({rule}): it moves with them unless given"
 
 
@@ -145,38 +146,45 @@ def _summary(run: DryRun) -> str:
 
 
 def _ready_sentence(run: DryRun) -> str:
-    """Return that the run can begin and its estimated time: "Ready to train, about 12 min"."""
+    """Say that the run can begin, and its estimated time: "Ready to train, about 12 min"."""
     figures = required(run.facts.forecast).estimate
     sentence = f"Ready to train, about {words(figures.hours.likely)}"
     if figures.basis != "model":  # "model": a table of speeds, because nothing was measured
         return sentence
-    between = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
-    wide = f"; {WIDE_NOTE}" if _narrowing_call(run) else ""
-    return f"{sentence} by a table ({between}: this machine is not measured yet{wide})"
+    band = f"{words(figures.hours.low)} to {words(figures.hours.high)}"
+    wide_note = f"; {WIDE_NOTE}" if _narrowing_call(run) else ""
+    return f"{sentence} by a table ({band}: this machine is not measured yet{wide_note})"
 
 
 def _narrowing_call(run: DryRun) -> Call | None:
-    """Return the call that narrows a wide range of hours. Returns None if there is none, if two
-    steps were asked for now, whose seconds (or why they were not done) the check "smoke" tells, or
-    while a probe goes on."""
-    is_probed = run.facts.probe_run_id and run.check_list.status("probe") == "skip"
-    if run.check_list.has("smoke") or is_probed:
+    """Return the call (a dry run with two real steps) that narrows a wide range of hours.
+
+    Returns None if the range is narrow, if those steps were asked for now (then the check "smoke"
+    tells about them), or while a probe goes on.
+    """
+    if run.check_list.has("smoke") or _is_probe_unfinished(run):
         return None
     figures = required(run.facts.forecast).estimate
     return narrowing_call(run.home, figures.hours, figures.basis, run.arguments())
 
 
+def _is_probe_unfinished(run: DryRun) -> bool:
+    """Return whether a probe was started and has not ended in the time of the call: its check is
+    then skipped, and its run goes on."""
+    return bool(run.facts.probe_run_id) and run.check_list.status("probe") == "skip"
+
+
 def _little_to_learn(run: DryRun) -> str:
-    """Return the sentence that GRPO would learn little because tasks are too hard, and what helps.
+    """Say that GRPO would learn little because tasks are too hard, and what helps.
 
     A group of the probe holds all answers to one task.
     """
     probe = required(run.facts.probe)
     first_step = "train by SFT first" if run.sft_arguments() else "give partial credit"
+    hard_share = whole_percent(probe["too_hard"])
     return (
-        f"GRPO would learn little: {whole_percent(probe['too_hard'])} of {probe['tasks']} "
-        "groups are too "
-        f"hard; {first_step}, or take easier tasks"
+        f"GRPO would learn little: {hard_share} of {probe['tasks']} groups are too hard; "
+        f"{first_step}, or take easier tasks"
     )
 
 
@@ -191,12 +199,11 @@ def _next_calls(run: DryRun) -> list[Call]:
     if check_list.failed:
         return check_list.remedies
     if facts.too_hard:
-        sft = run.sft_arguments()
-        calls = [Call("submit_train", sft)] if sft else []
+        sft_arguments = run.sft_arguments()  # {} if SFT is impossible
+        calls = [Call("submit_train", sft_arguments)] if sft_arguments else []
         return [*calls, Call("read_rollouts", {"run_id": facts.probe_run_id, "pick": "best"})]
     calls = [Call("submit_train", run.arguments())]
-    # The check of a probe that has not ended in time is skipped; its run goes on.
-    if facts.probe_run_id and check_list.status("probe") == "skip":
+    if _is_probe_unfinished(run):
         calls.insert(0, Call("wait_run", {"run_id": facts.probe_run_id}))
     narrowing = _narrowing_call(run)
     return [narrowing, *calls] if narrowing else calls
@@ -229,10 +236,10 @@ def shortened(reply: Reply) -> Reply:
         for name, value in reply.items()
         if name not in _LEFT_OUT and value not in _EMPTY_VALUES
     }
-    shown = [check for check in reply["checks"] if _is_shown(check)]
-    short["checks"] = [_shortened_check(check, reply["warnings"]) for check in shown]
-    if len(shown) < len(reply["checks"]):
-        short["passed"] = len(reply["checks"]) - len(shown)
+    shown_checks = [check for check in reply["checks"] if _is_shown(check)]
+    short["checks"] = [_shortened_check(check, reply["warnings"]) for check in shown_checks]
+    if len(shown_checks) < len(reply["checks"]):
+        short["passed"] = len(reply["checks"]) - len(shown_checks)
     if "steps" in reply:  # only the reply about a plan has steps
         short["steps"] = _shortened_steps(reply["steps"])
     else:
@@ -247,8 +254,10 @@ def shortened(reply: Reply) -> Reply:
 
 
 def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
-    """Return the runs of a plan, the first run of each step with fewer settings. The other runs of
-    a step show only the settings that differ from the first, so these stay."""
+    """Return the entries of a plan's runs, the first run of each step with fewer settings.
+
+    The other runs of a step show only the settings that differ from the first, so these stay.
+    """
     short: list[Reply] = []
     shown_steps: set[object] = set()  # numbers of the steps that already had a run
     for step in steps:
@@ -260,8 +269,8 @@ def _shortened_steps(steps: Sequence[Reply]) -> list[Reply]:
 
 
 def _is_shown(check: Reply) -> bool:
-    """Whether a short reply shows more of a check than its name: if it failed or warns, or if it
-    measured something (`_TRIED`)."""
+    """Return whether a shortened reply shows a check: if it failed or warns, or if it measured
+    something (`_TRIED`)."""
     return check["status"] not in ("pass", "skip") or check["name"] in _TRIED
 
 
@@ -276,20 +285,24 @@ def _shortened_settings(settings: Reply, sources: Reply) -> Reply:
 
 
 def _shortened_statistics(statistics: Reply) -> Reply:
-    """Return the statistics of the rows without counts of 0, without the smallest lengths, the 95th
-    percentile where it is the largest, and `counted` where all rows were counted."""
+    """Return the statistics of the rows without what says little: counts of 0, the smallest
+    lengths, a 95th percentile that equals the maximum, and `counted` if all rows were counted."""
     short = {}
     for name, value in statistics.items():
-        if isinstance(value, dict):
-            same = {"min"} | ({"p95"} if value.get("p95") == value.get("max") else set())
-            value = {key: count for key, count in value.items() if key not in same}
-        if value and not (name == "counted" and value == statistics.get("rows")):
+        if isinstance(value, dict):  # lengths: {"min", "p50", "p95", "max"}
+            left_out = {"min"}
+            if value.get("p95") == value.get("max"):
+                left_out.add("p95")
+            value = {key: length for key, length in value.items() if key not in left_out}
+        counts_all_rows = name == "counted" and value == statistics.get("rows")
+        if value and not counts_all_rows:
             short[name] = value
     return short
 
 
 def _shortened_audit(audit: Reply) -> Reply:
-    """Return the verdict and the headline of an audit, and its probes that warn or show a risk."""
+    """Return the verdict and the headline of a reward audit, and those of its probes (wrong answers
+    that were tried) that warn or show a risk."""
     short = {key: audit[key] for key in ("verdict", "headline") if key in audit}
     faulty = [probe for probe in audit.get("probes", []) if probe.get("verdict") in _FAULTY]
     return short | ({"probes": faulty} if faulty else {})

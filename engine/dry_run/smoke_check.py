@@ -52,12 +52,14 @@ def check_smoke(run: DryRun, limit_s: float) -> Outcome:
 
 
 def _obstacle(run: DryRun, limit_s: float) -> str:
-    """Return why the two steps cannot be done within `limit_s` seconds from now; "" if they can."""
+    """Return why the two steps of a smoke run cannot be done within `limit_s` seconds from now; ""
+    if they can."""
     maker = required(run.facts.model).waits_for  # the run that has yet to make the model
     if maker:
         return f"{maker} is still to make the model"
     with Store(run.home.whole) as store:
         running = store.list_runs(limit=1, states=HOLDS_DEVICE)
+    # A caller who does not see all runs is not told the id of another's run.
     if running and run.home.viewer and not run.home.viewer.sees_all:
         return "a run holds the device: make the same dry run later"
     if running:
@@ -68,7 +70,8 @@ def _obstacle(run: DryRun, limit_s: float) -> str:
 
 
 def smoke_settings(settings: TrainSettings) -> TrainSettings:
-    """Return the settings of the two steps: those of the run, with a few changes.
+    """Return the settings of a smoke run, two optimizer steps: those of the run, with a few
+    changes.
 
     The two steps take at most `MOST_ROWS` rows and a constant learning rate. There are no
     evaluations, no early stopping, and no rows replayed from earlier training (`keep`).
@@ -104,7 +107,7 @@ def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
     """
     facts = run.facts
     resolved = required(facts.resolved)
-    plan = ResolvedTraining(
+    training_plan = ResolvedTraining(
         record=required(facts.record),
         model=required(facts.model),
         machine=required(facts.machine),
@@ -115,19 +118,24 @@ def _write_smoke_folder(run: DryRun, folder: RunDir) -> None:
     )
     request = TrainRequest(env_id=run.env_id, algorithm=run.algorithm)
     settings = smoke_settings(resolved.settings)
-    config = {**training.config_of(request, plan, parent=""), "settings": settings.model_dump()}
-    files = RunFiles(config, start_adapter=plan.model.adapter, teacher_adapter=plan.teacher_adapter)
+    config = training.config_of(request, training_plan, parent="")
+    files = RunFiles(
+        {**config, "settings": settings.model_dump()},
+        start_adapter=training_plan.model.adapter,
+        teacher_adapter=training_plan.teacher_adapter,
+    )
     write_folder(folder, files)
 
 
 def _run_worker(run: DryRun, folder: RunDir, limit_s: float) -> int | None:
-    """Run the worker on `folder` to its end, and return its exit status.
+    """Run the worker of a smoke run on `folder` to its end, and return its exit status.
 
     Returns None if the worker was not done within `limit_s` seconds and was killed. It runs in a
     session of its own, so that its child processes can be killed with it.
     """
     python = launcher.worker_python(run.home)
     device = required(run.facts.machine).device.id
+    # -P: the working folder must not be searched for modules.
     argv = [python, "-P", *programs.command("smoke"), str(folder.path)]
     with _lifeline() as lifeline, open(folder.log(attempt=1), "ab") as log:
         process = subprocess.Popen(
@@ -166,7 +174,8 @@ def _lifeline() -> Iterator[int]:
 
 
 def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) -> Outcome:
-    """Make the outcome of the check from the files that the worker left in `folder`.
+    """Make the outcome of the check from the files that the worker of the two steps left in
+    `folder`; store a result in the facts of the dry run.
 
     `status` is the exit status of the worker; None if it took longer than `limit_s` seconds.
     """
@@ -180,7 +189,7 @@ def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) ->
     if folder.result.exists():
         result = SmokeResult.read(folder.result)
         run.facts.smoke = result.to_json()
-        return _judged(result)
+        return _judge_result(result)
     if not folder.failure.exists():
         return Outcome("fail", f"{_stage(folder)}: the worker ended with status {status}")
     failure = read_json(folder.failure)
@@ -190,8 +199,8 @@ def _outcome(run: DryRun, folder: RunDir, status: int | None, limit_s: float) ->
 
 
 def _stage(folder: RunDir) -> str:
-    """Return what the worker was doing when it ended, e.g. "step 2", from the events and metrics
-    that it wrote."""
+    """Say what the worker of a smoke run was doing when it ended, e.g. "step 2", by the events and
+    metrics that it wrote into `folder`."""
     event_names = {event.event for event in Event.read_all(folder.events)}
     if SMOKE_SAVED in event_names:
         return "reading the saved adapter back"
@@ -202,7 +211,7 @@ def _stage(folder: RunDir) -> str:
     return f"step {steps_done + 1}" if steps_done < STEPS else "saving the adapter"
 
 
-def _judged(result: SmokeResult) -> Outcome:
+def _judge_result(result: SmokeResult) -> Outcome:
     """Make the outcome of a smoke run whose two steps were done.
 
     The check passes. It only warns if no update was tried, because in each group all answers to a
@@ -210,7 +219,7 @@ def _judged(result: SmokeResult) -> Outcome:
     """
     seconds = ", ".join(f"{step.seconds:.2f}" for step in result.steps)
     phrases = [f"{len(result.steps)} steps on {result.rows} rows in {seconds} s"]
-    phrases += _progress(result)
+    phrases += _measured_phrases(result)
     phrases.append(f"{size(result.peak_memory)} at most")
     phrases.append(f"the saved adapter ({size(result.adapter_bytes)}) was read back")
     detail = ", ".join(phrases)
@@ -223,9 +232,9 @@ def _judged(result: SmokeResult) -> Outcome:
     )
 
 
-def _progress(result: SmokeResult) -> list[str]:
-    """Return what the steps measured as parts of a sentence: loss and reward, if the algorithm has
-    them, and the norms of the gradients."""
+def _measured_phrases(result: SmokeResult) -> list[str]:
+    """Say what the steps of a smoke run measured, as parts of a sentence: loss and reward, if the
+    algorithm has them, and the norms of the gradients."""
     losses = [f"{step.loss:.4g}" for step in result.steps if step.loss is not None]
     rewards = [f"{step.reward_mean:.3g}" for step in result.steps if step.reward_mean is not None]
     norms = [f"{step.grad_norm:.3g}" for step in result.steps]

@@ -27,8 +27,8 @@ def try_model(
         run: the dry run, whose other checks are made already.
         request: says what is to be tried.
         began: value of `time.monotonic()` at the start of the call.
-        cap_function: the one of `dry_run_request`; raises UserError if the caller has no hours
-            left. None if no quota limits the caller.
+        cap_function: the quota of the caller's key: takes the device hours that a trial may need
+            and returns its cap, or raises UserError QUOTA. None if no quota applies.
     """
     check_list = run.check_list
     needs = [check.name for check in check_list.checks if check.status != "skip"]

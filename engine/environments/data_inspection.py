@@ -53,14 +53,17 @@ def inspect(
     ADAPTER_MISMATCH if the model cannot be used.
     """
     deadline = time.monotonic() + wait_s
-    places = [Path(), *(roots or [])]  # if a folder of this name lies in one, `path` means that
-    dataset = hub_data.named_dataset(home, path, places, deadline)
+    # If a file or folder called `path` lies in one of these, `path` means that, not a dataset.
+    local_folders = [Path(), *(roots or [])]
+    dataset = hub_data.named_dataset(home, path, local_folders, deadline)
     if dataset is not None:
         return _dataset_report(home, dataset, model, deadline)
     file = Path(path).expanduser().absolute()
     if roots is not None:
         file = file.resolve()  # if it is a link, its target must lie inside `roots`
-        resolve_inside(file.parent, [] if is_hidden(home, file) else list(roots))
+        # A viewer may not look into the home, so a file there lies in no allowed folder.
+        allowed_roots = [] if is_hidden(home, file) else list(roots)
+        resolve_inside(file.parent, allowed_roots)  # called for its error
     return _file_report(home, file, model, deadline)
 
 
@@ -69,8 +72,13 @@ def _dataset_report(
 ) -> DataReport:
     """Describe the first training file of a fetched dataset, with a warning about its other files.
 
-    If all files are held out, the first of them is described. `deadline` is a value of
-    `time.monotonic()`; `model` means the same as in `inspect`.
+    If all files are held out, the first of them is described.
+
+    Args:
+        home: the home whose cache holds indexes of large files.
+        dataset: the fetched dataset.
+        model: the model whose tokenizer counts tokens; "": tokens are not counted.
+        deadline: value of `time.monotonic()` until which a large file may be read.
     """
     files = data_files(dataset.folder)
     training_files = [file for file in files if split_of(file) not in ("heldout", "dev")]
@@ -86,8 +94,11 @@ def _dataset_report(
 
 
 def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataReport:
-    """Describe one file; `model` means the same as in `inspect`. Raises UserError DATASET_READING
-    (retryable) if a large file is not read by `deadline`, a value of `time.monotonic()`."""
+    """Describe the rows of one data file; with a `model` (not "") also in tokens of that model.
+
+    Raises UserError DATASET_READING (retryable) if a large file is not read by `deadline`, a value
+    of `time.monotonic()`.
+    """
     model_folder = catalog.resolve_model(home, model).base_path if model else None
     rows: Sequence[TaskRow] = ()  # stays empty if no tokens are to be counted
     if _is_large(file):
@@ -106,8 +117,10 @@ def _file_report(home: Home, file: Path, model: str, deadline: float) -> DataRep
 
 
 def _is_large(file: Path) -> bool:
-    """Whether the file is so large that it is indexed and not read into memory. False if it cannot
-    be opened: `datasets.inspect` then raises the error for that."""
+    """Return whether a data file is so large that it is indexed and not read into memory.
+
+    Returns False if it cannot be opened: `datasets.inspect` then raises the error for that.
+    """
     try:
         return file.suffix.lower() in LINE_FORMATS and build.is_large([file])
     except OSError:
@@ -140,13 +153,16 @@ def _large_report(file: Path, facts: DataIndex) -> DataReport:
 
 
 def _as_dict(numbers: Spread) -> dict[str, int]:
-    """Return a spread as a dict: minimum, median, 95th percentile and maximum."""
+    """Return a spread of numbers as {"min", "p50", "p95", "max"}."""
     return {"min": numbers.min, "p50": numbers.p50, "p95": numbers.p95, "max": numbers.max}
 
 
 def _count_tokens(rows: Sequence[TaskRow], model: str, model_folder: Path) -> TokenLengths:
-    """Count the tokens of the rows, or of a seeded sample if there are more than `SAMPLE`. `model`
-    is the reference of the model as the user gave it, for the report."""
+    """Count the tokens of the rows, or of a seeded sample if there are more than `SAMPLE` rows.
+
+    `model` is the reference of the model as the user gave it, for the report; `model_folder` holds
+    its tokenizer and chat template.
+    """
     tokenizer = tokens.load(model_folder)
     sample = random.Random(0).sample(rows, SAMPLE) if len(rows) > SAMPLE else rows
     lengths, refusals = _row_lengths(sample, tokenizer)
@@ -173,7 +189,7 @@ def _row_lengths(
     refusals: list[str] = []
     for row in rows:
         try:
-            lengths.append(row_lengths(row, [], tokenizer))
+            lengths.append(row_lengths(row, tools=[], tokenizer=tokenizer))
         except TemplateError as error:
             refusals.append(f"row {row['id']}: {error}")
     return lengths, refusals

@@ -157,7 +157,8 @@ def _report(
 
 
 def _has_answer(task: Task) -> bool:
-    """Whether the task has a reference answer, or a better and a worse one."""
+    """Return whether the task has a reference answer, or a preference (a better and a worse
+    one)."""
     return bool(task.answer_messages or task.preference)
 
 
@@ -167,7 +168,7 @@ def _assistant_turns(task: Task) -> int:
 
 
 def _character_lengths(tasks: Sequence[Task]) -> Lengths:
-    """Return the spread (see `spread`) of the characters of prompts and of answers."""
+    """Return the spread of the lengths of prompts and of answers, in characters."""
     return Lengths(
         prompt=spread([_count_characters(task.messages) for task in tasks]),
         answer=spread([_count_characters(task.answer_messages) for task in tasks]),
@@ -175,8 +176,8 @@ def _character_lengths(tasks: Sequence[Task]) -> Lengths:
 
 
 def with_summary_and_warnings(report: DataReport, warnings: list[str]) -> DataReport:
-    """Return `report` with a summary and warnings: first the given `warnings`, then those about its
-    rows."""
+    """Return a copy of `report` with its summary, and with the given `warnings` followed by those
+    about its rows."""
     return replace(report, summary=_summary(report), warnings=warnings + _warnings(report))
 
 
@@ -202,8 +203,11 @@ class _ConvertedRows:
 
 
 def _convert_to_tasks(rows: Iterable[tuple[int, dict[str, Any]]], file: Path) -> _ConvertedRows:
-    """Convert the rows of a data file to tasks; `rows` are (line number, row). A row without an id
-    gets one from its place, e.g. "train-12" for line 12 of train.jsonl."""
+    """Convert the rows of a data file to tasks; collect those that are no valid task as bad rows.
+
+    `rows` are (line number, row). A row without an id gets one from its place, e.g. "train-12" for
+    line 12 of train.jsonl.
+    """
     converted = _ConvertedRows()
     line_by_id: dict[str, int] = {}
     split = _split_by_name(file)
@@ -230,10 +234,12 @@ def _require_new_id(task_id: str, line_by_id: dict[str, int]) -> None:
 
 def _split_by_name(file: Path) -> str | None:
     """Return the split that the name of a data file stands for, e.g. "heldout" for test.jsonl; None
-    if it stands for none. The names of the other data files in its folder matter too (`splits_of`).
+    if it stands for none.
+
+    The names of the other data files in its folder matter too (`splits_of`).
     """
     other_files = [path for path in data_files(file.parent) if path.name != file.name]
-    split_of_file, *_ = splits_of([file, *other_files])
+    split_of_file, *_splits_of_others = splits_of([file, *other_files])
     return split_of_file
 
 
@@ -253,7 +259,8 @@ def _rows_per_split(tasks: Sequence[Task]) -> tuple[dict[str, int], list[str]]:
 
 
 def _duplicates(tasks: Sequence[Task]) -> Duplicates:
-    """Count the tasks that repeat the prompt, or both prompt and answer, of an earlier task."""
+    """Count the tasks that repeat an earlier task's prompt and answer (`rows`), and those that
+    repeat its prompt (`prompts`)."""
     distinct_prompts: set[str] = set()
     distinct_rows: set[str] = set()  # prompt and answer
     for task in tasks:

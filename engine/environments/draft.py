@@ -76,7 +76,7 @@ class Draft:
         return [name for name in self.settings.secrets if not os.environ.get(name)]
 
     def process(self) -> EnvProcess:
-        """Make an env process of the version that is not started yet.
+        """Make an env process of the version; it starts with its first call.
 
         Its time limits are those of the version, but not more than the push has time for. The start
         may take what the push can spare (at least `push_limits.START_SECONDS`), and a call at most
@@ -99,7 +99,7 @@ class Draft:
         )
 
     def timed(self, limit_s: float, call: Callable[[], _T]) -> tuple[_T, float]:
-        """Call `call`; return its result and the seconds that it took.
+        """Call `call`, which runs the environment; return its result and the seconds it took.
 
         `limit_s` is the time limit that `call` enforces itself; this method does not. An EnvProblem
         of `call` is passed on. If `call` used up `limit_s`, the problem gets a hint about the
@@ -129,7 +129,7 @@ def staging(home: Home, name: str) -> Iterator[Path]:
     """
     for old_folder in home.envs.glob(f"*/{_STAGING}*"):
         _remove_abandoned(old_folder)
-    parent = home.env(name, "x").parent  # "x" stands for any hash: only its parent is needed
+    parent = home.env(name, hash12="x").parent  # any hash does: only the parent is needed
     folder = parent / f"{_STAGING}{secrets.token_hex(6)}"
     lock = _make_locked_folder(folder)  # the lock shows other pushes that this push is alive
     try:
@@ -142,7 +142,7 @@ def staging(home: Home, name: str) -> Iterator[Path]:
 
 
 def _make_locked_folder(folder: Path) -> int:
-    """Make the folder and lock it; return the descriptor that holds the lock."""
+    """Make the folder and lock it; return the descriptor that holds the lock until it is closed."""
     while True:  # again if another push removes the folder before it is locked
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = _try_lock_folder(folder)

@@ -79,8 +79,8 @@ class RowLengths:
         return [turn for row in self.rows for turn in row.turns]
 
     def supervised(self, loss_on: str, max_length: int | None = None) -> int:
-        """Number of tokens that carry loss in all rows of the conversation; 0 without an answer.
-        The arguments are those of `supervised`."""
+        """Count the tokens that carry loss in all rows of the conversation; 0 without an answer.
+        `loss_on` and `max_length` are those of the function `supervised`."""
         return sum(supervised(row, loss_on, max_length) for row in self.rows)
 
     @property
@@ -151,8 +151,8 @@ class EnvFacts:
     dev_rows: int = 0
 
     def measured_rows(self, *, by_pairs: bool) -> int:
-        """Count the held-out rows (or dev rows, if more) that a run can be measured on. Without a
-        scorer a run of DPO (`by_pairs`) is measured by the loss of pairs: only these rows count."""
+        """Count the held-out rows (or dev rows, if more) that a run can be measured on. If there
+        is no scorer and `by_pairs`, as in DPO, it is measured by its loss on pairs alone."""
         if by_pairs and not self.scored and self.heldout_pairs is not None:
             return self.heldout_pairs
         return max(self.heldout_rows, self.dev_rows)
@@ -212,8 +212,8 @@ class EnvFacts:
         return longest_turns[math.ceil(0.95 * len(longest_turns)) - 1] if longest_turns else 0
 
     def cut_share(self, max_tokens: int) -> float:
-        """Share of the reference answers that the model could never sample, because one of their
-        assistant turns has more than `max_tokens` tokens; 0 if there are no reference answers."""
+        """Return the share of the reference answers that the model could never sample, because one
+        of their turns has more than `max_tokens` tokens; 0 if there are no reference answers."""
         longest_turns = [row.longest_turn for row in self.lengths if row.answer]
         cut_count = sum(1 for length in longest_turns if length > max_tokens)
         return _rounded_share(cut_count, len(longest_turns))
@@ -231,9 +231,9 @@ def env_facts(
     *,
     thinking: bool | Reasoning = False,
 ) -> EnvFacts:
-    """Return the facts of a pushed environment in tokens of the model in `model_folder`. Counts are
-    cached. `thinking`: True and "require" count prompts with the think block on; False and "drop"
-    count answers without their reasoning; "keep" counts both unchanged. Raises UserError
+    """Return the facts of a pushed environment in tokens of the model in `model_folder`, from the
+    cache if it has them. `thinking`: True and "require" count prompts with the think block on;
+    False and "drop" count answers without reasoning; "keep" counts both unchanged. Raises UserError
     MODEL_UNSUPPORTED if the tokenizer or the chat template cannot be read."""
     tokenizer = tokens.load(model_folder)
     # The cache file is named after everything that the counts depend on.
@@ -250,7 +250,7 @@ def env_facts(
 
 
 def _make_facts(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFacts:
-    """Make the facts of an environment from its record and from the counts of its rows."""
+    """Combine the record of an environment and the counts of its rows into its facts."""
     return EnvFacts(
         env_id=record.env_id,
         kind=record.kind,
@@ -276,8 +276,8 @@ def _make_facts(record: "registry.EnvRecord", counts: "_CachedCounts") -> EnvFac
 def _make_row_lengths(
     prompt: int, rows: Sequence[_StoredRow], pair: tuple[int, int] | None
 ) -> RowLengths:
-    """Make the lengths of a task from the three parts of a `_StoredLengths`. If the task has no
-    training rows (`rows`), its `total` is the prompt."""
+    """Convert the three parts of a `_StoredLengths` (tokens of one task's row) to RowLengths. If
+    the task has no training rows (`rows`), its `total` is the prompt."""
     # `shared_tokens`: how many tokens at the beginning of a row also stand in the row before.
     shapes = [
         RowShape(length, tuple(turns), shared_tokens, is_last=number == len(rows))
@@ -482,7 +482,7 @@ def _stored_row(shape: RowShape) -> _StoredRow:
 
 
 def _treatment_of_reasoning(thinking: bool | Reasoning) -> Reasoning:
-    """Return what the setting `thinking` means for the reasoning of answers."""
+    """Return what is done with reasoning in answers; True means "keep", False means "drop"."""
     if thinking is True:
         return "keep"
     if thinking is False:
@@ -504,7 +504,7 @@ def _pair_lengths(
 
 
 def statistics(facts: EnvFacts, settings: TrainSettings) -> JsonObject:
-    """Return token statistics of the train rows under the resolved `settings`, as JSON."""
+    """Return token statistics of the train rows under the `settings` of a run, as JSON."""
     row_tokens = _count_row_tokens(facts, settings)
     is_dpo = isinstance(settings, DPOSettings)
     usable_rows = facts.paired_rows if is_dpo else facts.answered_rows

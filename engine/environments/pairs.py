@@ -52,7 +52,7 @@ def _conversation(row: TaskRow, key: str) -> list[ChatMessage] | None:
 def _without_prompt(
     messages: list[ChatMessage], prompt: Sequence[ChatMessage]
 ) -> list[ChatMessage]:
-    """Return `messages` without the prompt if they begin with it; else all of them."""
+    """Return an answer's `messages` without the prompt, if they begin with it; else all of them."""
     beginning = [_role_and_content(message) for message in messages[: len(prompt)]]
     if beginning == [_role_and_content(message) for message in prompt]:
         return messages[len(prompt) :]
@@ -60,11 +60,13 @@ def _without_prompt(
 
 
 def _is_message(message: object) -> bool:
-    """Whether a value looks like a chat message: an object that names its role."""
+    """Return whether a value is a chat message: an object that names its role."""
     return isinstance(message, dict) and isinstance(message.get("role"), str)
 
 
 def _role_and_content(message: ChatMessage) -> tuple[object, object]:
-    """Return role and content of a message, by which two messages are compared. Their other keys
-    are ignored, because the stored prompt may lack some."""
+    """Return (role, content) of a message, by which two messages are compared.
+
+    Their other keys are ignored, because the stored prompt may lack some.
+    """
     return message["role"], message.get("content")

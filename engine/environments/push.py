@@ -117,7 +117,7 @@ def push_env(
     deadline = time.monotonic() + push_limits.PUSH_SECONDS
     source = _source(home, path, roots, deadline)
     name = _version_name(name, source.default_name)
-    indexed_data = push_large.find(home, source.folder, deadline)
+    indexed_data = push_large.index_if_large(home, source.folder, deadline)
     with staging(home, name) as folder:
         file_copy = snapshot.take(
             source.folder, folder / SOURCE, _hashes_of_large_files(indexed_data)
@@ -157,11 +157,12 @@ def _source(home: Home, path: str | Path, roots: list[Path] | None, deadline: fl
     """Return the folder to push. If `path` names a dataset or a benchmark, it is first fetched into
     a folder.
 
-    `deadline` is the value of `time.monotonic()` by which the push must be done. The other
-    arguments and the errors are those of `push_env`.
+    A folder must lie inside one of `roots` (None: anywhere). `deadline` is the value of
+    `time.monotonic()` by which the push must be done. Raises UserError if there is nothing called
+    `path`, or if it may not be read.
     """
-    # Fetching must end earlier, because the rest of the push needs some of the time.
-    dataset = _fetched_dataset(home, path, roots, deadline - _AFTER_FETCHING_S)
+    fetch_deadline = deadline - _AFTER_FETCHING_S  # the rest of the push needs some of the time
+    dataset = _fetched_dataset(home, path, roots, fetch_deadline)
     if dataset is None:
         folder = _allowed_folder(home, path, roots)
         return _Source(folder, folder.name)
@@ -172,17 +173,18 @@ def _fetched_dataset(
     home: Home, path: str | Path, roots: list[Path] | None, deadline: float
 ) -> hub_data.Dataset | None:
     """Fetch the benchmark or the dataset of the hub that `path` names, and return it. Returns None
-    if `path` names neither."""
-    places = [Path(), *(roots or [])]  # if a folder of this name lies in one, `path` means that
+    if `path` names neither. `deadline` is the value of `time.monotonic()` until which it may take.
+    """
+    local_folders = [Path(), *(roots or [])]  # a folder of this name in one of them goes first
     benchmark = benchmarks.named_benchmark(home, path, deadline)
-    return benchmark or hub_data.named_dataset(home, path, places, deadline)
+    return benchmark or hub_data.named_dataset(home, path, local_folders, deadline)
 
 
 def _allowed_folder(home: Home, path: str | Path, roots: list[Path] | None) -> Path:
     """Return the folder `path` as an absolute path. It must lie inside one of `roots` (None:
     anywhere), or hold the files of a stored version. Raises UserError if there is no such folder,
     if it lies outside `roots`, or if its version is sealed."""
-    stored_version = _root_of_stored_version(home, path)
+    stored_version = _root_of_stored_version(home, path)  # [] if `path` is no such folder
     allowed_roots = None if roots is None else [*roots, *stored_version]
     if not stored_version and snapshot.is_hidden(home, path):
         allowed_roots = []  # a root may hold the home: what is in it belongs to somebody
@@ -202,8 +204,9 @@ def _store_version(
     """Store the draft as a new version. If a version with the same content exists, make that one
     the newest of its name instead.
 
-    `indexed_data` are the data of the draft if they are too large to copy, else None. `install` and
-    `check_settings` are those of `push_env`.
+    `indexed_data` are its data if they are too large to copy, else None. `install` allows to
+    install missing packages. `check_settings` raises UserError if the settings ask for too much;
+    None allows all.
     """
     version_folder = draft.home.env(draft.name, draft.hash)
     is_stored = database_row(version_folder) is not None
@@ -226,8 +229,8 @@ def _store_version(
 def _push_again(
     draft: Draft, version_folder: Path, install: bool, check_settings: SettingsCheck | None
 ) -> None:
-    """Make the stored version in `version_folder` the newest of its name; `install` and
-    `check_settings` are those of `push_env`.
+    """Make the stored version in `version_folder` the newest of its name. With `install`, its
+    packages are installed again if they are gone.
 
     If secrets that the version's audit lacked are set by now, the audit is repeated. This gives the
     secrets to the version's code, so it is done only if `check_settings` accepts the version.
@@ -382,7 +385,7 @@ def _find_contamination(rows: list[TaskRow], seconds_left: float) -> JsonObject:
 
 
 def _env_version(draft: Draft, env_run: _EnvironmentRun, contamination: JsonObject) -> EnvVersion:
-    """Make the content of env.json for a draft. Secrets are hidden in the environment's own texts.
+    """Return the content of env.json for a draft. Secrets are hidden in the environment's texts.
 
     `env_run` is what running the environment has shown; `contamination` is what the train rows
     share with the held-out ones.
@@ -421,7 +424,8 @@ def _params_as_json(settings: EnvSettings) -> JsonObject:
 
 
 def _passes_check(check_settings: SettingsCheck | None, settings: EnvSettings) -> bool:
-    """Whether `check_settings` accepts the settings of a stored version; None accepts everything.
+    """Return whether `check_settings` accepts the settings of a stored version; None accepts
+    everything.
 
     A version that is not accepted stays stored, but its audit is not repeated, because an audit
     runs the version's code with the secrets that are set now.
@@ -480,7 +484,7 @@ def _packages_missing(missing: list[str]) -> UserError:
 
 
 def _publish_version(draft: Draft, version_folder: Path) -> None:
-    """Move the draft to `version_folder` and add it to the database.
+    """Move the draft's folder to `version_folder` and add the version to the database.
 
     The database is opened first, so that nothing is moved if that fails.
     """
@@ -500,7 +504,7 @@ def _make_newest(draft: Draft, version_folder: Path) -> None:
 
 
 def _reply(record: registry.EnvRecord, file_copy: snapshot.Snapshot) -> PushReply:
-    """Make the reply of a push. Secrets are hidden in every text that the environment wrote.
+    """Return the reply of a push. Secrets are hidden in every text that the environment wrote.
 
     `record` is the stored version, `file_copy` the copy of the pushed folder.
     """
@@ -587,8 +591,8 @@ def _version_name(requested: str, folder_name: str) -> str:
 
 
 def _nearest_name(name: str) -> str:
-    """Return the most similar name that NAME allows, e.g. "word-game" for "Word Game!"; "env" if no
-    character of `name` can be used.
+    """Return the most similar name that an environment may have (NAME), e.g. "word-game" for "Word
+    Game!"; "env" if no character of `name` can be used.
     """
     words = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     shortened = words[:_NAME_CHARS].strip("-")  # the cut may leave a dash at the end

@@ -70,8 +70,8 @@ class SecondProcess:
     _handed_out: bool = False  # whether `fresh` has returned the process before
 
     def fresh(self) -> EnvProcess:
-        """Return a running process that has scored nothing. If an earlier call has returned the
-        process, it is restarted first.
+        """Return the second process, running and without having scored anything. If an earlier call
+        has returned it already, it is restarted first.
 
         Raises EnvProblem ENV_LIMITS if the push has too little time left to start the process, or
         another EnvProblem if the start fails.
@@ -102,7 +102,7 @@ class SecondProcess:
         return self.repeat_warnings
 
     def _seconds_left(self) -> float:
-        """Seconds until the push must be done."""
+        """Return the seconds until the push must be done; negative after that."""
         return self.deadline - time.monotonic()
 
     def _repeat_warning(self) -> str:
@@ -135,8 +135,15 @@ def run_audit(
 ) -> JsonObject:
     """Run the reward audit in the time that the push has left; return the content of audit.json.
 
-    If the version names secrets, `secrets_unset` lists those that are not set, so that a later push
-    with these secrets can repeat the audit.
+    If the version names secrets, `secrets_unset` in the result lists those that are not set, so
+    that a later push with these secrets can repeat the audit.
+
+    Args:
+        env: the running env process of the version, which scores.
+        rows: the rows of the version.
+        kind: the kind of environment that the env process names.
+        second_process: a process that has scored nothing, for checks that need one.
+        draft: the version that is being pushed.
     """
     # Time is kept for one call that is under way at the end, and for starting the second process.
     seconds_left = draft.seconds_left - push_limits.CALL_SECONDS - second_process.start_seconds
@@ -154,13 +161,17 @@ def run_audit(
 
 def per_score(judge_use: JudgeUse, probes: Sequence[Mapping[str, Any]]) -> JsonObject:
     """Return the mean use of judges (language models that score) per score of an audit, e.g. their
-    calls and tokens. `probes` are the lines of the audit's report."""
-    scores = sum(line["rows"] for line in probes)
-    return {name: round(value / max(1, scores), 6) for name, value in judge_use.to_json().items()}
+    calls and tokens.
+
+    `judge_use` is their use in the whole audit; `probes` are the lines of its report, each with the
+    number of rows that it scored.
+    """
+    scores = max(1, sum(line["rows"] for line in probes))
+    return {name: round(value / scores, 6) for name, value in judge_use.to_json().items()}
 
 
 def is_outdated(draft: Draft) -> bool:
-    """Whether secrets are set now that were not set when the stored version was audited."""
+    """Return whether secrets are set now that were not set when the stored version was audited."""
     record = registry.read_version(draft.home, draft.name, draft.hash)
     return record.scored and bool(_secrets_unset_at_audit(record) & set(draft.secrets))
 
@@ -187,8 +198,10 @@ def replace_audit(record: registry.EnvRecord, report: JsonObject) -> None:
 def seconds_for_all(audit: Mapping[str, Any]) -> float:
     """Estimate the seconds that an audit of every row would take, from the time that `audit` took.
     Returns 0 if `audit` covered every row, or scored none."""
-    share = float(audit.get("share") or 0.0)
-    return 0.0 if share in (0.0, 1.0) else float(audit.get("seconds") or 0.0) / share
+    share = float(audit.get("share") or 0.0)  # of all rows
+    if share in (0.0, 1.0):
+        return 0.0
+    return float(audit.get("seconds") or 0.0) / share
 
 
 def _store_audit(version_folder: Path, report: JsonObject, secrets: Mapping[str, str]) -> None:
@@ -199,7 +212,8 @@ def _store_audit(version_folder: Path, report: JsonObject, secrets: Mapping[str,
 
 
 def _audit_of_stored(draft: Draft, record: registry.EnvRecord) -> JsonObject:
-    """Audit a stored version with its stored rows; return the content of audit.json."""
+    """Run the reward audit of a stored version again, with its stored rows; return the content of
+    audit.json."""
     rows = list(registry.read_tasks(record))
     with draft.process() as env, draft.process() as second_env:
         _, start_seconds = draft.timed(env.limits.start_seconds, env.describe)
@@ -229,6 +243,7 @@ def warnings_of(record: registry.EnvRecord) -> list[str]:
 
     Whether secrets are set is checked now, because the stored warning may be out of date.
     """
+    # Without the stored warning about secrets.
     stored = [text for text in record.version.warnings if not text.startswith(_UNSET_PREFIX)]
     unset = [name for name in record.secrets if not os.environ.get(name)]
     secret_warnings = [_UNSET_PREFIX + ", ".join(unset)] if unset else []
@@ -265,9 +280,11 @@ def _secrets_unset_at_audit(record: registry.EnvRecord) -> set[str]:
 
 
 def audit_reply(home: Home, env_id: str) -> Reply:
-    """Make the reply about the stored audit of a version. If the audit did not cover every row, the
-    reply also says how long that would take. Raises UserError ENV_NOT_FOUND if there is no such
-    version."""
+    """Return the reply about the stored reward audit of a version. If the audit did not cover every
+    row, the reply also says how long that would take.
+
+    Raises UserError ENV_NOT_FOUND if there is no such version.
+    """
     record = registry.find_env(home, env_id)
     return _reply(record, record.audit.as_written())
 
@@ -358,16 +375,16 @@ def _fresh_processes(record: registry.EnvRecord) -> Iterator[Callable[[], EnvPro
 
 
 def _reply(record: registry.EnvRecord, audit: JsonObject) -> Reply:
-    """Make the reply about an audit (the content of audit.json). If the audit did not cover every
-    row, a warning says which command does."""
+    """Return the reply about a reward audit (the content of audit.json). If the audit did not cover
+    every row, a warning says which command does."""
     reply: Reply = {
         "summary": f"{record.env_id}: {audit.get('headline') or 'no audit'}",
         "env_id": record.env_id,
         "audit": {key: audit[key] for key in _SHOWN if key in audit},
         "next": [],
     }
-    seconds_left = seconds_for_all(audit)
-    if seconds_left:
+    full_audit_s = seconds_for_all(audit)
+    if full_audit_s:
         command = f"honesmith env audit {record.env_id} --all"
-        reply["warnings"] = [f"{command} scores every row, in about {words(seconds_left / 3600)}"]
+        reply["warnings"] = [f"{command} scores every row, in about {words(full_audit_s / 3600)}"]
     return reply

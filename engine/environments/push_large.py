@@ -24,7 +24,7 @@ _NO_CODE = "none needed: data without code"
 _LEAST_SCAN_S = 0.5  # seconds for the search for shared tasks, even if the push has no time left
 
 
-def find(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
+def index_if_large(home: Home, folder: Path, deadline: float) -> build.Indexed | None:
     """Read and index the data files of a folder if they are too large to copy, and return the
     result; None if they are not too large.
 
@@ -139,8 +139,11 @@ def _env_version(draft: Draft, facts: DataIndex, contamination: JsonObject) -> E
 def _keep_files_warning(facts: DataIndex) -> str:
     """Return the warning that the data files must be kept, because they were not copied."""
     size = sum(file.size for file in facts.files)
-    stays = f"{', '.join(file.name for file in facts.files)} ({size >> 20} MB) stay where they are"
-    return f"{stays}: keep them, the version holds their hashes alone"
+    names = ", ".join(file.name for file in facts.files)
+    return (
+        f"{names} ({size >> 20} MB) stay where they are: keep them, the version holds their hashes "
+        "alone"
+    )
 
 
 def _refuse_bad_lines(facts: DataIndex) -> None:
@@ -166,8 +169,11 @@ def _refuse_bad_lines(facts: DataIndex) -> None:
 
 
 def _listed(bad_lines: list[FaultyLine], bad_count: int) -> str:
-    """Describe the first bad lines, as many as a reply has room for, and say how many more there
-    are. `bad_count` is the number of all bad lines, of which `bad_lines` holds only the first."""
+    """Describe the first bad lines in one text, as many as a reply has room for, and say how many
+    more there are.
+
+    `bad_count` is the number of all bad lines, of which `bad_lines` holds only the first.
+    """
     in_several_files = len({line.file for line in bad_lines}) > 1
     texts: list[str] = []
     for bad in bad_lines[:SHOWN]:

@@ -62,7 +62,7 @@ class EnvRecord:
 
     @property
     def kind(self) -> str:
-        """single, multi, command, sft or preference."""
+        """The kind of environment: "single", "multi", "command", "sft" or "preference"."""
         return self.version.kind
 
     @property
@@ -131,7 +131,7 @@ def _find_version(home: Home, ref: str) -> EnvRecord:
         if not matches:
             raise _not_found(ref, store.list_envs())
     newest = matches[0]
-    name = ref.rpartition("/")[2]  # what stands before a slash is the owner
+    name = ref.rpartition("/")[2]  # without the owner, who may stand before a slash
     is_exact = name in (newest.env_id, newest.name)
     if not is_exact:
         _require_single_meaning(name, matches)
@@ -162,7 +162,7 @@ def prefix_warning(ref: str, record: EnvRecord) -> list[str]:
     """Return a list with one warning if `ref` was only a prefix of the version's name or id; else
     []. The whole name gives no warning, even if it is spelt with _ in place of -.
     """
-    name = ref.rpartition("/")[2]  # what stands before a slash is the owner
+    name = ref.rpartition("/")[2]  # without the owner, who may stand before a slash
     if record.name in (name, name.lower().replace("_", "-")):
         return []
     return abbreviation_warning("env_id", name, record.env_id)
@@ -188,7 +188,8 @@ class ListedVersion(ReplyBase):
 
 
 def list_envs(home: Home, limit: int = 1000, offset: int = 0) -> list[ListedVersion]:
-    """List at most `limit` versions after the first `offset`, the last pushed first."""
+    """Return at most `limit` stored versions that the home's viewer sees, the last pushed first;
+    the first `offset` of them are skipped."""
     with Store(home) as store:
         rows = store.list_envs(limit, offset)
     return [
@@ -234,7 +235,8 @@ def endpoints_of(record: EnvRecord) -> tuple[str, ...]:
 
 
 def uses_network(record: EnvRecord) -> bool:
-    """Whether anything is asked over the network for a version, by its process or for a reward."""
+    """Return whether anything is asked over the network for a version, by its process or for a
+    reward."""
     try:
         return read_settings(record.source).network
     except EnvProblem:  # whoever starts the version reports it
@@ -242,10 +244,11 @@ def uses_network(record: EnvRecord) -> bool:
 
 
 def check_judges(home: Home, env_id: str) -> None:
-    """Raise UserError FORBIDDEN if an environment may ask a model behind a URL that only the owner
-    may ask, MODEL_NOT_FOUND if there is no such model, or none of the home that its viewer sees.
+    """Check that the caller may use the judges of an environment: the models that it may ask.
 
-    A version that cannot be found is not checked: whoever uses it reports that.
+    Raises UserError FORBIDDEN if one is behind a URL and only the owner of the home may ask it,
+    MODEL_NOT_FOUND if there is no such model, or none that the home's viewer sees. A version that
+    cannot be found is not checked: whoever uses it reports that.
     """
     try:
         record = find_env(home, env_id, sealed=True)
@@ -316,7 +319,8 @@ def read_tasks(record: EnvRecord, split: str | None = None) -> Sequence[TaskRow]
     if record.version.data and split in ("train", None):
         check_files(record.version.data, record.env_id)
         return IndexedRows(record.version.data, record.dir / ROWS_INDEX)
-    return [row for row in read_rows(record.dir / TASKS) if split is None or row["split"] == split]
+    rows = read_rows(record.dir / TASKS)
+    return [row for row in rows if split is None or row["split"] == split]
 
 
 def read_rows(path: Path) -> Iterator[TaskRow]:

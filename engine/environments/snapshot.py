@@ -80,8 +80,8 @@ def resolve_inside(path: str | Path, roots: list[Path] | None) -> Path:
 
 
 def is_hidden(home: Home, path: str | Path) -> bool:
-    """Whether `path` lies in the home and the home has a viewer, who may not look into it. The
-    answer does not depend on whether anything is there."""
+    """Return whether `path` lies in the home and the home has a viewer, who may not look into it.
+    The answer does not depend on whether anything is there."""
     if home.viewer is None:
         return False
     try:
@@ -202,15 +202,15 @@ class _Copier:
         """
         self.target = target
         self.by_reference = by_reference
-        self.digests: dict[str, str] = {}  # the SHA-256 of each copied file, by its path
-        self.size = 0  # bytes copied so far
-        self.left_out: list[str] = []  # what was not copied, each with the reason
+        self.digests: dict[str, str] = {}
+        self.size = 0
+        self.left_out: list[str] = []
 
-    def copy_folder(self, fd: int, prefix: str) -> None:
+    def copy_folder(self, folder: int, prefix: str) -> None:
         """Copy an open folder with everything in it.
 
         Args:
-            fd: descriptor of the folder.
+            folder: descriptor of the folder.
             prefix: the folder's path within the copy, ending in "/"; "" for the top folder.
 
         Raises UserError ENV_LIMITS if the copy becomes too large, ENV_INVALID if something in it
@@ -219,15 +219,22 @@ class _Copier:
         if prefix.count("/") > MAX_DEPTH:
             raise _too_large(f"its folders are nested deeper than {MAX_DEPTH}")
         (self.target / prefix).mkdir(mode=0o700)
-        for name in sorted(os.listdir(fd)):
-            self.copy_entry(fd, name, prefix + name)
+        for name in sorted(os.listdir(folder)):
+            self.copy_entry(folder, name, prefix + name)
 
     def copy_entry(self, folder: int, name: str, path: str) -> None:
         """Copy one entry of a folder: a file, or a subfolder with everything in it. If the entry is
         not to be copied, add it with the reason to `left_out`.
 
-        A file in `by_reference` is skipped. The arguments and errors are those of `copy_file`; a
-        link, a device, a socket or a pipe also raises UserError ENV_INVALID.
+        A file in `by_reference` is skipped.
+
+        Args:
+            folder: descriptor of the folder that holds the entry.
+            name: the name of the entry in that folder.
+            path: its path within the copy.
+
+        Raises what `copy_file` raises, and UserError ENV_INVALID for a link, a device, a socket or
+        a pipe.
         """
         mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
         is_folder = stat.S_ISDIR(mode)
@@ -336,7 +343,7 @@ def _reason_to_leave_out(name: str) -> str:
 
 
 def _folder_contains(folder: int, name: str, file: str) -> bool:
-    """Whether the folder `name` in the open folder `folder` contains `file`."""
+    """Return whether the folder `name` in the open folder `folder` contains `file`."""
     with contextlib.suppress(OSError):  # no such file
         os.stat(f"{name}/{file}", dir_fd=folder, follow_symlinks=False)
         return True

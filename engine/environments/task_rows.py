@@ -94,8 +94,8 @@ def comparable_version(rows: Sequence[TaskRow], draft: Draft) -> str:
 
 
 def _without_system(rows: Sequence[TaskRow]) -> list[object]:
-    """Return what identifies each row if its system message is left out of account: its id, its
-    side and its prompt."""
+    """Return [id, side, prompt without its system message] of each row, by which the rows of two
+    versions are compared that may differ in the system message."""
     no_system_text = {SYSTEM: ""}
     return [[row["id"], row["split"], prompt_with(row["prompt"], no_system_text)] for row in rows]
 
@@ -155,8 +155,10 @@ def drop_leaks(
 
 def _copied_questions(rows: Sequence[TaskRow], named_splits: Sequence[str | None]) -> set[int]:
     """Return the indexes of the held-out and dev rows whose question another such row already asks.
-    `named_splits` holds the split that each row named itself; `asked_once` uses it to choose which
-    row stays."""
+
+    `named_splits` holds the split that each row named itself, None for none; `asked_once` uses it
+    to choose which row of equal questions stays.
+    """
     indexes = [index for index, row in enumerate(rows) if row["split"] != "train"]
     are_kept = asked_once(
         [{"split": named_splits[index]} for index in indexes],
@@ -166,9 +168,11 @@ def _copied_questions(rows: Sequence[TaskRow], named_splits: Sequence[str | None
 
 
 def _leaks(rows: Sequence[TaskRow], draft: Draft) -> list[overlap.Match]:
-    """Search for training rows that teach a held-out or dev task, e.g. because they ask the same
-    question; return each with one such task. The search ends when the time of the push is up, so it
-    may miss some."""
+    """Return pairs of a training row and a held-out or dev task that it teaches, e.g. because both
+    ask the same question; one pair for each such row.
+
+    The search ends when the time of the push is up, so it may miss some.
+    """
     train = [row for row in rows if row["split"] == "train"]
     exam = [row for row in rows if row["split"] != "train"]
     seconds = min(overlap.BUDGET_S, max(_LEAST_SCAN_S, draft.seconds_left))
@@ -225,7 +229,8 @@ def _place_by_row_id(folder: Path) -> dict[str, str]:
     try:
         for file in data_files(folder):
             for line, row in read_rows(file).rows:
-                places[str(row.get("id") or f"{file.stem}-{line}")] = f"{file.name}:{line}"
+                row_id = str(row.get("id") or f"{file.stem}-{line}")  # as `to_task` names rows
+                places[row_id] = f"{file.name}:{line}"
     except EnvProblem:
         return {}
     return places
@@ -269,7 +274,7 @@ def add_gold(env: EnvProcess, rows: list[TaskRow], kind: str, draft: Draft) -> N
         row["gold"] = None
         if row["answer"] is None:
             continue
-        if kind != "multi":  # there are no replies to get
+        if kind != "multi":  # the environment gives no replies
             row["gold"] = [*row["prompt"], *row["answer"]]
         # After so many failures the others would most likely fail too.
         elif len(failures) >= GIVE_UP_REPLAYS or time.monotonic() > last_replay_start:

@@ -111,7 +111,7 @@ def build(home: Home, folder: Path, patience_s: float = BUILD_S) -> BuiltPackage
     if not requirements:
         return BuiltPackages(packages=[], summary=f"{folder} names no packages; nothing to build.")
     python = env_packages.install(home, requirements, patience_s)
-    names = [str(requirement) for requirement in requirements]
+    names = [str(requirement) for requirement in requirements]  # with their versions
     return BuiltPackages(
         packages=names,
         summary=f"{counted(len(names), 'package')} ready for a push of {folder}.",
@@ -163,7 +163,7 @@ def _changes(old_files: Mapping[str, bytes], new_files: Mapping[str, bytes]) -> 
 
 
 def _counted_changes(changes: Mapping[str, str]) -> str:
-    """Return the number of files with each change as a text: "1 added, 2 changed"; "" for none.
+    """Say how many files have which change: "1 added, 2 changed"; "" for none.
 
     `changes` maps a file name to "added", "removed" or "changed".
     """
@@ -286,7 +286,7 @@ def delete(home: Home, ref: str, force: bool = False) -> DeletedVersion:
     with Store(home) as store:
         runs = _runs_on(store, record)
         _refuse_if_used(record, runs, force)
-        # This file is removed first: without it the folder does not count as a version. So what an
+        # env.json is removed first: without it the folder does not count as a version. So what an
         # interrupted delete leaves behind is not taken for one.
         (record.dir / FACTS).unlink(missing_ok=True)
         store.delete_env(record.env_id)

@@ -275,15 +275,15 @@ def _refill(home: Home, db: sqlite3.Connection) -> None:
     These hold the environment versions, the deployments, and the runs with their last states.
     """
     for row in recovery.env_rows(home):
-        pushed = {name: row[name] for name in ("env_id", "pushed")}
-        for owner in row.pop("owners"):
-            _insert(db, "env_owners", pushed | {"owner": owner})
+        for owner in row.pop("owners"):  # they stand in a table of their own
+            ownership = {"env_id": row["env_id"], "pushed": row["pushed"], "owner": owner}
+            _insert(db, "env_owners", ownership)
         _insert(db, "envs", row | {"info": json.dumps(row["info"])})
     for row in recovery.deployment_rows(home):
         _insert(db, "deployments", row | {"adapters": json.dumps(row["adapters"])})
     for row in recovery.run_rows(home):
         _insert(db, "runs", row)
-        # Only the last state in a run's history is known.
+        # Of a run's history only the last state is known, and about when the run got it.
         at = row.get("ended") or row.get("started") or row["created"]
         change = {"run_id": row["run_id"], "at": at, "came_from": "", "went_to": row["state"]}
         _insert(db, "history", change)
@@ -329,7 +329,7 @@ def reports_unwritable_disk(
 
     @functools.wraps(function)
     def wrapped(home: Home, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Call the function; turn its OSError into a UserError if it is about writing."""
+        """Call the function; if it raises an OSError about writing, raise a UserError instead."""
         try:
             return function(home, *args, **kwargs)
         except OSError as error:

@@ -51,7 +51,8 @@ def choosing(run: RunDir) -> ChoosingHalf | None:
 
     Returns None if no task is held out, or if the run has never started.
     """
-    return choosing_half_in(read_lines(run.events)[0])
+    events, _ = read_lines(run.events)
+    return choosing_half_in(events)
 
 
 def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None:
@@ -69,11 +70,11 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
             dev_tasks = event.get("dev_tasks")
     if not heldout_total:
         return None
-    other_count = heldout_total - choosing_count
+    report_count = heldout_total - choosing_count  # the tasks that the verdict is read on
     if dev_tasks:
-        return _describe_dev_tasks(choosing_count, other_count)
-    use_of_others = (
-        f"the verdict is read on the other {other_count}" if other_count else "there is no other"
+        return _describe_dev_tasks(choosing_count, report_count)
+    about_others = (
+        f"the verdict is read on the other {report_count}" if report_count else "there is no other"
     )
     about = (
         f"heldout_* is of the {choosing_count} of {heldout_total} held-out tasks "
@@ -83,7 +84,7 @@ def choosing_half_in(events: Iterable[Mapping[str, Any]]) -> ChoosingHalf | None
         half="select",  # the other half is called "report"
         tasks=choosing_count,
         of=heldout_total,
-        about=f"{about}; {use_of_others}",
+        about=f"{about}; {about_others}",
     )
 
 

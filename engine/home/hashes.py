@@ -43,9 +43,11 @@ def weights_among(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def fingerprint(files: Mapping[str, str]) -> str:
-    """Return one SHA-256 that stands for a model's weights: that of its one weight file, as
-    `sha256sum` prints it, or that over the names and hashes of several. Returns "" if there is no
-    weight file. `files` is file name -> SHA-256."""
+    """Return one SHA-256 that stands for a model's weights.
+
+    It is that of its one weight file, as `sha256sum` prints it, or that over the names and hashes
+    of several. Returns "" if there is no weight file. `files` maps file name -> SHA-256.
+    """
     weights = weights_among(files)
     if len(weights) == 1:
         return next(iter(weights.values()))
@@ -56,19 +58,22 @@ def fingerprint(files: Mapping[str, str]) -> str:
 
 
 def shown(digest: str) -> str:
-    """Return as much of a SHA-256 as a sentence shows; "none" for ""."""
+    """Return the first `_SHOWN` digits of a SHA-256, as a sentence shows them; "none" for ""."""
     return digest[:_SHOWN] or "none"
 
 
 def then_and_now(recorded: Mapping[str, str], present: Mapping[str, str]) -> str:
-    """Say how a model's files differ from those recorded of it (both file name -> SHA-256), such as
-    "weights 12ab34cd56ef then, 98fe76dc54ba now" or "other contents of config.json". Returns "" if
-    no file differs."""
+    """Say how a model's `present` files differ from those `recorded` of it earlier.
+
+    Both map file name -> SHA-256. Examples: "weights 12ab34cd56ef then, 98fe76dc54ba now", "other
+    contents of config.json". Returns "" if no file differs.
+    """
     if weights_among(recorded) != weights_among(present):
-        then, now = shown(fingerprint(recorded)), shown(fingerprint(present))
-        return f"weights {then} then, {now} now"
-    names = [name for name in {*recorded, *present} if recorded.get(name) != present.get(name)]
-    return f"other contents of {', '.join(sorted(names))}" if names else ""
+        old_weights, new_weights = shown(fingerprint(recorded)), shown(fingerprint(present))
+        return f"weights {old_weights} then, {new_weights} now"
+    all_names = {*recorded, *present}
+    changed_names = sorted(n for n in all_names if recorded.get(n) != present.get(n))
+    return f"other contents of {', '.join(changed_names)}" if changed_names else ""
 
 
 def _cache_key(file: Path) -> str:

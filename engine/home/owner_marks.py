@@ -18,14 +18,19 @@ from engine.records.run_config import RunConfig
 
 
 def home_of_owner(home: Home, config: RunConfig) -> Home:
-    """Return the home in which only what belongs to the owner of a run is seen, for what the run
-    itself looks up by name or makes: a version that it pushes belongs to its owner, and no name
-    means what somebody else has pushed or shared."""
+    """Return the home as the owner of a run sees it, without what others share with that owner.
+
+    It is for what the run itself makes or looks up by name: a version that it pushes then belongs
+    to its owner, and no name means what somebody else has pushed. `config` is the run's.
+    """
+    # A viewer that may "change" sees only its own: nothing is shared for changing.
     return Home(home.root, Viewer(config.owner, may="change"))
 
 
 def own_part(home: Home) -> Home:
-    """Return the home in which only what belongs to its viewer, or to the local user, is seen."""
+    """Return the home in which only what belongs to its viewer is seen (to the local user, if the
+    home has no viewer), without what others share."""
+    # A viewer that may "change" sees only its own: nothing is shared for changing.
     return Home(home.root, Viewer(viewer_id(home.viewer), may="change"))
 
 
@@ -85,5 +90,8 @@ def refuse_if_of_sealed(config: RunConfig | None, request: str) -> None:
 
 
 def is_of_sealed(config: RunConfig | None) -> bool:
-    """Return whether the run of this config asked the tasks of a sealed version; False for None."""
-    return config is not None and bool(config.env_dir) and seal_in(Path(config.env_dir)) is not None
+    """Return whether the run of this config asked the tasks of a sealed version (an exam whose
+    tasks nobody may see); False for None, and for a run without an environment."""
+    if config is None or not config.env_dir:
+        return False
+    return seal_in(Path(config.env_dir)) is not None

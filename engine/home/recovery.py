@@ -41,7 +41,7 @@ def run_rows(home: Home) -> list[Columns]:
 
     A run whose config.json cannot be read is left out, with a warning in the log.
     """
-    rows_by_age: list[tuple[tuple[float, int, int], Columns]] = []  # (sort key, row)
+    rows_by_age: list[tuple[tuple[float, int, int], Columns]] = []  # (age for sorting, row)
     for name, number, run in _known_runs(home):
         try:
             config = run.read_config()
@@ -115,8 +115,10 @@ def env_rows(home: Home) -> list[Columns]:
 
 
 def env_owners(folder: Path) -> list[str]:
-    """Return the owners of the environment version in `folder`; a version without the file that
-    names them belongs to the local user, whose id is ""."""
+    """Return the ids of the owners of the environment version in `folder`.
+
+    A version without the file that names them belongs to the local user, whose id is "".
+    """
     owners = read_object(folder / OWNERS).get("owners")
     return [str(owner) for owner in owners] if isinstance(owners, list) and owners else [""]
 
@@ -202,7 +204,8 @@ def _known_adapters(config: JsonObject, ready: JsonObject, base: str) -> list[di
 
 
 def _ended_deployment_columns(folder: DeployDir) -> Columns:
-    """Return the columns that differ for a deployment whose process has ended."""
+    """Return those columns of a deployment's database row that differ if its process has ended:
+    state, adapters, message and end."""
     failure = str(read_object(folder.failed).get("message") or "")
     return {
         "state": "failed" if failure else "stopped",
@@ -233,8 +236,8 @@ def _last_written(folder: DeployDir) -> float:
 
     Returns 0 if neither file exists.
     """
-    files = (folder.log, folder.config)
-    return max((path.stat().st_mtime for path in files if path.exists()), default=0.0)
+    existing_files = [path for path in (folder.log, folder.config) if path.exists()]
+    return max((path.stat().st_mtime for path in existing_files), default=0.0)
 
 
 def _run_row(run: RunDir, config: "RunConfig") -> Columns:

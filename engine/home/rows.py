@@ -43,8 +43,11 @@ def viewer_id(viewer: Viewer | None) -> str:
 
 
 def shown_owner(viewer: Viewer | None, owner: str) -> str:
-    """Return the name under which replies show an owner; "" for the viewer itself."""
-    return "" if owner == viewer_id(viewer) else owner or LOCAL
+    """Return the name under which replies show an owner: its id, or "local" for the local user,
+    whose id is ""; "" if the owner is the viewer itself."""
+    if owner == viewer_id(viewer):
+        return ""
+    return owner or LOCAL
 
 
 def abbreviation_warning(field: str, given: str, full_id: str) -> list[str]:
@@ -174,7 +177,8 @@ class RunRow:
 
     @property
     def wait_calls(self) -> list[Call]:
-        """A list with the call that waits for the run, or for its plan; [] if the run has ended."""
+        """A list with the call that waits for the run, or for its whole plan; [] if the run has
+        ended."""
         if self.state not in OPEN:
             return []
         return [Call("wait_run", {"run_id": self.plan or self.run_id})]

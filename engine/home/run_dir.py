@@ -1,8 +1,7 @@
 """Every path inside the home folder; engine/core/files.py writes and reads the files.
 
-The home holds one database and the folders that grow: `runs/<id>/`, `envs/<name>/<hash>/`,
-`deployments/<id>/`, `cache/`. Nobody else spells a path inside it. The supervisor, which must start
-at once, imports this module: standard library only.
+The home holds one database and the folders that grow: `runs/<id>/`, `envs/<name>/<hash>/` and more.
+Nobody else spells a path inside it. The supervisor imports this: standard library only.
 """
 
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from engine.core.errors import UserError
+from engine.core.files import list_names
 from engine.home.user_config import UserConfig, read_config
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Home:
 
     @property
     def whole(self) -> "Home":
-        """The home with everything in it, for what is done on nobody's behalf."""
+        """The home with everything in it, for what is done on behalf of no viewer."""
         return Home(self.root)
 
     @staticmethod
@@ -68,17 +68,17 @@ class Home:
         return self.root / "db.lock"
 
     def damaged_database(self, stamp: str) -> Path:
-        """The path to which a damaged database is moved at the time `stamp`."""
+        """Return the path to which a damaged database is moved at the time `stamp` (a text)."""
         return self.root / f"{self.db.name}.damaged-{stamp}"
 
     def damaged_databases(self) -> list[Path]:
-        """Damaged databases that were moved aside, oldest first, without the logs beside them."""
+        """Return the damaged databases that were moved aside, oldest first, without their logs."""
         paths = sorted(self.root.glob(f"{self.db.name}.damaged-*"))
         return [path for path in paths if not path.name.endswith(("-wal", "-shm"))]
 
     @property
     def config_file(self) -> Path:
-        """What the owner of the home has set; optional."""
+        """The settings of the home's owner; the file is optional."""
         return self.root / "config.toml"
 
     @property
@@ -97,12 +97,12 @@ class Home:
         return self.cache / "keys.lock"
 
     def quota_lock(self, key: str) -> Path:
-        """A lock file, held while a call with `key` is checked against the key's quota."""
+        """Return the lock file that is held while a call of `key` is checked against its quota."""
         return self.cache / f"quota-{key}.lock"
 
     @property
     def audit(self) -> Path:
-        """The calls that changed something, and who made them: one line each, only appended."""
+        """The log of the calls that changed something, and who made them, one line each."""
         return self.root / "audit.jsonl"
 
     @property
@@ -137,7 +137,7 @@ class Home:
 
     @property
     def cache(self) -> Path:
-        """What can be made or measured again."""
+        """The folder of what can be made or measured again."""
         return self.root / "cache"
 
     @property
@@ -156,7 +156,7 @@ class Home:
         return self.root / "exports"
 
     def export_job(self, key: str) -> Path:
-        """The working folder of an export under way; `key` identifies the export."""
+        """Return the working folder of an export under way; `key` identifies the export."""
         return self.cache / "exports" / key
 
     @property
@@ -165,22 +165,23 @@ class Home:
         return self.cache / "speed.json"
 
     def smoke_run(self, token: str) -> "RunDir":
-        """The folder of a smoke run (a short trial of a training), removed when it is over."""
+        """Return the folder of a smoke run (a short trial of a training), removed at its end."""
         return RunDir(self.cache / f"smoke-{token}")
 
     @property
     def comparisons(self) -> Path:
-        """The models on which our own forward was compared with transformers, with the results."""
+        """Results of comparing our own forward pass with that of transformers, by model."""
         return self.cache / "comparisons.json"
 
     @property
     def fast_paths(self) -> Path:
-        """Which optional faster kernels work on the devices of this machine."""
+        """Results of trying which optional faster kernels work on the devices of this machine."""
         return self.cache / "fast-paths.json"
 
     @property
     def hosts(self) -> Path:
-        """What is known of the machines over SSH, a file for each, and this home's id there."""
+        """The folder of what is known of other machines, a file each, and of this home's id
+        there."""
         return self.root / "hosts"
 
     @property
@@ -189,12 +190,12 @@ class Home:
         return self.cache / "ui" / "index.html"
 
     def overlap(self, train_hash: str, heldout_hash: str) -> Path:
-        """The file with the overlap of the training and held-out rows with these hashes."""
+        """Return the file with the overlap of the training and held-out rows with these hashes."""
         return self.cache / "overlap" / f"{train_hash}-{heldout_hash}.json"
 
     @property
     def train_venv(self) -> Path:
-        """The training environment that `honesmith setup` builds for a light install."""
+        """The virtual environment with torch that `honesmith setup` builds, to train with."""
         return self.root / "venv"
 
     @property
@@ -203,7 +204,7 @@ class Home:
 
     @property
     def vllm_venv(self) -> Path:
-        """vLLM's own environment, which `honesmith setup --vllm` builds."""
+        """The virtual environment with vLLM that `honesmith setup --vllm` builds."""
         return self.root / "vllm-venv"
 
     @property
@@ -211,14 +212,15 @@ class Home:
         return self.vllm_venv / "bin" / "python"
 
     def run(self, run_id: str) -> "RunDir":
-        """The folder of a run, which need not exist."""
+        """Return the folder of a run, which need not exist."""
         return RunDir(self.runs / run_id)
 
     def env(self, name: str, hash12: str) -> Path:
-        """The folder of a version of an environment."""
+        """Return the folder of the version `name@hash12` of an environment."""
         return self.envs / name / hash12
 
     def deployment(self, deployment_id: str) -> "DeployDir":
+        """Return the folder of a deployment, which need not exist."""
         return DeployDir(self.deployments / deployment_id)
 
     def user_config(self) -> UserConfig:
@@ -243,6 +245,7 @@ class DeployDir:
 
     @property
     def config(self) -> Path:
+        """What the deployment was started with."""
         return self.path / "config.json"
 
     @property
@@ -252,24 +255,27 @@ class DeployDir:
 
     @property
     def lock(self) -> Path:
+        """A lock file, held by the process that serves the deployment."""
         return self.path / "lock"
 
     @property
     def alive(self) -> Path:
-        """A lock file that the process holds, by inheritance, as long as it lives."""
+        """A lock file that the deployment's process holds, by inheritance, while it lives."""
         return self.path / "alive.lock"
 
     @property
     def process(self) -> Path:
-        """The process id."""
+        """The id of the deployment's process."""
         return self.path / "process.json"
 
     @property
     def log(self) -> Path:
+        """The output of the server process."""
         return self.path / "server.log"
 
     @property
     def vllm_log(self) -> Path:
+        """The output of vLLM, if the deployment uses it."""
         return self.path / "vllm.log"
 
     @property
@@ -305,12 +311,12 @@ class RunDir:
 
     @property
     def config(self) -> Path:
-        """What the submit resolved: settings, models, environment version."""
+        """The request of the run, as the submit resolved it: settings, models, environment."""
         return self.path / "config.json"
 
     @property
     def manifest(self) -> Path:
-        """What was trained on what and with what: hashes and versions."""
+        """Hashes and versions of what was trained, on what, and with what software."""
         return self.path / "manifest.json"
 
     @property
@@ -330,6 +336,7 @@ class RunDir:
 
     @property
     def report(self) -> Path:
+        """The report about the run, for people."""
         return self.path / "report.html"
 
     @property
@@ -388,7 +395,7 @@ class RunDir:
         return self.path / "pins.json"
 
     def far(self, record: Literal["placement", "coming", "launch", "lease", "spent"]) -> Path:
-        """A record about the other machine that the run is on, or that started it here."""
+        """Return the file of a record about the machine that the run is on, or that started it."""
         return self.path / f"{record}.json"
 
     @property
@@ -423,6 +430,7 @@ class RunDir:
 
     @property
     def logs(self) -> Path:
+        """The folder of the outputs of the run's processes."""
         return self.path / "logs"
 
     @property
@@ -446,11 +454,11 @@ class RunDir:
         return self.path / "ranks"
 
     def rank_sampled_adapters(self, rank: int) -> Path:
-        """The `sampled_adapters` for the vLLM server of process `rank`, from 1 on."""
+        """Return the `sampled_adapters` for the vLLM server of process `rank`, from 1 on."""
         return self.ranks / f"sampled_{rank}"
 
     def rank_vllm_log(self, rank: int) -> Path:
-        """The `vllm_log` for the vLLM server of process `rank`, from 1 on."""
+        """Return the `vllm_log` for the vLLM server of process `rank`, from 1 on."""
         return self.logs / f"vllm_rank_{rank}.log"
 
     @property
@@ -464,7 +472,7 @@ class RunDir:
         return self.path / "start"
 
     def model_adapter(self, index: int) -> Path:
-        """An evaluation's own copy of the adapter of its model at `index` in the config."""
+        """Return an evaluation's own copy of the adapter of model number `index` in its config."""
         return self.path / "models" / str(index)
 
     @property
@@ -473,15 +481,16 @@ class RunDir:
         return self.path / "models" / "teacher"
 
     def rollouts(self, step: int) -> Path:
-        """The rollouts of a training step, a line each."""
+        """Return the file with the rollouts of a training step, a line each."""
         return self.rollouts_dir / f"step_{step:06d}.jsonl"
 
     def evals(self, step: int) -> Path:
-        """The answers of a training run's evaluation at a step, a line each."""
+        """Return the file with the answers of a training run's evaluation at a step, a line
+        each."""
         return self.evals_dir / f"step_{step:06d}.jsonl"
 
     def kept(self, when: str) -> Path:
-        """The answers to tasks of earlier skills; `when` is "before" or "after" the training."""
+        """Return the file with answers to tasks of earlier skills, `when`: "before" or "after"."""
         return self.evals_dir / f"kept_{when}.jsonl"
 
     @property
@@ -495,11 +504,12 @@ class RunDir:
         return self.evals_dir / "rescored.json"
 
     def model_evals(self, index: int) -> Path:
-        """The answers of one model of an evaluation, by its index in the config, a line each."""
+        """Return the file with the answers of model number `index` of an evaluation, a line
+        each."""
         return self.evals_dir / f"model_{index}.jsonl"
 
     def reworded_evals(self, index: int, kind: str) -> Path:
-        """The answers of an evaluation's model at `index` to tasks in other words of a `kind`."""
+        """Return the file with the answers of model `index` to tasks in other words of a `kind`."""
         return self.evals_dir / "reworded" / f"model_{index}_{kind}.jsonl"
 
     @property
@@ -508,17 +518,16 @@ class RunDir:
         return self.evals_dir / "reworded" / "kinds.jsonl"
 
     def checkpoint(self, step: int) -> Path:
-        """The folder of the checkpoint of a step, which need not exist."""
+        """Return the folder of the checkpoint of a step, which need not exist."""
         return self.checkpoints / f"step_{step:06d}"
 
     def log(self, attempt: int) -> Path:
-        """The console output of the trainer in one attempt."""
+        """Return the file with the console output of the trainer in one attempt."""
         return self.logs / f"attempt_{attempt}.log"
 
     def read_config(self) -> "RunConfig":
         """Read the run's config.json. Raises FileNotFoundError, or DamagedRecord naming the key."""
-        # Imported late: pydantic would make the start of a supervisor, which needs no config, a
-        # third longer, and take 12 MB.
+        # Imported late: pydantic would make the start of a supervisor a third longer.
         from engine.records.run_config import read_run_config  # noqa: PLC0415
 
         return read_run_config(self.config)
@@ -536,10 +545,9 @@ class RunDir:
 
     def checkpoint_steps(self) -> list[int]:
         """Return the steps of all complete checkpoints, ascending."""
-        names = _listed_names(self.checkpoints)
-        complete = (n for n in names if (self.checkpoints / n / CHECKPOINT_MANIFEST).is_file())
-        matches = map(_STEP_NAME.fullmatch, complete)  # e.g. of "step_000020"
-        return sorted(int(match.group(1)) for match in matches if match)
+        names = list_names(self.checkpoints)
+        complete = [n for n in names if (self.checkpoints / n / CHECKPOINT_MANIFEST).is_file()]
+        return _steps_in(complete, _STEP_NAME)
 
     def latest_checkpoint(self) -> Path | None:
         """Return the folder of the newest complete checkpoint; None if there is none."""
@@ -561,11 +569,11 @@ class RunDir:
 
     def rollout_steps(self) -> list[int]:
         """Return the steps that have a file of rollouts, ascending."""
-        return _jsonl_steps(self.rollouts_dir)
+        return _steps_in(list_names(self.rollouts_dir), _STEP_FILE)
 
     def eval_steps(self) -> list[int]:
         """Return the steps that have a file of evaluation answers, ascending."""
-        return _jsonl_steps(self.evals_dir)
+        return _steps_in(list_names(self.evals_dir), _STEP_FILE)
 
     def _best_checkpoint(self) -> Path | None:
         """Return the folder of the best checkpoint; None if there is no complete one."""
@@ -579,17 +587,9 @@ class RunDir:
         return self.resolve_checkpoint(name) if _STEP_NAME.fullmatch(name) else None
 
 
-def _listed_names(folder: Path) -> list[str]:
-    """Return the names of the files and folders in `folder`; [] if there is no such folder."""
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _jsonl_steps(folder: Path) -> list[int]:
-    """Return the steps of the files step_NNNNNN.jsonl in `folder`, ascending."""
-    matches = (_STEP_FILE.fullmatch(name) for name in _listed_names(folder))
+def _steps_in(names: list[str], pattern: re.Pattern[str]) -> list[int]:
+    """Return the steps, ascending, in those of the names that match `pattern` as a whole."""
+    matches = [pattern.fullmatch(name) for name in names]
     return sorted(int(match.group(1)) for match in matches if match)
 
 

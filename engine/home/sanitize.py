@@ -93,7 +93,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def one_line(text: str, limit: int) -> str:
-    """Put `text` on one line, with a single space for every sequence of white space.
+    """Return `text` on one line, with a single space for every sequence of white space.
 
     If the line is longer than `limit` characters, its end is replaced by "…".
     """

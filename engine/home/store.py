@@ -73,16 +73,17 @@ class LeaseTable(RunTable):
         is free or no queued run can start.
         """
         with self._write():
-            row = self._lease_without_device(claim) or self._lease_elsewhere(claim, elsewhere or {})
-            if row is not None:
-                return row
+            leased = self._lease_without_device(claim)
+            leased = leased or self._lease_elsewhere(claim, elsewhere or {})
+            if leased is not None:
+                return leased
             runs_on_device = self.runs_on_devices()
             free_devices = [
                 device for device in devices if runs_on_device[device] < runs_per_device
             ]
             if not free_devices:
                 return None
-            for row in self._in_turn("here"):
+            for row in self._runs_in_order("here"):
                 count = min(row.gpus, len(devices))
                 if count > len(free_devices):
                     if can_start is None or can_start(row):
@@ -98,12 +99,13 @@ class LeaseTable(RunTable):
 
     def _lease_without_device(self, claim: Callable[[RunRow], bool] | None) -> RunRow | None:
         """Set the oldest queued run that needs no device to "preparing", and return its row; None
-        if no such run can start. `claim` is that of `lease_next`."""
-        for row in self._in_turn("without_device"):
+        if no such run can start. `claim` takes the run's lock; if it returns False, the next run is
+        tried; None claims nothing."""
+        for row in self._runs_in_order("without_device"):
             if self._count_without_device() >= MOST_WITHOUT_DEVICE:
                 return None
             if claim is None or claim(row):
-                return self._lease(row.run_id, "")
+                return self._lease(row.run_id, device="")
         return None
 
     def _count_without_device(self) -> int:
@@ -122,63 +124,78 @@ class LeaseTable(RunTable):
         return its row; None if no such run can start.
 
         Args:
-            claim: that of `lease_next`.
+            claim: takes the run's lock; if it returns False, the next run is tried. None claims
+                nothing.
             run_limits: machine -> how many runs it takes at once. A leased run has the machine as
                 its device.
         """
         if not run_limits:
             return None
         runs_on_machine = self.runs_on_devices()
-        with_room = [each for each, most in run_limits.items() if runs_on_machine[each] < most]
-        queues = [self._in_turn("elsewhere", machine) for machine in with_room]
-        for row in heapq.merge(*queues, key=lambda row: (row.queued, row.rowid)):
+        machines_with_room = [
+            machine for machine, limit in run_limits.items() if runs_on_machine[machine] < limit
+        ]
+        queues = [self._runs_in_order("elsewhere", machine) for machine in machines_with_room]
+        oldest_first = heapq.merge(*queues, key=lambda row: (row.queued, row.rowid))
+        for row in oldest_first:
             if claim is None or claim(row):
                 return self._lease(row.run_id, row.compute)
         return None
 
-    def _in_turn(self, queue: Queue, machine: str = "") -> Iterator[RunRow]:
-        """Yield the runs of a queue (of other machines: those for `machine`), in the order in which
-        they will start; runs that wait for others are left out.
+    def _runs_in_order(self, queue: Queue, machine: str = "") -> Iterator[RunRow]:
+        """Yield the runs of a queue in the order in which they will start; runs that wait for
+        others are left out.
 
-        They are read a few at a time, so whoever takes the first one does not pay for the length of
-        the queue.
+        Of the queue "elsewhere" only the runs for `machine` are yielded. The rows are read a few at
+        a time, so whoever takes the first one does not pay for the length of the queue.
         """
-        lines = self._lines(queue, machine)
-        if len(lines) == 1:
-            yield from self._line(queue, machine, *lines[0])
+        pairs = self._owners_and_priorities(queue, machine)
+        if len(pairs) == 1:  # the usual case: the oldest run is next
+            ((owner, priority),) = pairs
+            yield from self._oldest_first(queue, machine, owner, priority)
             return
-        by_owner: dict[str, list[Iterator[RunRow]]] = {}
-        for owner, priority in lines:
-            by_owner.setdefault(owner, []).append(self._line(queue, machine, owner, priority))
-        yield from take_turns(by_owner, self._hours_used_lately() if lines else {})
+        runs_of_owner: dict[str, list[Iterator[RunRow]]] = {}  # one iterator for each priority
+        for owner, priority in pairs:
+            runs = self._oldest_first(queue, machine, owner, priority)
+            runs_of_owner.setdefault(owner, []).append(runs)
+        yield from take_turns(runs_of_owner, self._hours_used_lately() if pairs else {})
 
-    def _lines(self, queue: Queue, machine: str) -> list[tuple[str, str]]:
-        """Return (owner, priority) of the runs of a queue, each pair once."""
-        place = (machine,) if queue == "elsewhere" else ()
+    def _owners_and_priorities(self, queue: Queue, machine: str) -> list[tuple[str, str]]:
+        """Return (owner, priority) of the runs of a queue, each pair once.
+
+        Of the queue "elsewhere" only the runs for `machine` count.
+        """
+        machine_values = (machine,) if queue == "elsewhere" else ()
         select = f"SELECT owner, priority FROM runs {QUEUES[queue]} AND"
-        in_order = "ORDER BY owner, priority LIMIT 1"
-        lines: list[tuple[str, str]] = []
+        first = "ORDER BY owner, priority LIMIT 1"
+        pairs: list[tuple[str, str]] = []
         owner, priority = "", ""
-        while True:  # from line to line: DISTINCT would read the whole queue
-            next_lines = self._read(
-                f"{select} owner = ? AND priority > ? {in_order}", (*place, owner, priority)
-            ) or self._read(f"{select} owner > ? {in_order}", (*place, owner))
-            if not next_lines:
-                return lines
-            owner, priority = next_lines[0]
-            lines.append((owner, priority))
+        # One pair after another is looked up in the index: DISTINCT would read the whole queue.
+        while True:
+            next_pairs = self._read(
+                f"{select} owner = ? AND priority > ? {first}", (*machine_values, owner, priority)
+            ) or self._read(f"{select} owner > ? {first}", (*machine_values, owner))
+            if not next_pairs:
+                return pairs
+            owner, priority = next_pairs[0]
+            pairs.append((owner, priority))
 
-    def _line(self, queue: Queue, machine: str, owner: str, priority: str) -> Iterator[RunRow]:
-        """Yield the runs of an owner and a priority in a queue, as `_in_turn` does, the oldest
-        first."""
-        place = (machine, owner, priority) if queue == "elsewhere" else (owner, priority)
+    def _oldest_first(
+        self, queue: Queue, machine: str, owner: str, priority: str
+    ) -> Iterator[RunRow]:
+        """Yield the runs of an owner and a priority in a queue, the oldest first.
+
+        Of the queue "elsewhere" only the runs for `machine` are yielded. The rows are read a few at
+        a time.
+        """
+        queue_values = (machine, owner, priority) if queue == "elsewhere" else (owner, priority)
         last = (0.0, 0)  # time in the queue and row id of the last run that was read
         clauses = (
             f"{QUEUES[queue]} AND owner = ? AND priority = ? "
             "AND (queued, rowid) > (?, ?) ORDER BY queued, rowid LIMIT ?"
         )
         while True:
-            rows = self._rows_of("runs", (), clauses, (*place, *last, _READ_AT_ONCE))
+            rows = self._rows_of("runs", (), clauses, (*queue_values, *last, _READ_AT_ONCE))
             yield from rows
             if len(rows) < _READ_AT_ONCE:
                 return
@@ -205,8 +222,10 @@ class LeaseTable(RunTable):
         return self._run(run_id)
 
     def runs_on_devices(self) -> Counter[str]:
-        """Return device id -> how many runs hold the device now. Another machine is a device too,
-        by its `compute`."""
+        """Return device id -> how many runs hold the device now.
+
+        Another machine counts as a device too; its id is the `compute` of its runs, e.g. "ssh:box".
+        """
         query = f"SELECT device FROM runs WHERE state IN ({placeholders(HOLDS_DEVICE)})"
         leased = self._read(query, HOLDS_DEVICE)
         return Counter(device for (devices,) in leased for device in devices.split(","))
@@ -216,12 +235,14 @@ class LeaseTable(RunTable):
         query = (
             f"SELECT coalesce(sum(gpus), 0) FROM runs WHERE state IN ({placeholders(HOLDS_DEVICE)})"
         )
-        return int(self._read(query, HOLDS_DEVICE)[0][0])
+        ((total,),) = self._read(query, HOLDS_DEVICE)
+        return int(total)
 
     def place_run(self, new: NewRun, run_id: str) -> RunRow:
         """Queue a run under the id that it has on another machine, and return its row."""
         with self._write():
-            self._insert_queued(new, run_id, int(run_id.rpartition("-")[2]))
+            number = int(run_id.rpartition("-")[2])  # 3 for "sums-grpo-3"
+            self._insert_queued(new, run_id, number)
             self._log_state(run_id, old="", new="queued")
             return self._run(run_id)
 
@@ -264,7 +285,9 @@ class EnvTable(Connection):
             rows = self._envs(ENVS, (), "WHERE env_id = ?", (env_id,))
         folder = self.home.env(name, hash12)
         owners = [row.owner for row in rows]
-        if owners != [""] and folder.is_dir():  # for a lost database
+        # The owners are also written to a file, from which a lost database is filled again. Without
+        # that file a version belongs to the local user ("").
+        if owners != [""] and folder.is_dir():
             write_json(folder / OWNERS, {"owners": owners})
         return next(row for row in rows if row.owner == self._owner)
 
@@ -289,29 +312,41 @@ class EnvTable(Connection):
         return bool(self._envs(*self._seen_envs, "WHERE env_id = ?", (env_id,)))
 
     def _matching_envs(self, ref: str, source: str, values: Sequence[Any]) -> list[EnvRow]:
-        """Return the versions in `source` that `ref` means, as `find_env` does. `values` replace
-        the question marks of `source`."""
+        """Return the versions in `source` (what stands after FROM) that `ref` means, as `find_env`
+        does. `values` replace the question marks of `source`."""
         owner, slash, name = ref.rpartition("/")
         owner = "" if owner == LOCAL else owner
         if not name:  # otherwise "" would match all, because every id begins with it
             return []
-        conditions = (("env_id = ?", (name,)), ("name = ?", (name,)))
-        for condition, given in (*conditions, ("substr(env_id, 1, ?) = ?", (len(name), name))):
-            versions = self._envs(source, values, f"WHERE {condition} {_NEWEST_FIRST}", given)
-            if slash:
+        searches = (
+            ("env_id = ?", (name,)),
+            ("name = ?", (name,)),
+            ("substr(env_id, 1, ?) = ?", (len(name), name)),  # the beginning of an id
+        )
+        for condition, condition_values in searches:
+            clauses = f"WHERE {condition} {_NEWEST_FIRST}"
+            versions = self._envs(source, values, clauses, condition_values)
+            if slash:  # `ref` names the owner
                 versions = [row for row in versions if row.owner == owner]
             if versions:
                 return self._of_one_owner(name, versions)
         return []
 
     def _of_one_owner(self, name: str, versions: list[EnvRow]) -> list[EnvRow]:
-        """Return those of the versions that belong to the viewer, else all of the one owner that
-        has some. Raises UserError ENV_AMBIGUOUS if several others have some."""
+        """Return those of the versions that belong to the viewer, else those of their only owner.
+
+        A single version that several others own is returned once. Raises UserError ENV_AMBIGUOUS if
+        several others own different versions called `name`.
+        """
         own = [row for row in versions if row.owner == self._owner]
-        owners = sorted({row.owner for row in versions})
+        if own:
+            return own
         is_one_version = len({row.env_id for row in versions}) == 1
-        if own or len(owners) == 1 or is_one_version:
-            return own or (versions[:1] if is_one_version else versions)
+        if is_one_version:
+            return versions[:1]
+        owners = sorted({row.owner for row in versions})
+        if len(owners) == 1:
+            return versions
         raise UserError(
             "ENV_AMBIGUOUS",
             f"{name} is the name of environments of {len(owners)} keys",
@@ -398,8 +433,9 @@ class DeploymentTable(Connection):
         # Characters that do not suit the name of a folder become "-".
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", last_part) or "base"
         # The deployments of all base models of one owner are counted together.
-        count = "SELECT count(*) FROM deployments WHERE owner = ?"
-        number = self._db.execute(count, (self._owner,)).fetchone()[0] + 1
+        query = "SELECT count(*) FROM deployments WHERE owner = ?"
+        (count,) = self._db.execute(query, (self._owner,)).fetchone()
+        number = count + 1
         name = self._name_of_owner(name)
         # A folder may exist without a row, if the row was lost with a damaged database.
         while self.home.deployment(f"{name}-{number}").path.exists():
@@ -465,7 +501,7 @@ class ShareTable(Connection):
     """What owners let others see."""
 
     def add_share(self, share: Share) -> None:
-        """Share something; what was shared with the same grantee before is replaced."""
+        """Store a share; an earlier share of the same thing with the same grantee is replaced."""
         with self._write():
             self._db.execute(
                 "INSERT INTO shares (kind, name, owner, grantee, may) VALUES (?, ?, ?, ?, ?) "
@@ -476,22 +512,23 @@ class ShareTable(Connection):
     def remove_shares(self, kind: str, name: str, owner: str, grantee: str = "") -> int:
         """Stop sharing something with `grantee`, or with everybody if that is "". Returns how many
         shares were removed."""
-        condition = "AND grantee = ?" if grantee else ""
+        condition, condition_values = ("AND grantee = ?", (grantee,)) if grantee else ("", ())
         with self._write():
             cursor = self._db.execute(
                 f"DELETE FROM shares WHERE kind = ? AND name = ? AND owner = ? {condition}",
-                (kind, name, owner, *([grantee] if grantee else [])),
+                (kind, name, owner, *condition_values),
             )
             return cursor.rowcount
 
     def list_shares(self) -> list[Share]:
-        """Return what the viewer shares, or what anybody does if it sees everything."""
+        """Return the shares of the viewer, or those of all owners if the viewer sees everything."""
         viewer = self.home.viewer
         sees_all = viewer is None or viewer.sees_all
+        condition, values = ("", ()) if sees_all else ("WHERE owner = ?", (self._owner,))
         rows = self._read(
-            "SELECT kind, name, owner, grantee, may FROM shares "
-            f"{'' if sees_all else 'WHERE owner = ?'} ORDER BY kind, name, owner, grantee",
-            () if sees_all else (self._owner,),
+            f"SELECT kind, name, owner, grantee, may FROM shares {condition} "
+            "ORDER BY kind, name, owner, grantee",
+            values,
         )
         return [Share(*row) for row in rows]
 

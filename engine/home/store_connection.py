@@ -125,17 +125,24 @@ class Connection:
             raise damaged_error(self.home, str(error)) from error
 
     def _readable(
-        self, seen: Callable[[Viewer | None], tuple[str, tuple[str, ...]]]
+        self, select_seen: Callable[[Viewer | None], tuple[str, tuple[str, ...]]]
     ) -> tuple[str, tuple[str, ...]]:
-        """Return what `seen`, a function of engine/home/team/tables.py, selects for a viewer who
-        wants only to read."""
+        """Return (SQL, values) to read what the viewer may at least read, even if the present call
+        does more than reading.
+
+        `select_seen` is one of the functions seen_* of engine/home/team/tables.py, such as
+        `seen_runs`.
+        """
         viewer = self.home.viewer
-        return seen(None if viewer is None else replace(viewer, may="read"))
+        return select_seen(None if viewer is None else replace(viewer, may="read"))
 
     def _name_of_owner(self, name: str) -> str:
         """Return the name of a run, plan or deployment, such as "sums-grpo", with the owner's id
-        before it: "ana.sums-grpo". So the runs of an owner are counted by themselves, and a number
-        says nothing about the runs of others. An id of an owner has no dot."""
+        before it: "ana.sums-grpo"; unchanged for the local user.
+
+        So the runs of an owner are counted by themselves, and the number in an id says nothing
+        about the runs of others. An owner's id has no dot.
+        """
         return f"{self._owner}.{name}" if self._owner else name
 
     def _checkpoint_if_long(self) -> None:
@@ -149,7 +156,8 @@ class Connection:
 
 
 def shared_too_little(name: str, field: str) -> UserError:
-    """Make the error for something that is shared with the viewer, but not for this."""
+    """Make the error FORBIDDEN for `name`, which its owner lets the viewer read but not use or
+    change. `field` is the argument that named it."""
     return UserError(
         "FORBIDDEN",
         f"{name} belongs to another key, which shares it for less than that",

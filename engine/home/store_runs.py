@@ -19,7 +19,7 @@ from engine.home.store_connection import (
     placeholders,
     shared_too_little,
 )
-from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded, fair_order
+from engine.home.team.fair_queue import LEAST_H, LOOK_BACK_S, faded_hours, fair_order
 from engine.home.team.tables import seen_runs
 
 _RUN_COLUMNS = tuple(item.name for item in fields(RunRow))
@@ -228,21 +228,23 @@ class RunTable(Connection):
     def queue(self) -> list[RunRow]:
         """Return the queued runs that the viewer sees, in the order in which they will start."""
         order = self._queue_of_all()
-        if self._seen_runs[0] == "runs":  # the viewer sees all of them
+        source, _ = self._seen_runs
+        if source == "runs":  # the viewer sees the whole table
             return order
-        seen = {row.run_id for row in self._rows("WHERE state = 'queued'", ())}
-        return [row for row in order if row.run_id in seen]
+        seen_ids = {row.run_id for row in self._rows("WHERE state = 'queued'", ())}
+        return [row for row in order if row.run_id in seen_ids]
 
     def _queue_of_all(self) -> list[RunRow]:
         """Return all queued runs, whoever owns them, in the order in which they will start."""
         clauses = "WHERE state = 'queued' ORDER BY queued, rowid"
         queued = self._rows_of("runs", (), clauses, ())
-        is_of_one = len({(row.owner, row.priority) for row in queued}) < 2
-        return queued if is_of_one else fair_order(queued, self._hours_used_lately())
+        # Runs of one owner and priority start in the order in which they were queued.
+        keeps_order = len({(row.owner, row.priority) for row in queued}) < 2
+        return queued if keeps_order else fair_order(queued, self._hours_used_lately())
 
     def _hours_used_lately(self) -> dict[str, float]:
-        """Return owner -> device hours of its runs of the last days; the longer ago they ended, the
-        less they count."""
+        """Return owner -> device hours of its runs under way and of those that ended in the last
+        days; the longer ago a run ended, the fewer of its hours count."""
         now = time.time()
         used: dict[str, float] = {}
         rows = self._read(
@@ -251,10 +253,10 @@ class RunTable(Connection):
             (now - LOOK_BACK_S, *HOLDS_DEVICE),
         )
         for owner, hours, estimated_hours, started, ended, gpus, state in rows:
-            if state in HOLDS_DEVICE:  # what it will take counts at once
-                under_way = max(0.0, now - (started or now)) / 3600 * gpus
-                hours = max(hours, under_way, estimated_hours, LEAST_H)
-            used[owner] = used.get(owner, 0.0) + faded(hours, now - (ended or now))
+            if state in HOLDS_DEVICE:  # what the run will take counts at once
+                hours_so_far = max(0.0, now - (started or now)) / 3600 * gpus
+                hours = max(hours, hours_so_far, estimated_hours, LEAST_H)
+            used[owner] = used.get(owner, 0.0) + faded_hours(hours, now - (ended or now))
         return used
 
     def queue_position(self, run_id: str) -> int:
@@ -382,8 +384,8 @@ class RunTable(Connection):
         )
 
     def act_undisturbed(self, run_id: str, act: Callable[[RunRow], None]) -> None:
-        """Call `act` with the run's row inside a transaction. No other process can change any row
-        meanwhile."""
+        """Call `act` with the run's row inside a transaction, so that no other process can change
+        any row meanwhile."""
         with self._write():
             act(self._run(run_id))
 
@@ -400,7 +402,7 @@ class RunTable(Connection):
         rows = self._read(
             "SELECT coalesce(sum(spent_hours), 0) FROM runs WHERE run_id != ?", (excluding,)
         )
-        (total,) = rows[0]
+        ((total,),) = rows
         return float(total)
 
     def owned_runs(self, owner: str = "", project: str = "") -> list[RunRow]:
@@ -463,7 +465,8 @@ class RunTable(Connection):
         """Return the next free id of a run called `name`, and the number in it: ("sums-grpo-4", 4)
         for "sums-grpo"."""
         cursor = self._db.execute("SELECT max(number) FROM runs WHERE name = ?", (name,))
-        number = (cursor.fetchone()[0] or 0) + 1
+        (last_number,) = cursor.fetchone()  # None if there is no such run
+        number = (last_number or 0) + 1
         # A folder without a row was left by a submit that died. Its id is not used again.
         while self.home.run(f"{name}-{number}").path.exists():
             number += 1
@@ -482,7 +485,8 @@ class RunTable(Connection):
 
         The time is later than that of every other run, even if the clock was set back, so that the
         queue keeps its order."""
-        last_queued = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs").fetchone()[0]
+        cursor = self._db.execute("SELECT coalesce(max(queued), 0) FROM runs")
+        (last_queued,) = cursor.fetchone()
         return max(now, last_queued + 1e-6)  # at least a microsecond later than the last one
 
     def _change_state(self, run_id: str, old: str, new: str, values: Mapping[str, Any]) -> None:

@@ -103,7 +103,10 @@ class UserConfig:
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
     def price_of(self, compute: str) -> float:
-        """The price of an hour of one device where a run with this `compute` runs."""
+        """Return the price of an hour of one device where a run with this `compute` runs.
+
+        `compute` is "local", or the kind and the name of a host, such as "ssh:box".
+        """
         host = self.hosts.get(compute.partition(":")[2])
         return host.gpu_hour_price if host is not None else self.gpu_hour_price
 
@@ -176,7 +179,7 @@ def _checked_value(path: Path, name: str, value: Any) -> Any:
 
 
 def _is_allowed(name: str, value: Any) -> bool:
-    """Return whether the key `name` may have this value."""
+    """Return whether the key `name` of config.toml (no table) may have this value."""
     if name in _CHOICES:
         return value in _CHOICES[name]
     if name in _BOOLEANS:
@@ -187,7 +190,7 @@ def _is_allowed(name: str, value: Any) -> bool:
 
 
 def _describe_allowed(name: str) -> str:
-    """Say which values the key `name` may have, such as "true or false"."""
+    """Say which values the key `name` of config.toml may have, such as "true or false"."""
     if name in _CHOICES:
         return " or ".join(f'"{choice}"' for choice in _CHOICES[name])
     if name in _BOOLEANS:

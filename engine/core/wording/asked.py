@@ -12,27 +12,34 @@ _ASKED = "asked"
 
 
 def asked_prompt(task: TaskRow) -> list[ChatMessage]:
-    """Return the messages that a model is shown: the reworded prompt if there is one, else the
-    task's own."""
+    """Return the messages that a model is shown of a task: its reworded prompt if it has one
+    (under `_ASKED`), else its own prompt."""
     return task.get(_ASKED, task)["prompt"]
 
 
 def asked_tools(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
-    """Return the tools that a model is shown: the reworded ones if there are any. Else they are the
-    task's own, or `env_tools` (the environment's) if the task has none."""
+    """Return the schemas of the tools that a model is shown with a task.
+
+    They are the task's reworded tools, else its own tools, else `env_tools`, those of the
+    environment.
+    """
     if _ASKED in task:
         return task[_ASKED]["tools"]
     return tools_of(task, env_tools)
 
 
 def conversation(task: TaskRow) -> list[ChatMessage]:
-    """Return the prompt that a model is shown, followed by the reference answer. That is the part
-    of the task's `gold` after the task's own prompt. The task must have `gold`."""
-    messages_after_prompt = task["gold"][len(task["prompt"]) :]
-    return [*asked_prompt(task), *messages_after_prompt]
+    """Return the prompt that a model is shown of a task, followed by the reference answer.
+
+    The task must have `gold`: its own prompt with the reference answer as one conversation.
+    """
+    reference_answer = task["gold"][len(task["prompt"]) :]
+    return [*asked_prompt(task), *reference_answer]
 
 
 def asked_otherwise(task: TaskRow, prompt: list[ChatMessage], tools: list[ToolSchema]) -> TaskRow:
-    """Copy the task so that a model is shown `prompt` and `tools` instead of the task's own. The
-    copy is still scored for its own prompt."""
+    """Return a copy of the task of which a model is shown `prompt` and `tools` instead of its own.
+
+    The copy keeps its own prompt and tools too, for which an answer is scored.
+    """
     return {**task, _ASKED: {"prompt": prompt, "tools": tools}}

@@ -54,12 +54,12 @@ _SECOND_EDIT = 0.3  # probability of each edit other than the one that is drawn
 _LAST_SENTENCE = re.compile(r"(?P<before>.*[.?!])(?P<gap>\s+)(?P<last>[A-Z][^\n]*[.!])", re.DOTALL)
 
 
-def reframed(text: str, rng: random.Random, stock: Stock) -> str:
-    """Change the text of a prompt by one or more edits: an opening sentence, a first letter in
-    lower case, the last instruction first. The result always differs from `text`.
+def reframe_text(text: str, rng: random.Random, stock: Stock) -> str:
+    """Change the text of a prompt by one or more edits; the result always differs from `text`.
 
-    One edit that changes the text is drawn and made; each other one is made with probability
-    `_SECOND_EDIT`.
+    The edits are: an opening sentence from the list `stock`, a first letter in lower case, the last
+    instruction first. One edit that changes the text is drawn and made; each other one is made with
+    probability `_SECOND_EDIT`.
     """
     # An opening always changes the text; the other two edits count only if they do.
     edits: list[Callable[[str], str]] = [lambda prompt: _with_opening(prompt, rng, stock)]
@@ -74,14 +74,19 @@ def reframed(text: str, rng: random.Random, stock: Stock) -> str:
 
 
 def _with_opening(text: str, rng: random.Random, stock: Stock) -> str:
-    """Put an opening sentence before the text, which says nothing about the question."""
-    return rng.choice(_OPENINGS[stock]) + rng.choice((" ", "\n", "\n\n")) + text
+    """Put a random opening sentence such as "Hi there!" before the text; `stock` names the list of
+    these sentences."""
+    opening = rng.choice(_OPENINGS[stock])
+    separator = rng.choice((" ", "\n", "\n\n"))
+    return opening + separator + text
 
 
 def _lower_first(text: str) -> str:
-    """Put the first letter of the text in lower case, if its first word is one of `_FIRST_WORDS`;
-    otherwise return the text unchanged. A text that is a single question also loses its question
-    mark."""
+    """Return the text with its first letter in lower case, if its first word is one of
+    `_FIRST_WORDS` (common words of questions and instructions); otherwise return it unchanged.
+
+    A text that is a single question also loses its question mark.
+    """
     first_word = text.partition(" ")[0].lower()
     if first_word not in _FIRST_WORDS:
         return text
@@ -94,8 +99,8 @@ def _lower_first(text: str) -> str:
 
 
 def _instruction_first(text: str) -> str:
-    """Move the last sentence of the text to its beginning, if that sentence says how to answer and
-    can stand alone; otherwise return the text unchanged."""
+    """Move the last sentence of a prompt to its beginning, if that sentence says how to answer and
+    does not refer to the text before it; otherwise return the text unchanged."""
     match = _LAST_SENTENCE.fullmatch(text)
     if match is None:
         return text

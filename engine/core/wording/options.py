@@ -45,8 +45,11 @@ class MovedOptions:
 
 
 def moved_options(task: TaskRow, rng: random.Random) -> MovedOptions | None:
-    """Put the options of the task's last user message into another order. Returns None if that
-    message has no options, or one whose text refers to others."""
+    """Put the options of the task's last user message, a multiple choice, into another order.
+
+    Returns None if that message has no options, or one whose text refers to others, such as "all of
+    the above".
+    """
     prompt = list(task["prompt"])
     roles = [message["role"] for message in prompt]
     if "user" not in roles:
@@ -87,8 +90,11 @@ class _Option:
 
 
 def _options_in(lines: list[str]) -> list[_Option] | None:
-    """Find the options among the lines of a message, lettered from A without a gap. Returns None if
-    there are fewer than two, if the letters are others, or if an option refers to other options."""
+    """Return the options of a multiple choice among the lines of a message.
+
+    They must be lettered from A without a gap. Returns None if there are fewer than two, if the
+    letters are others, or if an option refers to other options ("all of the above").
+    """
     options: list[_Option] = []
     for number, line in enumerate(lines):
         match = _OPTION.match(line)
@@ -105,20 +111,20 @@ def _options_in(lines: list[str]) -> list[_Option] | None:
 
 
 def _rotated(options: list[_Option], rng: random.Random) -> list[_Option]:
-    """The options rotated by one or more, so that none keeps its position."""
+    """Return the options rotated by a random number of places, so that none keeps its position."""
     shift = rng.randrange(1, len(options))
     return [*options[shift:], *options[:shift]]
 
 
 def _letter_of_text(options: list[_Option], text: str) -> str:
-    """Return the letter of the one option with this text; "" if none or several options have it."""
+    """Return the letter of the only option whose text is `text`; "" if none or several have it."""
     letters = [option.letter for option in options if option.text.strip() == text]
     return letters[0] if len(letters) == 1 else ""
 
 
 def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
-    """Yield the task, whose prompt has the new order, once for each way in which an environment may
-    store the right answer:
+    """Yield copies of a task whose options were reordered, with the right answer moved along: one
+    for each way in which an environment may store that answer.
 
     1. the answer is unchanged, because it is the text of an option;
     2. the answer has the new letter;
@@ -126,6 +132,10 @@ def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
     4. and the metadata has the new position (from 0) under `_POSITION_KEYS`.
 
     If the answer names no letter, only the first is yielded.
+
+    Args:
+        task: the task, whose prompt has the new order already; its answer is still the old one.
+        new_letters: the old letter of each option -> its new letter.
     """
     yield task
     old_letter = _letter_of(task)
@@ -143,12 +153,15 @@ def _readings(task: TaskRow, new_letters: dict[str, str]) -> Iterator[TaskRow]:
 
 
 def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:
-    """Replace, under the keys `_POSITION_KEYS` of the metadata, the position (from 0) of the letter
-    `old` by that of the letter `new`."""
+    """Return a copy of a task's metadata in which the position of the right option is the new one.
+
+    Only values under `_POSITION_KEYS`, such as "answer_index", are replaced. `old` and `new` are
+    the letters of that option, such as "B"; A has position 0.
+    """
     old_position, new_position = ord(old) - ord("A"), ord(new) - ord("A")
 
     def is_old_position(key: str, value: object) -> bool:
-        """Whether a value of the metadata is the old position; `True` is no position."""
+        """Return whether a value of the metadata is the old position; True is not the number 1."""
         return key.lower() in _POSITION_KEYS and type(value) is int and value == old_position
 
     return {
@@ -158,23 +171,25 @@ def _with_position(metadata: JsonObject, old: str, new: str) -> JsonObject:
 
 
 def _letter_of(task: TaskRow) -> str | None:
-    """Return the letter that the task's answer names, such as "B" for "(B) Paris"; None if it names
-    none."""
+    """Return the letter that the task's reference answer names, such as "B" for "(B) Paris"; None
+    if it names none."""
     match = _LETTER_ANSWER.match(last_answer(task))
     return match["letter"] if match else None
 
 
 def last_answer(task: TaskRow) -> str:
-    """The text of the task's reference answer; "" if it has none."""
+    """Return the text of the last message of the task's reference answer; "" if it has none."""
     return str(task["answer"][-1]["content"]).strip() if task.get("answer") else ""
 
 
 def _with_letter(answer: list[JsonObject], letter: str) -> list[JsonObject]:
-    """Copy the messages of an answer, with `letter` in place of the letter that the last one
-    names."""
+    """Return a copy of an answer's messages in which the last one names `letter`.
+
+    Only the letter is replaced: with "C", "(B) Paris" becomes "(C) Paris".
+    """
     *earlier, last = answer
     text = str(last["content"]).strip()
-    changed = _LETTER_ANSWER.sub(
+    new_text = _LETTER_ANSWER.sub(
         lambda match: match["open"] + letter + match["close"], text, count=1
     )
-    return [*earlier, {**last, "content": changed}]
+    return [*earlier, {**last, "content": new_text}]

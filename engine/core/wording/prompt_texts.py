@@ -14,18 +14,22 @@ Texts = Mapping[str, str]
 def texts_of(
     tasks: Iterable[TaskRow], env_tools: list[ToolSchema], *, with_tools: bool
 ) -> dict[str, str]:
-    """The texts that all tasks share, by name: "system" ("" where no task has one), and with
-    `with_tools` a "tool NAME" for each tool.
+    """Return the instruction texts that all tasks share, by name.
 
-    A text that differs from task to task is left out. `env_tools` are the environment's.
+    The names are "system" for the system message ("" if no task has one) and "tool NAME" for the
+    description of each tool. A text that differs from task to task is left out.
+
+    Args:
+        env_tools: the tools of the environment, for tasks without tools of their own.
+        with_tools: whether descriptions of tools are returned too.
     """
     systems: set[str] = set()
-    descriptions: dict[str, set[str]] = {}
+    descriptions: dict[str, set[str]] = {}  # name of a text -> its different versions
     for task in tasks:
         systems.add(system_of(task["prompt"]))
         tools = tools_of(task, env_tools) if with_tools else []
         for tool in tools:
-            function = tool.get("function", tool)
+            function = tool.get("function", tool)  # a tool is a function, or wraps one
             text = str(function.get("description") or "")
             descriptions.setdefault(f"{_TOOL}{function.get('name', '')}", set()).add(text)
     shared = {SYSTEM: systems.pop()} if len(systems) == 1 else {}
@@ -33,31 +37,41 @@ def texts_of(
 
 
 def system_of(prompt: list[ChatMessage]) -> str:
-    """The text of the system message that a prompt begins with; "" without one."""
+    """Return the text of the system message that a prompt begins with; "" if there is none."""
     if not prompt or prompt[0]["role"] != "system":
         return ""
     return str(prompt[0]["content"])
 
 
 def prompt_with(prompt: list[ChatMessage], texts: Texts) -> list[ChatMessage]:
-    """The prompt with the system message of `texts`: none for "", its own where they have none."""
+    """Return the prompt with the system message that `texts` has under "system".
+
+    If that is "", the prompt has no system message. If `texts` lacks it, the prompt is returned
+    unchanged.
+    """
     if SYSTEM not in texts:
         return prompt
     has_system = bool(prompt) and prompt[0]["role"] == "system"
-    others = prompt[1:] if has_system else prompt
+    other_messages = prompt[1:] if has_system else prompt
     text = texts[SYSTEM]
     if not text:
-        return others
-    return [{"role": "system", "content": text}, *others]
+        return other_messages
+    return [{"role": "system", "content": text}, *other_messages]
 
 
 def tools_with(tools: list[ToolSchema], texts: Texts) -> list[ToolSchema]:
-    """The tools with the descriptions of `texts`; names and parameters stay."""
+    """Return the tools with the descriptions that `texts` has under "tool NAME".
+
+    A tool that `texts` lacks is unchanged. Names and parameters stay.
+    """
     return [_tool_with(tool, texts) for tool in tools]
 
 
 def _tool_with(tool: ToolSchema, texts: Texts) -> ToolSchema:
-    """One tool, whose function may stand under the key "function" or be the whole schema."""
+    """Return one tool with its description from `texts`; unchanged if `texts` has none for it.
+
+    The tool's function may stand under the key "function" or be the whole schema.
+    """
     function = tool.get("function", tool)
     text = texts.get(f"{_TOOL}{function.get('name', '')}")
     if text is None:
@@ -67,13 +81,18 @@ def _tool_with(tool: ToolSchema, texts: Texts) -> ToolSchema:
 
 
 def tool_descriptions(texts: Texts) -> dict[str, str]:
-    """The descriptions of tools among the texts, by the name of the tool."""
+    """Return tool name -> description, for the descriptions of tools among the texts."""
     return {
         name.removeprefix(_TOOL): text for name, text in texts.items() if name.startswith(_TOOL)
     }
 
 
 def as_texts(system: str | None, tools: Mapping[str, str]) -> dict[str, str]:
-    """Texts by their names here, of a system message (None: each task's own) and of tools."""
+    """Return a system message and descriptions of tools as texts by name, as `texts_of` returns
+    them.
+
+    `system` None leaves the system message out, so that each task keeps its own. `tools` maps tool
+    name -> description.
+    """
     texts = {} if system is None else {SYSTEM: system}
     return texts | {f"{_TOOL}{name}": text for name, text in tools.items()}

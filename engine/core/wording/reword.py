@@ -5,7 +5,7 @@ is."""
 import random
 
 from engine.core.wording.asked import asked_otherwise, asked_prompt, asked_tools
-from engine.core.wording.frames import reframed
+from engine.core.wording.frames import reframe_text
 from engine.core.wording.kinds import Kind, Stock
 from engine.core.wording.system_messages import with_other_system
 from engine.core.wording.tool_texts import with_other_texts
@@ -13,20 +13,24 @@ from envs.json_types import ChatMessage, TaskRow, ToolSchema
 
 
 def drawn(task: TaskRow, kind: Kind, seed: int, stock: Stock) -> random.Random:
-    """Make the random generator that decides how a task is reworded. It is the same for the same
-    task, kind, seed and stock of words."""
+    """Return the random generator that decides how a task is reworded.
+
+    Its numbers are the same for the same task, kind of rewording, seed and stock of words.
+    """
     return random.Random(f"{stock}-{kind}-{seed}-{task['id']}")
 
 
 def reword(
     task: TaskRow, kind: Kind, env_tools: list[ToolSchema], seed: int, stock: Stock
 ) -> TaskRow | None:
-    """Put the task into other words. Returns None if there is nothing to change: "tools" without
-    tools, "wording" without a text of the user, and always "options", because only the environment
-    knows which option is right (engine/core/wording/options.py).
+    """Return a copy of the task in other words, which is still scored for the original task.
+
+    Returns None if there is nothing to change: "tools" without tools, "wording" without a text of
+    the user, and always "options", because only the environment knows which option is right
+    (engine/core/wording/options.py).
 
     Args:
-        kind: what is reworded.
+        kind: what is reworded: "wording", "system", "tools" or "options".
         env_tools: the tools of the environment, for tasks without tools of their own.
         stock: which words may be used: those for training, or those for the probe (the test of
             robustness).
@@ -46,12 +50,15 @@ def reword(
 def _with_other_frame(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage] | None:
-    """Put other words around the last user message of the prompt that has a text (see frames.py).
-    Returns None if there is none."""
+    """Return a copy of the prompt with other words around its last user message that has a text.
+
+    Returns None if there is no such message. `stock` names the list of words; `reframe_text` says
+    how the text changes.
+    """
     for index in reversed(range(len(prompt))):
         message = prompt[index]
         text = str(message["content"])
         if message["role"] == "user" and text.strip():
-            reworded = {**message, "content": reframed(text, rng, stock)}
+            reworded = {**message, "content": reframe_text(text, rng, stock)}
             return [*prompt[:index], reworded, *prompt[index + 1 :]]
     return None

@@ -43,8 +43,9 @@ class SharedTexts:
 
 
 def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> SharedTexts:
-    """Find out which texts the first `_MOST_ROWS` tasks share; none if there are fewer than
-    `_FEWEST_ROWS` tasks.
+    """Return which texts (tool descriptions, system message) the first `_MOST_ROWS` tasks share.
+
+    With fewer than `_FEWEST_ROWS` tasks nothing counts as shared, because it may be chance.
 
     Args:
         env_tools: the tools of the environment, for tasks without tools of their own.
@@ -62,8 +63,8 @@ def shared_texts(tasks: Iterable[TaskRow], env_tools: list[ToolSchema]) -> Share
 
 
 def _system_text(row: TaskRow) -> str:
-    """The text of the row's system message, which must be its first message; "" if there is
+    """Return the text of the row's system message, which must be its first message; "" if there is
     none."""
-    first = row["prompt"][0] if row["prompt"] else {}
-    is_system = first.get("role") == "system"
-    return str(first.get("content") or "") if is_system else ""
+    first_message = row["prompt"][0] if row["prompt"] else {}
+    is_system = first_message.get("role") == "system"
+    return str(first_message.get("content") or "") if is_system else ""

@@ -35,8 +35,10 @@ _SAYS_NOTHING = re.compile(
 def with_other_system(
     prompt: list[ChatMessage], rng: random.Random, stock: Stock
 ) -> list[ChatMessage]:
-    """Give the prompt another system message. The result always differs from `prompt`, which must
-    have at least one message. `stock` says which list of sentences may be used.
+    """Return a copy of the prompt with another system message, drawn with `rng`.
+
+    The result always differs from `prompt`, which must have at least one message. `stock` says
+    which list of neutral sentences may be used.
 
     - A prompt without a system message gets a neutral one ("You are an assistant.").
     - A neutral system message is replaced by another, or, in half of the cases, left out.
@@ -49,7 +51,8 @@ def with_other_system(
     new_sentence = rng.choice([sentence for sentence in _NEUTRAL[stock] if sentence not in text])
     is_neutral = _SAYS_NOTHING.fullmatch(text) is not None
     if not is_neutral:
-        parts = [new_sentence, text] if rng.random() < 0.5 else [text, new_sentence]
+        is_before = rng.random() < 0.5
+        parts = [new_sentence, text] if is_before else [text, new_sentence]
         return [{**first, "content": "\n".join(parts)}, *later_messages]
     # A prompt that is only a system message keeps one, because no prompt may be empty.
     if later_messages and rng.random() < 0.5:

@@ -80,15 +80,21 @@ _SENTENCES = re.compile(r"(?<=[.!?])\s+")
 
 
 def with_other_texts(tools: list[ToolSchema], rng: random.Random, stock: Stock) -> list[ToolSchema]:
-    """Give the tools other descriptions, and put them in a random order. Every description of a
-    function differs from before; names, types and required parameters stay."""
+    """Return copies of the tools with other descriptions, in a random order.
+
+    The description of every function differs from before; names, types and required parameters
+    stay. `stock` names the lists of words that may be used.
+    """
     reworded = [_reworded(tool, rng, stock) for tool in tools]
     return rng.sample(reworded, len(reworded))
 
 
 def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
-    """Copy one tool with another description of the function and of its parameters. The function
-    may stand under the key "function" or be the whole schema; the copy has the same form."""
+    """Return a copy of one tool with other descriptions of its function and parameters.
+
+    The function may stand under the key "function" or be the whole schema; the copy has the same
+    form.
+    """
     function: JsonObject = dict(tool.get("function", tool))
     description = str(function.get("description") or "")
     name = str(function.get("name", ""))
@@ -100,20 +106,25 @@ def _reworded(tool: ToolSchema, rng: random.Random, stock: Stock) -> ToolSchema:
 
 def _other_description(text: str, name: str, rng: random.Random, stock: Stock) -> str:
     """Draw a description of the function `name` that differs from `text`, its description so far.
+
     The choices are: generic sentences, `text` in a frame, its sentences in another order, and
-    `text` with synonyms (as likely as all frames together)."""
+    `text` with synonyms.
+    """
+    # "getUserName" and "get_user-name" both become "get user name".
     name_as_words = re.sub(r"(?<=[a-z])(?=[A-Z])|[_.-]+", " ", name).strip().lower()
     choices = [frame.format(name=name, words=name_as_words) for frame in _GENERIC[stock]]
     if text:
         lowered = text[:1].lower() + text[1:]
         framed = [frame.replace("{text}", lowered) for frame in _FRAMES[stock]]
-        choices += framed + _reordered(text, rng) + _with_synonyms(text, stock) * len(framed)
+        choices += framed + _reordered(text, rng)
+        # Repeated, so that the text with synonyms is as likely as all frames together.
+        choices += _with_synonyms(text, stock) * len(framed)
     return rng.choice([choice for choice in choices if choice != text])
 
 
 def _reordered(text: str, rng: random.Random) -> list[str]:
-    """Rotate the sentences of the text by one or more. Returns a list with that text; [] if the
-    text has only one sentence."""
+    """Return a list with the text whose sentences are rotated by a random number of places; [] if
+    the text has fewer than two different sentences."""
     sentences = _SENTENCES.split(text.strip())
     if len(set(sentences)) < 2:
         return []
@@ -122,26 +133,30 @@ def _reordered(text: str, rng: random.Random) -> list[str]:
 
 
 def _with_synonyms(text: str, stock: Stock) -> list[str]:
-    """Replace every word of `_SYNONYMS` in the text. Returns a list with the new text; [] if the
-    text has no such word."""
+    """Return a list with the text in which every word of `_SYNONYMS` is replaced by its synonym for
+    `stock`; [] if the text has no such word."""
     index_of_stock = _STOCKS.index(stock)  # each entry has one synonym per stock
 
     def synonym_of(match: re.Match[str]) -> str:
-        """The synonym of the matched word, with a capital letter if the word has one."""
+        """Return the synonym of the matched word, with a capital letter if the word has one."""
         word = match[0]
         synonym = _SYNONYMS[word.lower()][index_of_stock]
         return synonym.capitalize() if word[0].isupper() else synonym
 
     pattern = rf"\b(?:{'|'.join(_SYNONYMS)})\b"
-    changed = re.sub(pattern, synonym_of, text, flags=re.IGNORECASE)
-    return [changed] if changed != text else []
+    new_text = re.sub(pattern, synonym_of, text, flags=re.IGNORECASE)
+    return [new_text] if new_text != text else []
 
 
 def _other_parameters(
     parameters: Mapping[str, Any], rng: random.Random, stock: Stock
 ) -> JsonObject:
-    """Copy the JSON schema of a function's parameters, with its properties in a random order. In a
-    third of the cases each, their descriptions are kept, left out or replaced."""
+    """Return a copy of the JSON schema of a function's parameters with its properties in a random
+    order.
+
+    In a third of the cases each, the descriptions of all properties are kept, left out or replaced.
+    A schema without properties is returned unchanged.
+    """
     schema: JsonObject = json.loads(json.dumps(parameters))  # a deep copy
     properties = schema.get("properties")
     if not isinstance(properties, dict):

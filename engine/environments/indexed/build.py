@@ -103,7 +103,8 @@ def large_files(folder: Path) -> list[Path]:
 
 
 def _has_adapter(folder: Path) -> bool:
-    """Whether the folder is in a foreign format, whose own code reads its data files."""
+    """Return whether an environment's folder is in the format of another tool, whose own code reads
+    its data files (its environment.toml then names an adapter)."""
     # EnvProblem: environment.toml is wrong. The push itself raises that error later.
     with contextlib.suppress(EnvProblem):
         return read_settings(folder).adapter is not None
@@ -111,8 +112,8 @@ def _has_adapter(folder: Path) -> bool:
 
 
 def is_large(files: Sequence[Path]) -> bool:
-    """Whether these JSONL files together have more than COPIED_BYTES or COPIED_ROWS, so that they
-    are indexed instead of copied."""
+    """Return whether these JSONL files together have more than COPIED_BYTES or COPIED_ROWS, so that
+    they are indexed instead of copied."""
     size = sum(path.stat().st_size for path in files)
     if size > COPIED_BYTES:
         return True
@@ -122,11 +123,17 @@ def is_large(files: Sequence[Path]) -> bool:
 
 
 def read_once(home: Home, files: Sequence[Path], folder: Path, wait_s: float) -> Indexed:
-    """Return the facts about the data files. If they have not been read yet, a separate process
-    reads them first.
+    """Return the facts about data files that are too large to copy.
 
-    `folder` is that of the dataset. `wait_s` is how many seconds to wait for the process, which
-    goes on reading after that. Raises UserError DATASET_READING (retryable) if the process is not
+    If the files have not been read yet, a separate process reads them first.
+
+    Args:
+        home: the home whose cache keeps the facts.
+        files: the data files.
+        folder: the folder of the dataset, which holds them.
+        wait_s: how many seconds to wait for the process, which goes on reading after that.
+
+    Raises UserError DATASET_READING (retryable) if the process is not
     done in time, or DATASET_INVALID if it has ended without a result.
     """
     request = _request_for(files, folder)
@@ -158,9 +165,11 @@ def _request_for(files: Sequence[Path], folder: Path) -> _Request:
 
 
 def _start(results: Path, request: _Request) -> None:
-    """Start the process that reads the files and writes into the folder `results`, unless another
-    call has just started it. The process inherits the lock of the folder and holds it until its
-    end."""
+    """Start the process that reads the files of a request and writes into the folder `results`,
+    unless another call has just started it.
+
+    The process inherits the lock of the folder and holds it until its end.
+    """
     results.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(results / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -175,8 +184,8 @@ def _start(results: Path, request: _Request) -> None:
 
 
 def _is_being_read(results: Path) -> bool:
-    """Whether a process is still reading the data whose results go to the folder `results`; it then
-    holds the lock of the folder."""
+    """Return whether a process is still reading the data whose results go to the folder `results`;
+    it then holds the lock of the folder."""
     try:
         lock = os.open(results / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # no process was started yet
@@ -213,7 +222,7 @@ def _not_ready(results: Path, files: Sequence[Path]) -> UserError:
 
 
 def _ended_without_result(results: Path) -> UserError:
-    """Make the error for a process that has ended without a result, and remove its folder
+    """Make the error for a reading process that has ended without a result, and remove its folder
     `results`, so that the next call starts again."""
     log = (results / _LOG).read_text("utf-8", "replace").strip()[-_LOG_CHARS:]
     shutil.rmtree(results, ignore_errors=True)
@@ -239,8 +248,8 @@ def _key(request: _Request) -> str:
 
 
 def _is_pushed(path: Path) -> bool:
-    """Whether a push takes this data file: it is a regular file, not hidden, and no part of its
-    path is a link."""
+    """Return whether a push takes this data file: it is a regular file, not hidden, and no part of
+    its path is a link."""
     is_link = path.resolve() != path
     return path.is_file() and not is_link and not path.name.startswith(".")
 
@@ -333,7 +342,7 @@ class _IndexBuilder:
         self.sides.extend(facts.sides)
 
     def _refuse_repeated_ids(self) -> None:
-        """Count rows with the id of an earlier row as bad, and list the first ones as faults."""
+        """Count the rows with the id of an earlier row as bad, and list the first as faults."""
         # `columns.find_repeated` finds equal hashes of ids; `_count_as_repeated` counts its pairs.
         repeated_pairs = self._count_as_repeated(columns.find_repeated(self.ids.values()))
         # Twice as many pairs as are shown, because some may be different ids with the same hash.
@@ -349,7 +358,7 @@ class _IndexBuilder:
         self.total.bad += self.repeated_ids
 
     def _place(self, row: int) -> tuple[str, int]:
-        """Return the name of the file and the line in it of row number `row`."""
+        """Return (name of the file, line in it) of row number `row`, counted through all files."""
         return self._file_of(row).name, self.lines.values()[row]
 
     def _count_as_repeated(self, pairs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -420,11 +429,12 @@ class _IndexBuilder:
     def _first_lines(self, lines: Sequence[FaultyLine]) -> tuple[FaultyLine, ...]:
         """Return the first MOST_FAULTS of the lines, ordered by file and by line."""
         file_order = {file.name: index for index, file in enumerate(self.files)}
-        return tuple(
-            heapq.nsmallest(
-                scan.MOST_FAULTS, lines, key=lambda line: (file_order[line.file], line.line)
-            )
-        )
+
+        def place(line: FaultyLine) -> tuple[int, int]:
+            """Return the place of a line in the dataset: (number of its file, line in it)."""
+            return file_order[line.file], line.line
+
+        return tuple(heapq.nsmallest(scan.MOST_FAULTS, lines, key=place))
 
     def _file_of(self, row: int) -> IndexedFile:
         """Return the file that holds row number `row`; numbers run through all files."""
@@ -457,7 +467,7 @@ def _rows_per_side(row_sides: sides.Sides) -> dict[str, int]:
 
 
 def _add_counts(total: scan.PartFacts, part: scan.PartFacts) -> None:
-    """Add the counts of one part to `total`, in place.
+    """Add the counts of one part of a dataset to `total`, in place.
 
     The lists of faulty lines, unanswered lines and sample rows keep only their first MOST_FAULTS
     items. (`_data_index` cuts the sample further.)
@@ -472,8 +482,8 @@ def _add_counts(total: scan.PartFacts, part: scan.PartFacts) -> None:
 
 
 def _spread(counts: Counter[int]) -> Spread:
-    """Return the spread of the numbers in `counts` (number -> how often it occurs); zeros if there
-    are none."""
+    """Return minimum, median, 95th percentile and maximum of the numbers in `counts` (number -> how
+    often it occurs); zeros if there are none."""
     if not counts:
         return Spread()
     numbers = sorted(counts)
@@ -493,7 +503,8 @@ def _spread(counts: Counter[int]) -> Spread:
 
 
 def main() -> None:
-    """Run one reading: that of the request in the folder which the command line names."""
+    """Read the data files of the request in the folder that the command line names, and write the
+    results into that folder."""
     folder = Path(sys.argv[1])
     _IndexBuilder(folder, _Request.read(folder / _REQUEST)).run()
 

@@ -16,15 +16,12 @@ _HASHES = 1 << 64  # a hash is a number below this
 
 
 class Column:
-    """A file of numbers, one per row. Numbers are appended, and read as one sequence.
-
-    Args:
-        path: path of the file, which is emptied.
-        code: type code of `array`, such as "Q" for 64 bits.
-    """
+    """A file of numbers, one per row of a dataset. Numbers are appended, and read as one
+    sequence."""
 
     def __init__(self, path: Path, code: Code) -> None:
-        """Make the empty file."""
+        """Make the file at `path`, or empty it. `code` is the type of its numbers, as in `array`:
+        "Q" for 64 bits, "B" for 8."""
         self.path = path
         self.code: Code = code
         path.write_bytes(b"")
@@ -58,8 +55,8 @@ def map_numbers(
 
 
 def hash_ranges(count: int) -> Iterator[tuple[int, int]]:
-    """Divide the 64-bit hashes into ranges, so that each holds about PORTION of `count` random
-    hashes. Yields each range as (first hash, first hash after it)."""
+    """Divide all 64-bit hashes into ranges of which each holds about PORTION of `count` random
+    hashes; return an iterator over the ranges as (first hash, first hash after it)."""
     range_count = max(1, math.ceil(count / PORTION))
     edges = [_HASHES * number // range_count for number in range(range_count + 1)]
     return pairwise(edges)

@@ -60,18 +60,18 @@ def _change_of(file: IndexedFile) -> str:
 
 
 class IndexedRows(Sequence[TaskRow]):
-    """The training rows of a version, each read from its file when it is asked for.
-
-    Args:
-        files: the data files as they were pushed; they must not have changed (`check_files`).
-        index: path of the version's file ROWS_INDEX.
-        chosen: positions of the rows that this sequence holds; None: all rows.
-    """
+    """The training rows of a version, each read from its data file when it is accessed."""
 
     def __init__(
         self, files: Sequence[IndexedFile], index: Path, chosen: Sequence[int] | None = None
     ) -> None:
-        """Open the index; the docstring of the class describes the arguments."""
+        """Open the index, without reading a row.
+
+        Args:
+            files: the data files as they were pushed; they must not have changed (`check_files`).
+            index: path of the version's file ROWS_INDEX, with the place of each row in its file.
+            chosen: positions of the rows that this sequence holds; None: all rows.
+        """
         self._files = files
         self._index = index
         # For each file the number of training rows in it and in the files before it.
@@ -96,22 +96,22 @@ class IndexedRows(Sequence[TaskRow]):
         """Read the row at `index`. For a slice, return the sequence of its rows (see `subset`)."""
         if isinstance(index, slice):
             return self.subset(range(len(self))[index])
-        row = self._chosen[index]
-        file_index = bisect_right(self._rows_up_to, row)  # the first file that ends after this row
-        content = read_line(self._descriptor(file_index), self._offsets[row])
-        row_id = default_id(self._files[file_index].name, self._lines[row])
+        position = self._chosen[index]  # among all training rows of the version
+        file_index = bisect_right(self._rows_up_to, position)  # the first file that ends after it
+        content = read_line(self._descriptor(file_index), self._offsets[position])
+        row_id = default_id(self._files[file_index].name, self._lines[position])
         return stored_row(to_task(parse_line(content), row_id).to_row(), split="train")
 
     def __iter__(self) -> Iterator[TaskRow]:
-        """Read the rows one after the other."""
+        """Return an iterator that reads the rows one after the other."""
         return (self[index] for index in range(len(self)))
 
     def subset(self, indices: Sequence[int]) -> "IndexedRows":
-        """Return the sequence of the rows at these indices; no row is read yet."""
+        """Return the sequence of the rows at these indices of this one; no row is read yet."""
         chosen = self._chosen
         holds_all_rows = chosen == range(len(self))  # indices then equal positions in the dataset
-        rows = indices if holds_all_rows else [chosen[index] for index in indices]
-        return IndexedRows(self._files, self._index, rows)
+        positions = indices if holds_all_rows else [chosen[index] for index in indices]
+        return IndexedRows(self._files, self._index, positions)
 
     def _descriptor(self, file_index: int) -> int:
         """Return an open descriptor of the file at this position in `files`. The file stays open
@@ -122,14 +122,18 @@ class IndexedRows(Sequence[TaskRow]):
         return self._descriptors[file_index]
 
     def __del__(self) -> None:
-        """Close the data files. `getattr`: `__init__` may have failed before it made the dict."""
+        """Close the data files that were opened."""
+        # `getattr`, because `__init__` may have failed before it made the dict.
         for descriptor in getattr(self, "_descriptors", {}).values():
             os.close(descriptor)
 
 
 def stored_row(row: TaskRow, split: str) -> TaskRow:
-    """Add to a task's row what a version stores with it: its side (`split`, "train" or "heldout"),
-    and its reference conversation under "gold". `row` is changed in place and returned."""
+    """Add to a task's row what a version stores with it, in place, and return the row.
+
+    These are its side (`split`, "train" or "heldout") and, under "gold", its prompt and reference
+    answer as one conversation; None if it has no answer.
+    """
     row["split"] = split
     row["gold"] = None if row["answer"] is None else [*row["prompt"], *row["answer"]]
     return row

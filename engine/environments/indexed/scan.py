@@ -108,7 +108,12 @@ class _Place:
 def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]:
     """Cut a file into parts and hash it, in one pass; its rows are not parsed.
 
-    Returns (the parts, the SHA-256 of the file in hex). `name` and `split` are those of `Part`.
+    Returns (the parts, the SHA-256 of the file in hex).
+
+    Args:
+        path: the data file.
+        name: the file's path within the dataset, for messages.
+        split: the side that the file's name gives to its rows, "train" or "heldout"; None: none.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -121,7 +126,8 @@ def parts_of(path: Path, name: str, split: str | None) -> tuple[list[Part], str]
 
 
 def _hashed_blocks(file: BinaryIO, add_to_hash: Callable[[bytes], object]) -> Iterator[bytes]:
-    """Yield the content of a file in blocks, and call `add_to_hash` with each block before."""
+    """Yield the content of a file in blocks; call `add_to_hash` with each block before it is
+    yielded."""
     while block := file.read(_BLOCK):
         add_to_hash(block)
         yield block
@@ -195,7 +201,8 @@ def _read_row(content: bytes | None, part: Part, line: int) -> tuple[JsonObject,
 
 
 def _add_first(lines: list[FaultyLine], file_name: str, line: int, message: str) -> None:
-    """Add a line with its `message` to `lines`, unless that already has MOST_FAULTS lines."""
+    """Add a line, with the `message` that says what is wrong, to `lines`, unless that has
+    MOST_FAULTS lines already."""
     if len(lines) < MOST_FAULTS:
         lines.append(FaultyLine(file=file_name, line=line, message=message))
 
@@ -253,9 +260,11 @@ def _sample_of(task: Task, answer: Sequence[Message]) -> IndexedSample:
 
 
 def _side_of(task: Task) -> int:
-    """Return the side of a task: TRAIN or HELDOUT as its split says ("validation" and the like are
-    held out too), UNSAID if it has no split. Raises ValueError for another split; its message ends
-    a sentence that begins with the row."""
+    """Return the side that a task's split names: TRAIN or HELDOUT ("validation" and the like are
+    held out too), UNSAID if it has no split.
+
+    Raises ValueError for an unknown split; its message is the end of a sentence about the row.
+    """
     if not task.split:
         return UNSAID
     side = NAMES.get(task.split.strip().lower())
@@ -270,7 +279,7 @@ def _hash64(text: str) -> int:
 
 
 def read_line(descriptor: int, offset: int) -> bytes:
-    """Return the line that begins at `offset` of an open file, without its line end."""
+    """Return the line that begins at byte `offset` of an open file, without its line end."""
     content = b""
     size = _FIRST_READ  # bytes of the next read
     while b"\n" not in content:
@@ -284,6 +293,6 @@ def read_line(descriptor: int, offset: int) -> bytes:
 
 def workers() -> int:
     """Return how many processes read the parts of a file: one per core, at most four."""
-    # macOS has no sched_getaffinity.
+    # macOS has no sched_getaffinity; two processes are a safe guess there.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
     return max(1, min(4, cores))

@@ -37,12 +37,13 @@ class Sides:
     warnings: list[str] = field(default_factory=list)
 
     def count(self, side: int) -> int:
-        """Count the rows on `side`."""
+        """Return how many rows are on `side`: IN_TRAIN, IN_HELDOUT or OUTSIDE."""
         return self.of_row.count(side)
 
 
 def decide(prompts: Sequence[int], named_sides: bytes) -> Sides:
-    """Decide the side of every row. All rows with the same prompt are held out, or none is.
+    """Decide for every row of a dataset whether it is held out or trained on. All rows with the
+    same prompt are held out, or none is.
 
     If some rows name the held-out side, exactly their prompts are held out. Otherwise some prompts
     are chosen among those that no row names for training.
@@ -53,7 +54,8 @@ def decide(prompts: Sequence[int], named_sides: bytes) -> Sides:
     """
     sides = Sides(bytearray(len(prompts)), _source(named_sides))
     names_heldout = HELDOUT in named_sides
-    chooser = _Chooser(NAMED_MOST if names_heldout else _heldout_target(prompts, named_sides))
+    row_limit = NAMED_MOST if names_heldout else _heldout_target(prompts, named_sides)
+    chooser = _Chooser(row_limit)
     # The prompts are taken range by range of their hashes, so that sets of them stay small.
     for low, high in hash_ranges(len(prompts)):
         rows = array("Q", (row for row, key in enumerate(prompts) if low <= key < high))
@@ -122,9 +124,9 @@ def _candidates(rows: Sequence[int], prompts: Sequence[int], named_sides: bytes)
     """
     if HELDOUT in named_sides:
         return {prompts[row] for row in rows if named_sides[row] == HELDOUT}
-    return {prompts[row] for row in rows} - {
-        prompts[row] for row in rows if named_sides[row] == TRAIN
-    }
+    all_prompts = {prompts[row] for row in rows}
+    named_for_training = {prompts[row] for row in rows if named_sides[row] == TRAIN}
+    return all_prompts - named_for_training
 
 
 def _source(named_sides: bytes) -> str:
@@ -199,7 +201,8 @@ def _heldout_target(prompts: Sequence[int], named_sides: bytes) -> int:
 
 
 def _are_equal(numbers: Iterator[int]) -> bool:
-    """Whether all numbers are equal, or there are none. Reading stops at the first difference."""
+    """Return whether all numbers are equal, or there are none. Reading stops at the first
+    difference."""
     first = next(numbers, None)
     return all(number == first for number in numbers)
 
@@ -208,8 +211,8 @@ def _hold_out(sides: Sides, prompts: Sequence[int], prompt: int) -> None:
     """Hold out all rows of one prompt, given by its hash. Models are judged on its first NAMED_MOST
     rows; the others are not used. `prompts` holds the hash of every row's prompt."""
     rows_of_prompt = (row for row, key in enumerate(prompts) if key == prompt)
-    for number, row in enumerate(rows_of_prompt):
-        sides.of_row[row] = IN_HELDOUT if number < NAMED_MOST else OUTSIDE
+    for held_out_before, row in enumerate(rows_of_prompt):
+        sides.of_row[row] = IN_HELDOUT if held_out_before < NAMED_MOST else OUTSIDE
 
 
 def _count_moved_rows(sides: Sides, named_sides: bytes) -> int:

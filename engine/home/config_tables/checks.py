@@ -15,10 +15,12 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")  # that holds a key or a t
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a finite number that is 0 or more. True is an int in Python, but it
-    is no number in the file."""
-    is_any = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_any and math.isfinite(value) and value >= 0
+    """Return whether `value` is a finite number that is 0 or more.
+
+    True is an int in Python, but it is no number in config.toml.
+    """
+    is_numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_numeric and math.isfinite(value) and value >= 0
 
 
 def is_count(value: Any) -> bool:
@@ -27,5 +29,8 @@ def is_count(value: Any) -> bool:
 
 
 def invalid(path: Path, field: str, fault: str, hint: str) -> UserError:
-    """Make the error for a wrong key; the message is the file, the key (`field`) and `fault`."""
+    """Make the error SETTING_INVALID for the key `field` of the config file at `path`.
+
+    `fault` is the predicate of the message, such as "is missing"; `hint` says how to correct it.
+    """
     return UserError("SETTING_INVALID", f"{path}: {field} {fault}", hint=hint, field=field)

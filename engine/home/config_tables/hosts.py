@@ -76,8 +76,8 @@ class RayOptions:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """What else a job asks for, by name."""
-        pairs = [each.partition("=") for each in self.resources.split(",") if each]
+        """The amounts in `resources` by name, such as {"h100": 1.0, "rack_a": 0.1}."""
+        pairs = [text.partition("=") for text in self.resources.split(",") if text]
         return {name: float(amount) for name, _, amount in pairs}
 
 
@@ -115,13 +115,13 @@ class SkyOptions:
 
     @property
     def device_kind(self) -> str:
-        """The devices' name at SkyPilot; "" for a CPU."""
+        """The name of a cluster's devices at SkyPilot, such as "H100"; "" for a CPU."""
         return self.accelerators.partition(":")[0]
 
     @property
     def devices(self) -> int:
-        """How many a cluster has; 0 for a CPU."""
-        kind, _, count = self.accelerators.partition(":")
+        """How many devices a cluster has; 0 for a CPU."""
+        kind, _, count = self.accelerators.partition(":")  # "H100" is one, "H100:2" are two
         return int(count or 1) if kind else 0
 
 
@@ -160,32 +160,34 @@ class Host:
 
     @property
     def compute(self) -> str:
-        """How the setting `compute` names it."""
+        """The value of the setting `compute` that means this host, such as "ssh:box"."""
         return f"{self.kind}:{self.name}"
 
     @property
     def in_words(self) -> str:
-        """How it is reached."""
+        """How the host is reached, in words, such as "`ssh box`" or "`ssh hpc sbatch`"."""
         if self.kind == RAY:
-            files = f"over `ssh {self.ssh}`" if self.ssh else f"through {self.folder} here"
-            return f"Ray at {self.ray.address}, files {files}"
+            file_route = f"over `ssh {self.ssh}`" if self.ssh else f"through {self.folder} here"
+            return f"Ray at {self.ray.address}, files {file_route}"
         if self.kind == SKY:
-            what = self.sky.accelerators or "a CPU"
-            where = f" at {self.sky.infra}" if self.sky.infra else ""
-            return f"{what}{where}, rented for each run through SkyPilot at {self.sky.address}"
-        ways = [f"ssh {self.ssh}" if self.ssh else "", "sbatch" if self.kind == SLURM else ""]
-        return f"`{' '.join(way for way in ways if way)}`"
+            device = self.sky.accelerators or "a CPU"
+            provider = f" at {self.sky.infra}" if self.sky.infra else ""
+            return f"{device}{provider}, rented for each run through SkyPilot at {self.sky.address}"
+        programs = [f"ssh {self.ssh}" if self.ssh else "", "sbatch" if self.kind == SLURM else ""]
+        return f"`{' '.join(program for program in programs if program)}`"
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What to say of how a cluster is reached and paid; nothing for most."""
+        """Warnings about how the host is reached and paid: rented machines without a limit of their
+        price, and a Ray cluster over plain http. [] for most hosts."""
         if self.kind == SKY and not self.sky.max_price:
             return [
                 "there is no limit of its price: --max-price names the most that an hour of one "
                 "machine may cost."
             ]
         parts = urlsplit(self.ray.address)
-        if self.kind != RAY or parts.scheme == "https" or parts.hostname in _LOOPBACK:
+        is_safe = parts.scheme == "https" or parts.hostname in _LOOPBACK
+        if self.kind != RAY or is_safe:
             return []
         return [
             f"{self.ray.address} is another machine over plain http: whoever reaches it, or is on "
@@ -203,8 +205,14 @@ _DEFAULTS: Mapping[str, Mapping[str, int | float]] = {
 
 
 def _matches(*patterns: re.Pattern[str]) -> Callable[[Any], bool]:
-    """Whether a value is a text that one of the patterns matches whole."""
-    return lambda value: isinstance(value, str) and any(p.fullmatch(value) for p in patterns)
+    """Return a function that takes the value of a key and returns whether it is a text which one of
+    the patterns matches as a whole."""
+
+    def is_match(value: Any) -> bool:
+        """Return whether `value` is a text that one of the patterns matches as a whole."""
+        return isinstance(value, str) and any(pattern.fullmatch(value) for pattern in patterns)
+
+    return is_match
 
 
 _IS_WORD = (_matches(_WORD), "as sbatch takes it, without spaces")
@@ -253,13 +261,15 @@ _OPTIONS: Mapping[str, type[SlurmOptions] | type[RayOptions] | type[SkyOptions]]
     RAY: RayOptions,
     SKY: SkyOptions,
 }
-_KEYS = {kind: [each.name for each in fields(options)] for kind, options in _OPTIONS.items()}
+# Kind of host -> the keys of [hosts.NAME] that only this kind has.
+_KEYS = {kind: [item.name for item in fields(options)] for kind, options in _OPTIONS.items()}
 
 
 def read_hosts(path: Path, tables: Any) -> dict[str, Host]:
-    """Check the value of `hosts` in the config file at `path`; the hosts by name.
+    """Check the tables `[hosts.NAME]` of the config file at `path`; return name -> host.
 
-    Raises UserError SETTING_UNKNOWN or SETTING_INVALID.
+    Raises UserError SETTING_UNKNOWN for a key that does not exist, SETTING_INVALID for an unusable
+    value.
     """
     if not isinstance(tables, dict):
         raise invalid(path, "hosts", "is no table", "Write [hosts.NAME] with its keys.")
@@ -267,48 +277,69 @@ def read_hosts(path: Path, tables: Any) -> dict[str, Host]:
 
 
 def _read_host(path: Path, name: str, table: Any) -> Host:
-    """Check one table, and return its host. Raises as `read_hosts`."""
+    """Check one table `[hosts.NAME]`, and return its host. Raises what `read_hosts` raises."""
     if not NAME.fullmatch(name) or not isinstance(table, dict):
         hint = "Give it a name of letters, digits, dot, - and _: [hosts.NAME]."
         raise invalid(path, f"hosts.{name[:60]}", "is no table of a host", hint)
     kind = table.get("kind", SSH)
-    of_kind = _KEYS.get(kind, []) if isinstance(kind, str) else []
-    of_others = {key for keys in _KEYS.values() for key in keys} - set(of_kind)
-    if kind == SKY:  # a rented machine has no name before it is there
-        of_others.add("ssh")
-    known = [key for key in _RULES if key not in of_others]
+    kind_keys = _KEYS.get(kind, []) if isinstance(kind, str) else []  # keys of this kind alone
+    known_keys = _known_keys(kind, kind_keys)
     for key, value in table.items():
-        where = f"hosts.{name}.{key[:60]}"
-        if key not in known:
-            others = [each for each, keys in _KEYS.items() if key in keys]
-            of_other = f', and {key} with kind = "{others[0]}"' if others else ""
-            raise UserError(
-                "SETTING_UNKNOWN",
-                f"{path} sets {where}, which does not exist",
-                hint=f"Known keys: {', '.join(known)}{of_other}.",
-                field=where,
-            )
+        field_name = f"hosts.{name}.{key[:60]}"
+        if key not in known_keys:
+            raise _unknown_key(path, field_name, key, known_keys)
         is_allowed, in_words = _RULES[key]
         if not is_allowed(value):
-            raise invalid(path, where, "cannot be used", f"{key} must be {in_words}.")
-    plain = {key: value for key, value in table.items() if key not in of_kind}
+            raise invalid(path, field_name, "cannot be used", f"{key} must be {in_words}.")
+    common_values = {key: value for key, value in table.items() if key not in kind_keys}
     if kind == SSH:
-        return Host(**{"name": name, "ssh": name, **plain})
+        return Host(**{"name": name, "ssh": name, **common_values})
     if kind in (RAY, SKY) and "address" not in table:
         raise invalid(path, f"hosts.{name}.address", "is missing", "Say where its API is.")
     if kind == SKY:
         _require_safe(path, f"hosts.{name}.address", table["address"])
-    options = _OPTIONS[kind](**{key: value for key, value in table.items() if key in of_kind})
-    return Host(**{"name": name, "ssh": "", **_DEFAULTS[kind], **plain, kind: options})
+    options = _OPTIONS[kind](**{key: value for key, value in table.items() if key in kind_keys})
+    # The options stand in the field of Host that is called like the kind: `slurm`, `ray` or `sky`.
+    return Host(**{"name": name, "ssh": "", **_DEFAULTS[kind], **common_values, kind: options})
 
 
-def _require_safe(path: Path, where: str, address: str) -> None:
-    """Raise UserError SETTING_INVALID for an address at which a token, and what is to be launched,
-    would go over the network in the clear."""
+def _known_keys(kind: object, kind_keys: Sequence[str]) -> list[str]:
+    """Return the keys that a table of this kind of host may have.
+
+    `kind_keys` are the keys that only this kind has.
+    """
+    keys_of_other_kinds = {key for keys in _KEYS.values() for key in keys} - set(kind_keys)
+    if kind == SKY:  # a rented machine has no name before it is there
+        keys_of_other_kinds.add("ssh")
+    return [key for key in _RULES if key not in keys_of_other_kinds]
+
+
+def _unknown_key(path: Path, field_name: str, key: str, known_keys: Sequence[str]) -> UserError:
+    """Make the error SETTING_UNKNOWN for a key that a table of a host may not have.
+
+    The hint lists the known keys, and names the kind of host that has `key`, if one does.
+    """
+    kinds_with_key = [kind for kind, keys in _KEYS.items() if key in keys]
+    other_kind = f', and {key} with kind = "{kinds_with_key[0]}"' if kinds_with_key else ""
+    return UserError(
+        "SETTING_UNKNOWN",
+        f"{path} sets {field_name}, which does not exist",
+        hint=f"Known keys: {', '.join(known_keys)}{other_kind}.",
+        field=field_name,
+    )
+
+
+def _require_safe(path: Path, field_name: str, address: str) -> None:
+    """Raise UserError SETTING_INVALID for an address at which the token, and what is to be
+    launched, would go over the network unencrypted.
+
+    That is an address of another machine without https. `field_name` is the key that has the
+    address, for the error.
+    """
     parts = urlsplit(address)
     if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
         hint = (
             "Give its https:// address; or `ssh -N -L 46580:127.0.0.1:46580 SERVER`, and "
             "http://127.0.0.1:46580 here."
         )
-        raise invalid(path, where, "is another machine over plain http", hint)
+        raise invalid(path, field_name, "is another machine over plain http", hint)

@@ -161,12 +161,13 @@ def m004_several_gpus(db: sqlite3.Connection) -> None:
 
 
 def m005_elsewhere(db: sqlite3.Connection) -> None:
-    """Runs say on which machine they run."""
+    """Add the column that says on which machine a run runs."""
     db.execute("ALTER TABLE runs ADD COLUMN compute TEXT NOT NULL DEFAULT 'local'")
 
 
 def m006_owners(db: sqlite3.Connection) -> None:
-    """Runs, environments and deployments belong to keys, which may share them."""
+    """Add the columns and tables that say to which keys runs, environments and deployments belong,
+    and with whom they are shared."""
     for table, column, default in _OWNER_COLUMNS:
         db.execute(f"ALTER TABLE {table} ADD COLUMN {column} TEXT NOT NULL DEFAULT '{default}'")
     for statement in _OWNER_TABLES:
@@ -174,7 +175,8 @@ def m006_owners(db: sqlite3.Connection) -> None:
 
 
 def m007_long_queues(db: sqlite3.Connection) -> None:
-    """What is asked whenever a run starts or is queued costs the same however long the queue is."""
+    """Add the indexes with which starting or queueing a run takes no longer if the queue is
+    long."""
     for statement in _INDEXES:
         db.execute(statement)
 

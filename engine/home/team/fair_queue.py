@@ -35,13 +35,14 @@ class QueuedRun(Protocol):
 Run = TypeVar("Run", bound=QueuedRun)
 
 
-def faded(hours: float, ended_ago_s: float) -> float:
-    """Return how much `hours` of a run count that ended so many seconds ago."""
+def faded_hours(hours: float, ended_ago_s: float) -> float:
+    """Return how many of a run's device hours still count `ended_ago_s` seconds after its end: half
+    of them after `HALF_LIFE_H` hours, a quarter after twice as long."""
     return hours * 0.5 ** (max(0.0, ended_ago_s) / 3600 / HALF_LIFE_H)
 
 
 def fair_order(queued: Sequence[Run], used_hours: Mapping[str, float]) -> list[Run]:
-    """Return the queued runs in the order in which they should start.
+    """Return the queued runs in the order in which they should start, fair between owners.
 
     Args:
         queued: the runs, in the order in which they were queued.
@@ -66,15 +67,17 @@ def take_turns(
         used_hours: owner -> device hours used lately, faded; 0 for an owner that it lacks.
     """
     merged = {owner: heapq.merge(*own, key=_place_in_line) for owner, own in lines.items()}
-    used = {owner: used_hours.get(owner, 0.0) for owner in lines}
+    used = {owner: used_hours.get(owner, 0.0) for owner in lines}  # and what starts before counts
+    # The first run of each owner as (rank, time queued, owner, run); the smallest starts next. Runs
+    # of equal rank start in the order in which they were queued.
     heap: list[tuple[float, float, str, Run]] = []
 
     def push_next(owner: str) -> None:
-        """Compare the first run left in the line of `owner` with those of the others; runs that are
-        equal otherwise start in the order in which they were queued."""
+        """Put the next run of `owner`, if one is left, among those that may start next."""
         row = next(merged[owner], None)
         if row is not None:
-            heapq.heappush(heap, (used[owner] + _place_in_line(row), row.queued, owner, row))
+            rank = used[owner] + _place_in_line(row)
+            heapq.heappush(heap, (rank, row.queued, owner, row))
 
     for owner in lines:
         push_next(owner)
@@ -87,7 +90,10 @@ def take_turns(
 
 
 def _place_in_line(row: QueuedRun) -> float:
-    """Return, in hours, when a run would have to be queued to stand where its priority puts it,
-    weighted as waiting is. Of two runs of one owner, the one with the smaller number starts first.
+    """Return the rank of a run among those of its owner, in hours that count as used; the run with
+    the smallest rank starts first.
+
+    A run that was queued earlier has a smaller rank, by `WAITED` for each hour; a higher priority
+    lowers it by `HEAD_START_H`.
     """
     return WAITED * row.queued / 3600 - HEAD_START_H.get(row.priority, 0.0)

@@ -28,7 +28,8 @@ ENVS = (
 
 
 def seen_runs(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
-    """Return what stands after FROM to read the runs that `viewer` sees, and its values."""
+    """Return (SQL, values) to read the runs that `viewer` sees: what stands after FROM, and the
+    values of its question marks. None sees all."""
     if viewer is None or viewer.sees_all:
         return "runs", ()
     shared = _shared(viewer, "run")
@@ -41,7 +42,8 @@ def seen_runs(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
 
 
 def seen_deployments(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
-    """Return what stands after FROM to read the deployments that `viewer` sees, and its values."""
+    """Return (SQL, values) to read the deployments that `viewer` sees: what stands after FROM, and
+    the values of its question marks. None sees all."""
     if viewer is None or viewer.sees_all:
         return "deployments", ()
     shared = _shared(viewer, "deployment")
@@ -52,8 +54,8 @@ def seen_deployments(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
 
 
 def seen_envs(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
-    """Return what stands after FROM to read the versions of environments that `viewer` sees, one
-    row for each owner, and its values."""
+    """Return (SQL, values) to read the versions of environments that `viewer` sees, one row for
+    each owner: what stands after FROM, and the values of its question marks. None sees all."""
     if viewer is None or viewer.sees_all:
         return ENVS, ()
     condition = "owner = ?"
@@ -69,8 +71,11 @@ def seen_envs(viewer: Viewer | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _shared(viewer: Viewer, kind: str) -> str:
-    """Return the SELECT of the names of a kind that are shared with `viewer` for what it does; its
-    one value is the viewer's owner. Returns "" if sharing does not suffice."""
+    """Return the SELECT of the names of what is shared with `viewer` for what its call does.
+
+    `kind` is "run" or "deployment". The value of its one question mark is the viewer's id. Returns
+    "" if sharing does not suffice, because the call changes something.
+    """
     if viewer.may not in _SUFFICIENT:  # only the owner may change something
         return ""
     return (

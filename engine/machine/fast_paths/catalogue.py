@@ -107,6 +107,6 @@ FAST_PATHS: Mapping[str, FastPath] = {
 
 
 def paths_of(kind: DeviceKind) -> list[str]:
-    """List the names of the fast paths that a kind of device has, in the order in which they are
-    tried."""
+    """Return the names of the fast paths (faster ways to compute) that a kind of device has, in the
+    order in which they are tried."""
     return [name for name, path in FAST_PATHS.items() if kind in path.devices]

@@ -41,9 +41,12 @@ def examine_device(
     all_gpus: Sequence[Device] = (),
     known_results: Sequence[PathResult] = (),
 ) -> DeviceResults:
-    """Try the fast paths of a device and store the results in the home.
+    """Try the fast paths (faster ways to compute) of a device, store the results in the home, and
+    return them.
 
     Args:
+        home: the home.
+        device: the device.
         names: the paths to try; empty for all paths of the device. If `names` is given, the results
             replace earlier results of these paths; without earlier results of this device they are
             not stored.
@@ -64,13 +67,13 @@ def examine_device(
         for line in _lines_of_process(home, device, attempt.remaining, path_s, all_gpus):
             attempt.read(line)
     paths = (*attempt.results, *known_results)
-    checked = DeviceResults(identity=attempt.identity, time=time.time(), paths=paths)
+    results = DeviceResults(identity=attempt.identity, time=time.time(), paths=paths)
     if not names:
-        keep_results(home, checked)
+        keep_results(home, results)
     elif (earlier := read_results(home, attempt.identity)) is not None:
-        checked = earlier.with_paths(checked.paths)
-        keep_results(home, checked)
-    return checked
+        results = earlier.with_paths(results.paths)
+        keep_results(home, results)
+    return results
 
 
 @dataclass
@@ -100,8 +103,11 @@ class _Attempt:
         return self.names[len(self.results) :]
 
     def read(self, line: Line) -> None:
-        """Take in one line of `_lines_of_process`. Raises UserError DEVICE_UNUSABLE if the line
-        says that the process ended before it tried a path."""
+        """Take in one line of `_lines_of_process`: a path begins, a part of it begins, its result,
+        or how the process ended.
+
+        Raises UserError DEVICE_UNUSABLE if the process ended before it tried a path.
+        """
         if "identity" in line:
             self.identity = line["identity"]
         elif "began" in line:
@@ -142,7 +148,8 @@ def _switched_off_by_death(name: str, doing: str, line: Line, device: Device) ->
 def _lines_of_process(
     home: Home, device: Device, names: Sequence[str], path_s: float, all_gpus: Sequence[Device]
 ) -> Iterator[Line]:
-    """Start a process that tries the paths, and yield what it writes: a JSON object for each line.
+    """Start a process that tries the fast paths `names` of a device, and yield what it writes: a
+    JSON object for each line.
 
     The last object is added here: `ended` says how the process ended, `last_words` is the end of
     its output on stderr. A process that writes nothing for `path_s` seconds is killed.
@@ -150,12 +157,12 @@ def _lines_of_process(
     python = launcher.worker_python(home)
     log = home.cache / f"fast-paths-{os.getpid()}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    # The process ends when its stdin does, that is when this process ends.
+    # The process ends when its stdin (descriptor 0) does, that is when this process ends.
+    variables = trainer_variables(home.root, device.id, lifeline=0)
     with open(log, "wb") as stderr:
         process = subprocess.Popen(
             [python, "-P", *programs.command("fast_paths"), *names],
-            env=trainer_variables(home.root, device.id, lifeline=0)
-            | {ALL_GPUS: ",".join(gpu.visible for gpu in all_gpus)},
+            env=variables | {ALL_GPUS: ",".join(gpu.visible for gpu in all_gpus)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,

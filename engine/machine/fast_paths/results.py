@@ -76,8 +76,8 @@ class DeviceResults(Record):
         return "skipped"
 
     def with_paths(self, paths: Sequence[PathResult]) -> "DeviceResults":
-        """Replace the results of paths with the same names by the given ones; new names are
-        added."""
+        """Return a copy in which the results `paths` replace those of the same names; results with
+        new names are added."""
         replaced_names = {path.name for path in paths}
         other_paths = [path for path in self.paths if path.name not in replaced_names]
         return self.model_copy(update={"paths": (*other_paths, *paths)})
@@ -88,14 +88,16 @@ class DeviceResults(Record):
         return {path.name: path.reason for path in self.paths if path.state == "off"}
 
     def is_on(self, name: str) -> bool:
-        """Whether the path of this name was tried and works."""
+        """Return whether the path of this name was tried and works."""
         return any(path.name == name and path.state == "on" for path in self.paths)
 
 
 def identity_of(device: Device, home: Home) -> dict[str, str]:
-    """Collect the facts that may change whether a path works on the device: its name, its driver,
-    the vLLM that is set up, and the packages of this interpreter ("" for one that is not
-    installed)."""
+    """Return the facts that may change whether a fast path works on the device, by name.
+
+    They are the device's name, its driver, the vLLM that is set up, and the version of each of the
+    `PACKAGES` in this interpreter; "" for one that is not installed.
+    """
     facts = _outside_this_interpreter(device, home)
     for package in PACKAGES:
         try:
@@ -116,10 +118,11 @@ def _outside_this_interpreter(device: Device, home: Home) -> dict[str, str]:
 
 
 def why_off(home: Home, device: Device, name: str) -> str:
-    """Return the reason why the path `name` is switched off on the device, by the newest trial with
-    this driver and this vLLM. Returns "" if it is not switched off, or was not tried.
+    """Return the reason why the fast path `name` is switched off on the device, by the newest trial
+    with this driver and this vLLM. Returns "" if it is not switched off, or was not tried.
 
-    Processes without torch call this. They cannot tell which packages a worker's interpreter has.
+    Processes without torch call this. They cannot tell which packages a worker's interpreter has,
+    so trials with any packages count.
     """
     facts = _outside_this_interpreter(device, home)
     for results in all_results(home):
@@ -129,15 +132,15 @@ def why_off(home: Home, device: Device, name: str) -> str:
 
 
 def read_results(home: Home, identity: Mapping[str, str]) -> DeviceResults | None:
-    """Read the results that hold for this identity; None if there are none yet. Raises
-    DamagedRecord if the entry in the file cannot be read."""
+    """Return the stored results that hold for this `identity` (device, driver and packages); None
+    if there are none yet. Raises DamagedRecord if they cannot be read."""
     entry = read_object(home.fast_paths).get(_key(identity))
     return _parsed(home, entry) if entry is not None else None
 
 
 def all_results(home: Home) -> list[DeviceResults]:
-    """Read the results of every device and set of libraries that was tried, the newest first.
-    Raises DamagedRecord if an entry of the file cannot be read."""
+    """Return the stored results of every device and set of packages that was tried, the newest
+    first. Raises DamagedRecord if one of them cannot be read."""
     entries = read_object(home.fast_paths).values()
     results = [_parsed(home, entry) for entry in entries]
     return sorted(results, key=lambda result: result.time, reverse=True)
@@ -151,7 +154,7 @@ def keep_results(home: Home, results: DeviceResults) -> None:
 
 
 def _parsed(home: Home, entry: object) -> DeviceResults:
-    """Parse an entry of the file. Raises DamagedRecord if it has a wrong form."""
+    """Parse an entry of the file of results. Raises DamagedRecord if it has a wrong form."""
     return DeviceResults.parse(json.dumps(entry), str(home.fast_paths))
 
 

@@ -71,7 +71,7 @@ class Venv:
         return self.folder.with_suffix(".log")
 
     def is_ready(self) -> bool:
-        """Whether it was built completely."""
+        """Return whether the virtual environment was built completely."""
         with contextlib.suppress(OSError, ValueError):
             return json.loads(self.outcome.read_text())["ok"] is True
         return False
@@ -162,7 +162,7 @@ def _parse_requirement(line: str) -> Requirement:
 
 
 def missing(requirements: list[Requirement]) -> list[str]:
-    """Return the requirements that the present interpreter does not meet.
+    """Return those of the requirements that the interpreter of this process does not meet.
 
     For example ["sympy", "numpy>=2 (here is 1.26)"]: the first is not installed, the second is too
     old.
@@ -188,7 +188,8 @@ def venv_of(home: Home, requirements: list[Requirement]) -> Venv:
     """
     names = sorted(str(requirement) for requirement in requirements)
     key = json.dumps([names, sys.version_info[:3], sys.base_prefix])
-    return Venv(home.cache / "venvs" / hashlib.sha256(key.encode()).hexdigest()[:16])
+    folder_name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return Venv(home.cache / "venvs" / folder_name)
 
 
 def install(home: Home, requirements: list[Requirement], patience_s: float) -> Path:
@@ -238,7 +239,8 @@ def _wait_for_outcome(venv: Venv, builder: subprocess.Popen[bytes], patience_s: 
 
 
 def _start_builder(venv: Venv, requirements: list[Requirement]) -> subprocess.Popen[bytes]:
-    """Start a process that runs `build` for `venv`; it outlives this one."""
+    """Start a process that builds the virtual environment `venv` with the packages `requirements`
+    (it runs `build`); the process outlives this one."""
     venv.folder.parent.mkdir(mode=0o700, exist_ok=True)
     venv.folder.mkdir(mode=0o755, exist_ok=True)
     venv.outcome.unlink(missing_ok=True)  # an earlier outcome would end the waiting at once
@@ -267,7 +269,7 @@ def build(folder: Path) -> None:
         if venv.is_ready():
             return
         requirements = (folder / FILE).read_text().splitlines()
-        _remake(folder)
+        _recreate(folder)
         write_json(venv.outcome, _outcome_of_install(home, venv, requirements))
 
 
@@ -279,7 +281,7 @@ def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict
     """
     outcome: dict[str, object] = {"ok": False, "error": "", "hint": "", "isolation": ""}
     try:
-        outcome["isolation"] = _install_in_box(home, venv, requirements)
+        outcome["isolation"] = _install_in_sandbox(home, venv, requirements)
         outcome["ok"] = True
     # EnvProblem: the sandbox does not start; Fault: pip failed or took too long in it;
     # UserError: there is no pip, or the config of the home is wrong.
@@ -290,7 +292,7 @@ def _outcome_of_install(home: Home, venv: Venv, requirements: list[str]) -> dict
     return outcome
 
 
-def _install_in_box(home: Home, venv: Venv, requirements: list[str]) -> str:
+def _install_in_sandbox(home: Home, venv: Venv, requirements: list[str]) -> str:
     """Let pip install `requirements` into the empty folder of `venv`, in a sandbox.
 
     Returns the isolation of pip in words. Raises EnvProblem or UserError if pip or its sandbox
@@ -361,7 +363,7 @@ def _pip_path() -> Path:
     )
 
 
-def _remake(folder: Path) -> None:
+def _recreate(folder: Path) -> None:
     """Delete `folder` and make it again, so that nothing of an earlier attempt is left in it."""
     shutil.rmtree(folder)
     folder.mkdir(mode=0o755)
@@ -408,7 +410,7 @@ def _pip_error(log: Path) -> str:
     """Return the ERROR lines at the end of pip's log, at most 600 characters; "" if there are
     none."""
     with contextlib.suppress(OSError):
-        lines = read_tail(log, 20_000).splitlines()
+        lines = read_tail(log, max_bytes=20_000).splitlines()
         return " ".join(line for line in lines if line.startswith("ERROR"))[:600]
     return ""
 

@@ -158,12 +158,13 @@ def _local_path(address: str) -> str:
 
 
 def _is_url(address: str) -> bool:
-    """Whether an address has a scheme, such as https://."""
+    """Return whether the address of an index has a scheme, such as https://; if not, it is a
+    path."""
     return "://" in address
 
 
 def _is_on(text: str) -> bool:
-    """Whether pip reads this value of an option as true."""
+    """Return whether pip reads this value of an option as true."""
     return text.lower() in ("1", "true", "yes", "on", "y", "t")
 
 

@@ -87,7 +87,7 @@ def setup(
 
 
 def works(python: Path, proof: str = PROOF) -> bool:
-    """Whether the interpreter `python` exists and can run the code `proof`.
+    """Return whether the interpreter `python` exists and can run the code `proof`.
 
     This takes seconds, because the default proof imports torch.
     """
@@ -102,8 +102,10 @@ def _build(home: Home, say: Say, run: Run, proof: str) -> dict[str, object]:
     if installing or testing fails.
     """
     device = hardware.detect(home.root).device.kind
-    venvs.require_space(home.root, NEEDED["cpu" if device == "cpu" else "gpu"])
-    packages = requirements(*EXTRAS, *(() if device == "cpu" else GPU_EXTRAS))
+    is_cpu = device == "cpu"
+    venvs.require_space(home.root, NEEDED["cpu" if is_cpu else "gpu"])
+    extras = EXTRAS if is_cpu else (*EXTRAS, *GPU_EXTRAS)
+    packages = requirements(*extras)
     build_folder = venvs.build_folder(home.train_venv)
     shutil.rmtree(build_folder, ignore_errors=True)
     try:

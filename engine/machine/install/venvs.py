@@ -64,7 +64,7 @@ def take_place(folder: Path) -> None:
 
 @contextlib.contextmanager
 def only_builder(lock: Path, command: str) -> Iterator[None]:
-    """A context that holds the file lock `lock`, so that only one process builds at a time.
+    """Context manager: hold the file lock `lock`, so that only one process builds at a time.
 
     Raises UserError RUN_STATE if another process holds the lock; `command`, e.g. "honesmith setup",
     names in the message what that process runs.
@@ -95,17 +95,19 @@ def require_space(folder: Path, needed: int) -> None:
 
 
 def torch_backend(device: str) -> list[str]:
-    """Return uv's options that choose the right build of torch; `device` is "cpu" or the kind of
-    GPU."""
+    """Return the options of uv, the package installer, that choose the right build of torch.
+
+    `device` is "cpu" or the kind of GPU.
+    """
     return ["--torch-backend", "cpu" if device == "cpu" else "auto"]
 
 
 def complaint(python: Path, proof: str, patience_s: float) -> str | None:
-    """Run the code `proof` with the interpreter `python`; return what is wrong, or None if it
-    worked.
+    """Run the Python code `proof` with the interpreter `python`, to test a virtual environment;
+    return the last line of its error, or None if it worked.
 
-    What is wrong is the last line of the error, e.g. "ModuleNotFoundError: No module named
-    'torch'". Raises subprocess.TimeoutExpired after `patience_s` seconds.
+    For example "ModuleNotFoundError: No module named 'torch'". Raises subprocess.TimeoutExpired
+    after `patience_s` seconds.
     """
     process = subprocess.run(
         [str(python), "-P", "-c", proof],

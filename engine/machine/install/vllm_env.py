@@ -54,8 +54,8 @@ def find_python(home: Home) -> Path | None:
 
 
 def version_in(home: Home) -> str:
-    """Return the installed packages, e.g. "vllm==0.32.0"; the path of the interpreter if one was
-    named by the environment variable; "" if vLLM is not set up."""
+    """Return which vLLM is set up: its installed packages, e.g. "vllm==0.32.0"; the path of the
+    interpreter if the environment variable OVERRIDE names one; "" if vLLM is not set up."""
     override = os.environ.get(OVERRIDE)
     if override:
         return override
@@ -180,7 +180,7 @@ def _install(python: Path, device: str, run: Run, say: Say) -> None:
 
 
 def _install_hint(device: str) -> str:
-    """Return the hint for an installation that failed."""
+    """Return the hint for an installation of vLLM that failed, for the device it was meant for."""
     advice = "The lines above say why; `honesmith setup --vllm` goes on where this stopped."
     if device == "cpu":
         advice += " Where torch is not found, name an index of CPU builds in PIP_EXTRA_INDEX_URL."
@@ -199,7 +199,7 @@ def _prove(python: Path, proof: str) -> None:
 
 
 def _is_complete(folder: Path, device: str = "") -> bool:
-    """Whether `folder` holds a complete environment with the versions in PACKAGES.
+    """Return whether `folder` holds a complete environment with the versions in PACKAGES.
 
     `device` is the device that it must have been built for; "" for any.
     """

@@ -160,8 +160,9 @@ def estimated_seconds(run: RunDir) -> dict[str, float]:
 
 
 def _half_width(steps: Work, mean: float) -> float:
-    """Return half the width, in seconds, of the band that `_seconds_of_steps` computes. `mean` is
-    the mean time of the steps done, of which there is at least one."""
+    """Return half the width, in seconds, of the band that `_seconds_of_steps` forecasts for the
+    remaining steps. `mean` is the mean seconds of the steps done, of which there is at least one.
+    """
     likely = mean * steps.left
     if steps.done == 1:  # one step does not show how much steps vary
         return likely * _VARIATION
@@ -208,7 +209,7 @@ def _seconds_of_other_work(
     of_whole_run = _estimated_seconds_of(phase, estimated)
     if not work.done:
         return of_whole_run
-    missing_units = 0.0  # that count with their estimated time
+    missing_units = 0.0  # units that count with their estimated time
     if of_whole_run.likely:
         missing_units = max(0.0, _ENOUGH_DONE * work.planned - work.done)
     seconds = work.seconds + missing_units * of_whole_run.likely / work.planned

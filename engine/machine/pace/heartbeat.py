@@ -99,8 +99,9 @@ class Heartbeat:
 
 
 def write_heartbeat(descriptor: int, heartbeat: Heartbeat) -> None:
-    """Write a heartbeat into the open file `descriptor`, over the previous one. Raises OSError."""
-    os.pwrite(descriptor, heartbeat.to_line(), 0)
+    """Write a heartbeat into the open file `descriptor`, over the previous one. Raises OSError if
+    the file cannot be written."""
+    os.pwrite(descriptor, heartbeat.to_line(), 0)  # 0: at the beginning of the file
 
 
 def read_heartbeat(run: RunDir) -> Heartbeat | None:

@@ -75,7 +75,7 @@ def events_from(run: RunDir, cursor: int) -> tuple[list[JsonObject], int]:
 
 
 def events_end(run: RunDir) -> int:
-    """Return the cursor after the last complete event."""
+    """Return the byte of events.jsonl after the last complete event of a run."""
     _, cursor = events_from(run, cursor=0)
     return cursor
 
@@ -99,7 +99,7 @@ def attempt_begin(run: RunDir, attempt: int) -> int:
 
 
 def _starts_attempt(line: bytes, attempt: int) -> bool:
-    """Tell whether a line of events.jsonl says that this attempt has started."""
+    """Return whether a line of events.jsonl says that attempt number `attempt` has started."""
     try:
         event = json.loads(line)
     except ValueError:  # the line is damaged, or still being written
@@ -159,18 +159,24 @@ def _time_left(
     """Return the likely seconds until the run has ended, or None if unknown or if the run has
     ended.
 
-    For a run without heartbeats (of an earlier version), the times of its last steps are used.
+    Args:
+        left: the forecast from its heartbeats; None for a run without heartbeats (of an earlier
+            version): then the times of its last steps are used.
+        step: the last step that was measured; None for none.
+        total: how many steps the run has; None if unknown.
     """
     if row.state in TERMINAL:
         return None
-    return round(left.seconds.likely, 1) if left else _seconds_left(run, step, total)
+    if left is None:
+        return _seconds_left(run, step, total)
+    return round(left.seconds.likely, 1)
 
 
 def _why_stalled(
     run: RunDir, row: RunRow, heartbeat: Heartbeat | None, quiet_s: float | None
 ) -> str:
-    """Explain that a run counts as stalled because it has been silent for `quiet_s` seconds, longer
-    than its pace explains. Returns "" if it does not, or if `quiet_s` is None."""
+    """Say why a run counts as stalled: it has been silent for `quiet_s` seconds, longer than its
+    pace explains. Returns "" if it does not, or if `quiet_s` is None (no trainer runs)."""
     # These processes write no heartbeats: one that scores stored answers again ("regrade"), and one
     # that asks models behind a URL (and so has no GPU).
     if quiet_s is None or row.algorithm == "regrade" or row.gpus == 0:

@@ -44,7 +44,7 @@ class Patience:
 def patience(
     heartbeat: Heartbeat | None, estimated: Mapping[str, float], stop_minutes: float
 ) -> Patience:
-    """Compute how long a trainer may be silent now.
+    """Return how long a trainer may be silent now, before it counts as stalled and is ended.
 
     Args:
         heartbeat: the trainer's last heartbeat; None before its first, while its program is loaded.
@@ -86,8 +86,8 @@ def stop_grace_s(heartbeat: Heartbeat | None, estimated: Mapping[str, float]) ->
 
 
 def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
-    """Return (the phase under which a phase's units are counted, the names of its phases in the
-    estimate)."""
+    """Return (phase of the heartbeat under which the units of `phase` are counted, names of the
+    phases in the run's estimate that make up this work)."""
     if phase in ("training", "sampling"):
         return "training", ("training", "rollouts", "rewards")
     if phase == "checkpoint":
@@ -98,8 +98,8 @@ def _phases_of_work(phase: str) -> tuple[str, Sequence[str]]:
 def _expected_silence_s(
     phase: str, heartbeat: Heartbeat | None, estimated: Mapping[str, float]
 ) -> float:
-    """Return how many seconds of a phase's work may pass without a heartbeat: those of the start,
-    of one step with its sampling, of one checkpoint, or of all answers of one evaluation.
+    """Return how many seconds of a phase's work are expected to pass without a heartbeat: those of
+    the start, of one step with its sampling, of one checkpoint, or of all answers of an evaluation.
 
     They are taken from this attempt's measurements, or from the estimate before there are any
     (`estimated` has the seconds of each phase of the whole run), or are 0 without an estimate.

@@ -35,8 +35,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asker:
-    """Who starts deployments: the name of an access key, and how many of its deployments may live
-    at once (0 for no limit)."""
+    """Who starts deployments: an access key.
+
+    Attributes:
+        name: the name of the key; "" for nobody in particular.
+        max_living: how many of its deployments may live at once; 0 for no limit.
+    """
 
     name: str = ""
     max_living: int = 0
@@ -50,7 +54,7 @@ class Unreachable(Exception):
 
 
 def is_alive(folder: DeployDir) -> bool:
-    """Whether the process of the deployment lives."""
+    """Return whether the process of the deployment lives."""
     return is_locked(folder.alive)
 
 
@@ -80,7 +84,7 @@ def _record_end(home: Home, store: Store, row: DeploymentRow) -> None:
 
 
 def served(home: Home, row: DeploymentRow) -> list[str]:
-    """List the model names that a deployment answers to, or will answer to once it is ready."""
+    """Return the model names that a deployment answers to, or will answer to once it is ready."""
     folder = home.deployment(row.deployment_id)
     try:
         return [str(name) for name in read_json(folder.ready)["models"]]
@@ -113,7 +117,7 @@ def check_quota(home: Home, asker: Asker) -> None:
 
 
 def _quota_error(asker: Asker, ids: list[str]) -> UserError:
-    """Return the error for an asker that has as many deployments as it may have.
+    """Make the error QUOTA for a key (`asker`) that has as many deployments as it may have.
 
     `ids` are the ids of these deployments, the newest first.
     """
@@ -140,8 +144,9 @@ def describe(home: Home, row: DeploymentRow) -> Reply:
     """Return a deployment as JSON: id, state, address, models served, memory in GB (10^9), and
     whose it is if it is not the viewer's own."""
     owner = shown_owner(home.viewer, row.owner)
+    owner_field = {"owner": owner} if owner else {}
     return {
-        **({"owner": owner} if owner else {}),
+        **owner_field,
         "deployment_id": row.deployment_id,
         "state": row.state,
         "base_url": row.url,
@@ -197,7 +202,7 @@ def _object_in(reply: bytes) -> Json:
 
 
 def is_idle(folder: DeployDir) -> bool:
-    """Whether a deployment answers its health check and has no request in progress."""
+    """Return whether a deployment answers its health check and has no request in progress."""
     try:
         status, health = request(folder, "GET", "/health", timeout_s=2.0)
     except Unreachable:
@@ -206,7 +211,7 @@ def is_idle(folder: DeployDir) -> bool:
 
 
 def stop(home: Home, row: DeploymentRow, why: str) -> None:
-    """End a deployment and record `why` in its row.
+    """End a deployment and record `why`, a sentence for the user, in its row.
 
     The deployment is asked to stop first. If it still lives after STOP_S seconds, its process group
     gets SIGTERM, and after as long again SIGKILL.
@@ -245,7 +250,7 @@ def make_room(home: Home, run: RunDir, device_id: str) -> list[str]:
 
 
 def _has_room_on(run: RunDir, device_id: str) -> bool:
-    """Whether the memory that a run may need is free on the device and promised to nobody.
+    """Return whether a device has the memory that a run may need, free and promised to nobody else.
 
     The run may need `_HEADROOM_FACTOR` times its expected peak, or half of the device's memory if
     it has no estimate. An unknown `device_id` means the machine's default device.
@@ -278,10 +283,9 @@ def unclaimed_bytes(home: Home, device: "Device", besides: str = "") -> int:
     if device.kind == "cpu":
         return device.memory_free
     loaded_bytes, loading_bytes = _granted_bytes(home, device, besides)
-    return max(
-        0,
-        min(device.memory_free - loading_bytes, device.memory_total - loaded_bytes - loading_bytes),
-    )
+    free_after_loading = device.memory_free - loading_bytes
+    not_granted = device.memory_total - loaded_bytes - loading_bytes
+    return max(0, min(free_after_loading, not_granted))
 
 
 def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int]:
@@ -291,8 +295,10 @@ def _granted_bytes(home: Home, device: "Device", besides: str) -> tuple[int, int
         runs = store.list_runs(limit=1000, states=HOLDS_DEVICE)
     loaded_bytes = loading_bytes = 0
     for run in runs:
-        config = home.run(run.run_id).find_config() if device.id in run.devices else None
-        if config is None or run.run_id == besides:
+        if device.id not in run.devices or run.run_id == besides:
+            continue
+        config = home.run(run.run_id).find_config()
+        if config is None:  # missing or damaged
             continue
         if run.state == "preparing":
             loading_bytes += config.peak_memory or 0

@@ -42,18 +42,19 @@ def promised_bytes(home: Home, store: Store, machine: "Hardware") -> Counter[str
 
 
 def planned_bytes(run: RunDir, memory_total: int) -> int:
-    """Return how many bytes of a device with `memory_total` bytes a run was planned with."""
+    """Return how many bytes of a device with `memory_total` bytes a run was planned with; all of
+    them if its config says nothing."""
     config = run.find_config()
     planned = config.planned_memory if config is not None else 0
     return min(planned or memory_total, memory_total)
 
 
 def with_room(run: RunDir, devices: "Sequence[Device]", promised: Counter[str]) -> "list[Device]":
-    """Return the devices on which the run may start: those without a run, and those with enough
-    room.
+    """Return those of the `devices` on which the run may start: those without a run, and those with
+    enough room.
 
     Enough room means that the bytes planned for the run are both free now and not promised to other
-    runs.
+    runs. `promised` maps device id -> the bytes that the runs on it were planned with.
     """
     roomy_devices = []
     for device in devices:

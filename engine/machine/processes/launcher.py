@@ -67,8 +67,9 @@ def trainer_command(
     """Return the command that starts a run's trainer; the caller appends the run's folder.
 
     The algorithm "regrade" and a run without a device (`gpus` is 0) load no model and need no
-    torch; nor does a run on another machine. For others, raises UserError NO_TORCH if no
-    interpreter has torch.
+    torch; nor does a run on another machine (`is_elsewhere`), which is only looked after here.
+
+    Raises UserError NO_TORCH if the run needs torch and no interpreter has it.
     """
     if is_elsewhere:
         return [sys.executable, "-P", *programs.command("attendant")]
@@ -111,10 +112,11 @@ def require_quantizer(home: Home, quantization: str) -> None:
         return
     python = worker_python(home)
     if python == sys.executable:
-        installed = importlib.util.find_spec("bitsandbytes") is not None
+        is_installed = importlib.util.find_spec("bitsandbytes") is not None
     else:  # another interpreter: its folder is searched, which is faster than running it
-        installed = any(Path(python).parent.parent.glob("lib/python*/site-packages/bitsandbytes"))
-    if not installed:
+        venv = Path(python).parent.parent
+        is_installed = any(venv.glob("lib/python*/site-packages/bitsandbytes"))
+    if not is_installed:
         raise UserError(
             "SETTING_INVALID",
             f'quantization = "nf4", but bitsandbytes is not installed for {python}',
@@ -127,11 +129,11 @@ def require_quantizer(home: Home, quantization: str) -> None:
 def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
     """Start queued runs while devices are free; return the ids of the runs that were started.
 
-    Runs that still wait for the model of another run are left in the queue. `place` is where they
-    are started, over the same home; None for this machine.
+    Runs that still wait for the model of another run are left in the queue. `place` is the executor
+    that starts them, over the same home; None for a new one of this machine.
     """
     started_ids: list[str] = []
-    home = home.whole  # the queue is that of all
+    home = home.whole  # whoever calls this, the runs of all owners are started
     with Store(home) as store:
         waiting.release_waiting(home, store)
         if not store.has_ready():
@@ -147,7 +149,7 @@ def start_queued(home: Home, place: LocalExecutor | None = None) -> list[str]:
                 if _start(place, store, row):
                     started_ids.append(row.run_id)
             finally:
-                place.release()
+                place.release()  # the locks of runs that were claimed and not started
 
 
 def _lease_next(
@@ -155,36 +157,38 @@ def _lease_next(
 ) -> RunRow | None:
     """Give the oldest queued run free devices of the machine, claim it, and return its row.
 
-    Runs that cannot start are added to `passed_over`, and are not looked at again: while this
-    process starts others, nothing becomes free. Returns None if no run can start now.
+    Runs that cannot start are added to `passed_over` (run ids), and are not looked at again: while
+    this process starts others, nothing becomes free. Returns None if no run can start now.
     """
     home = place.home
-    lapsed: list[RunRow] = []  # nobody wants them any more
+    # Runs that another machine queued here and has not asked for in time; they fail below.
+    lapsed: list[RunRow] = []
     runs_per_device = device_shares.runs_per_device(home, machine)
 
     def choose(row: RunRow, free_ids: Sequence[str]) -> str:
         """Return the ids of the devices that a run gets; "" if none has room for it."""
         if row.run_id in passed_over:
             return ""
-        # Of devices with one run each, those that are free hold none.
-        is_shared = runs_per_device > 1
-        promised = device_shares.promised_bytes(home, store, machine) if is_shared else None
+        promised = None  # if a device takes one run only, a free one is promised to nobody
+        if runs_per_device > 1:
+            promised = device_shares.promised_bytes(home, store, machine)
         devices = devices_for(home.run(row.run_id), machine, free_ids, row.gpus, promised)
         if not devices:
             passed_over.add(row.run_id)
         return devices
 
     def can_start(row: RunRow) -> bool:
-        """Whether devices are kept for a run that needs more than are free."""
+        """Return whether a run could start once enough devices are free, so that they are kept for
+        it."""
         run = home.run(row.run_id)
-        return not missing_secrets(run) and not waiting.lapsed_lease(run)
+        return not missing_secrets(run) and not waiting.why_lease_lapsed(run)
 
     def claim(row: RunRow) -> bool:
-        """Claim a run, if this was not tried before."""
+        """Claim a run, if that was not tried before; return whether it was claimed."""
         if row.run_id in passed_over:
             return False
         is_claimed = False
-        if waiting.lapsed_lease(home.run(row.run_id)):
+        if waiting.why_lease_lapsed(home.run(row.run_id)):
             lapsed.append(row)
         else:
             is_claimed = _claim(place, row)
@@ -206,16 +210,18 @@ def _lease_next(
 
 
 def _claim(place: LocalExecutor, row: RunRow) -> bool:
-    """Claim a queued run. Returns False if it cannot start here now, because secrets are missing or
-    its last attempt is still ending."""
+    """Claim a queued run, and return whether that succeeded: False if it cannot start now, because
+    this process lacks secrets or its last attempt is still ending."""
     run = place.home.run(row.run_id)
-    return not missing_secrets(run) and place.claim(run)  # else it waits for who has the secrets
+    if missing_secrets(run):  # it waits for a process that has them
+        return False
+    return place.claim(run)
 
 
 def _start(place: LocalExecutor, store: Store, row: RunRow) -> bool:
-    """Start a run that has its device.
+    """Start a run that has its device, and return whether it was started.
 
-    Returns False if the machine cannot start a process; the run is then recorded as failed.
+    If the machine cannot start a process, the run is recorded as failed, and False is returned.
     """
     run = place.home.run(row.run_id)
     try:
@@ -228,12 +234,17 @@ def _start(place: LocalExecutor, store: Store, row: RunRow) -> bool:
 
 
 def end_elsewhere(run: RunDir) -> None:
-    """Have what an ended run left on another machine told to end, where nobody looks after it."""
+    """Start a process that ends what an ended run has left on another machine.
+
+    Nothing is done if nothing is left there, or if the process that looks after the run lives and
+    will do it.
+    """
     handle = Handle.read(run)
     if handle is None or handle.phase == "ended" or is_alive(run):
         return
-    command = trainer_command(run.home, "", is_elsewhere=True)
-    with contextlib.suppress(OSError):  # then the next connection does it, or its lease
+    command = trainer_command(run.home, algorithm="", is_elsewhere=True)
+    # OSError: no process can be started. Then the next connection ends the job, or its lease does.
+    with contextlib.suppress(OSError):
         spawn_detached([*command, str(run.path), "--tidy"], run.path, run.supervisor_log)
 
 
@@ -266,7 +277,8 @@ def devices_for(
     free_devices = [device for device in machine.devices if device.id in among]
     free_devices = device_shares.with_room(run, free_devices, promised)
     device_count = min(gpus, len(machine.devices))
-    if not free_devices or (len(free_devices) < device_count and any(promised.values())):
+    is_shared = any(promised.values())  # whether runs hold devices of this machine
+    if not free_devices or (len(free_devices) < device_count and is_shared):
         return ""
     # The devices with the most room first; equal ones in the machine's order.
     free_devices.sort(key=lambda device: promised[device.id] - device.memory_free)
@@ -279,44 +291,47 @@ def devices_for(
 
 
 def _first_of_one_model(devices: Sequence["Device"], count: int) -> Sequence["Device"]:
-    """Return the first `count` devices of one model, or the first `count` of all if no model has so
-    many."""
-    by_name: dict[str, list[Device]] = {}
+    """Return the first `count` devices of one model (of equal product names), or the first `count`
+    of all devices if no model has so many."""
+    devices_of_model: dict[str, list[Device]] = {}
     for device in devices:
-        by_name.setdefault(device.name, []).append(device)
-    return next((same[:count] for same in by_name.values() if len(same) >= count), devices[:count])
+        devices_of_model.setdefault(device.name, []).append(device)
+    for same_devices in devices_of_model.values():
+        if len(same_devices) >= count:
+            return same_devices[:count]
+    return devices[:count]
 
 
 def _may_start_on(run: RunDir, machine: "Hardware", gpus: Sequence["Device"]) -> bool:
-    """Whether a run can start on these free GPUs now.
+    """Return whether a run can start on these free GPUs now.
 
     It can if they have its minimum of free memory, if waiting would not help, or if deployments
     live, of which idle ones can be stopped.
     """
     config = run.find_config()
-    if config is None or not config.least_memory:
+    if config is None or not config.least_memory:  # its minimum is not known
         return True
-    fitting = [gpu for gpu in machine.devices if gpu.memory_total >= config.least_memory]
+    large_enough = [gpu for gpu in machine.devices if gpu.memory_total >= config.least_memory]
     has_room = all(gpu.memory_free >= config.least_memory for gpu in gpus)
-    waiting_helps = len(fitting) >= len(gpus)  # enough GPUs are large enough
+    waiting_helps = len(large_enough) >= len(gpus)
     return has_room or not waiting_helps or bool(deployments.living(run.home))
 
 
 def awaited_memory(run: RunDir) -> str:
-    """Return why a queued run waits although a device is free: it needs several devices, or more
-    memory than is free. "" if it waits for neither."""
+    """Say why a queued run waits although a device is free: it needs several devices, or more
+    memory than is free. Returns "" if it waits for neither."""
     # Imported late: asking the driver takes a while.
     from engine.core import hardware  # noqa: PLC0415
 
     machine = hardware.detect(run.home.root)
     config = run.find_config()
     with Store(run.home) as store:
-        holders = store.runs_on_devices()
-        own_gpus = [row.gpus for row in store.queue() if row.run_id == run.id]
-        gpus = own_gpus[0] if own_gpus else 1  # a run that is not queued any more counts as 1
+        runs_on_device = store.runs_on_devices()
+        queued_gpus = {row.run_id: row.gpus for row in store.queue()}
+        gpus = queued_gpus.get(run.id, 1)  # a run that is not queued any more counts as 1
         promised = device_shares.promised_bytes(run.home, store, machine)
     most_runs = device_shares.runs_per_device(run.home, machine)
-    free_devices = [device for device in machine.devices if holders[device.id] < most_runs]
+    free_devices = [device for device in machine.devices if runs_on_device[device.id] < most_runs]
     device_count = min(gpus, len(machine.devices))
     if device_count > 1 and len(free_devices) < device_count:
         return f"it waits for {device_count} devices: {len(free_devices)} are free, and kept for it"
@@ -336,11 +351,11 @@ def awaited_memory(run: RunDir) -> str:
 
 
 def awaited_host(home: Home, row: RunRow) -> str:
-    """Return why a queued run for another machine waits, and what ends that; "" if that machine has
+    """Say why a queued run for another machine waits, and what ends that; "" if that machine has
     room for it."""
-    hosts = {host.compute: host for host in home.user_config().hosts.values()}
-    host = hosts.get(row.compute)
-    name = row.compute.partition(":")[2]
+    host_of_compute = {host.compute: host for host in home.user_config().hosts.values()}
+    host = host_of_compute.get(row.compute)  # None if config.toml lacks it
+    name = row.compute.partition(":")[2]  # "box" for "ssh:box"
     if host is None:
         return (
             f"it waits for {row.compute}, which {home.config_file.name} does not name any more: "
@@ -348,12 +363,12 @@ def awaited_host(home: Home, row: RunRow) -> str:
             "another place"
         )
     with Store(home.whole) as store:
-        there = store.runs_on_devices()[row.compute]
-    if there < host.runs:
+        run_count = store.runs_on_devices()[row.compute]
+    if run_count < host.runs:
         return ""
     return (
-        f"it waits for {row.compute}, which has {there} of at most {host.runs} runs: one of them "
-        f"has to end, or runs of [hosts.{name}] has to be higher"
+        f"it waits for {row.compute}, which has {run_count} of at most {host.runs} runs: one of "
+        f"them has to end, or runs of [hosts.{name}] has to be higher"
     )
 
 
@@ -382,16 +397,19 @@ def missing_secrets(run: RunDir) -> list[str]:
     except (OSError, DamagedRecord):
         names = []
     missing = [name for name in names if not os.environ.get(name)]
+    # Names of variables that hold the keys of endpoints; "" for an endpoint without a key.
     key_names = _keys_of_endpoints(run.home, Path(config.env_dir) / "source")
     if isinstance(config, EvaluateConfig | PromptConfig):
         key_names |= {endpoint.key_env for endpoint in config.endpoints.values()}
     if isinstance(config, DistillConfig) and isinstance(config.teacher, EndpointTeacher):
         key_names.add(config.teacher.key_env)
-    return missing + sorted(name for name in key_names - {""} if not key_of(run.home.root, name))
+    unset_keys = [name for name in key_names - {""} if not key_of(run.home.root, name)]
+    return missing + sorted(unset_keys)
 
 
 def _keys_of_endpoints(home: Home, source: Path) -> set[str]:
-    """Return the names of the keys of the endpoints that an environment may ask.
+    """Return the names of the variables with the keys of the endpoints (models behind a URL) that
+    an environment may ask; "" stands for an endpoint that needs no key.
 
     `source` is the environment's folder. Endpoints that config.toml lacks are left out.
     """
@@ -408,8 +426,8 @@ def reap(home: Home, place: LocalExecutor | None = None) -> list[str]:
 
     Such a run is queued again, or fails if that has happened MAX_CONTINUATIONS times already. A run
     that was stopping, or whose end was recorded, gets that end. In a home that cannot be written,
-    nothing is changed. Returns the ids of the runs that were settled. `place` is as in
-    `start_queued`.
+    nothing is changed. Returns the ids of the runs that were settled. `place` is the executor that
+    settles and starts them; None for a new one of this machine.
     """
     home = home.whole
     settled_ids = []

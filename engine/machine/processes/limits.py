@@ -36,14 +36,16 @@ class Limit(NamedTuple):
 
 
 def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
-    """Return the limit at which the run's GPU-hours are spent; None if the run has no cap.
+    """Return the limit at which the GPU-hours of a run are spent; None if the run has no cap.
 
-    The runs of a plan share one cap. The limit counts seconds from the start of this attempt.
+    The runs of a plan share one cap, so the hours of all of them count. The limit counts seconds
+    from the start of the run's present attempt.
     """
     if row.max_gpu_hours <= 0:
         return None
     spent_hours = 0.0
-    for plan_row in store.plan_runs(row.plan) if row.plan else [row]:
+    rows_under_cap = store.plan_runs(row.plan) if row.plan else [row]
+    for plan_row in rows_under_cap:
         # Hours from before the last resume do not count for the cap.
         spent_hours += plan_row.spent_hours - plan_row.spent_before
         if plan_row.state in HOLDS_DEVICE and plan_row.run_id != row.run_id:
@@ -55,10 +57,10 @@ def limit_of_run(store: Store, home: Home, row: RunRow) -> Limit | None:
 
 
 def limit_of_home(store: Store, run: RunDir) -> Limit | None:
-    """Return the limit at which the GPU-hours of the whole home are spent; None if it has no such
-    cap.
+    """Return the limit at which the present attempt of `run` uses up the GPU-hours of the whole
+    home; None if the home has no such cap.
 
-    The hours of all its runs count together.
+    The hours of all runs of the home count together.
     """
     total_hours = run.home.user_config().max_gpu_hours_total
     if total_hours is None:
@@ -74,48 +76,68 @@ def limit_of_home(store: Store, run: RunDir) -> Limit | None:
 class HomeCap:
     """The limit of the whole home, for a supervisor, which asks at every poll.
 
-    An answer needs a file of every run under way, so all supervisors together would read the square
-    of their number at every poll. It is therefore kept for as long as twice the devices that are
-    held now could not reach the cap: so it is looked again a few times in the life of a run, the
-    more often the nearer the cap is.
+    Computing the limit reads a file of every run under way, so all supervisors together would read
+    the square of their number at every poll. The limit is therefore kept for as long as even twice
+    the devices that are held now could not reach the cap. So it is computed a few times in the life
+    of a run, the more often the nearer the cap is.
+
+    Attributes:
+        recompute_at: when the limit has to be computed again, on the monotonic clock.
+        computed_at: when it was computed last, on the monotonic clock.
+        cached: the limit as it was computed last; None if there was no cap.
+        total_hours: the cap of the home when it was computed.
+        devices_then: how many devices all runs held when it was computed.
     """
 
-    until: float = 0.0  # monotonic, when it has to be looked again
-    looked_at: float = 0.0  # monotonic, when it was looked last
-    known: Limit | None = None
-    total_hours: float = 0.0  # the cap that the answer is of
-    held: int = 0  # devices that all runs held when it was given
+    recompute_at: float = 0.0
+    computed_at: float = 0.0
+    cached: Limit | None = None
+    total_hours: float = 0.0
+    devices_then: int = 0
 
     def limit(
         self, store: Store, run: RunDir, elapsed_s: float, max_age_s: float = math.inf
     ) -> Limit | None:
-        """As `limit_of_home`; the attempt has taken `elapsed_s` seconds so far. What was known
-        `max_age_s` seconds ago is looked up again."""
+        """Return the limit of `limit_of_home` for the present attempt of `run`, perhaps as it was
+        computed earlier.
+
+        Args:
+            store: the open database.
+            run: the run.
+            elapsed_s: seconds that the attempt has taken so far.
+            max_age_s: a limit that was computed longer ago is computed again.
+        """
         total_hours = run.home.user_config().max_gpu_hours_total
         if total_hours is None:
             return None
         now, held = time.monotonic(), store.held_devices()
-        is_due = now >= min(self.until, self.looked_at + max_age_s)
-        if is_due or total_hours != self.total_hours or held > 2 * self.held:
-            self.known, self.total_hours, self.held = limit_of_home(store, run), total_hours, held
-            self.looked_at = now
-            self.until = math.inf  # a run without a device reaches no cap
-            if self.known is not None and math.isfinite(self.known.seconds):
-                left_s = self.known.seconds - elapsed_s  # of this run's devices alone
+        is_due = now >= min(self.recompute_at, self.computed_at + max_age_s)
+        if is_due or total_hours != self.total_hours or held > 2 * self.devices_then:
+            self.cached = limit_of_home(store, run)
+            self.total_hours, self.devices_then, self.computed_at = total_hours, held, now
+            self.recompute_at = math.inf  # a run without a device reaches no cap
+            if self.cached is not None and math.isfinite(self.cached.seconds):
+                left_s = self.cached.seconds - elapsed_s  # if this run's devices were the only ones
                 share = store.get_run(run.id).device_hours(3600.0) / max(1, held)
-                self.until = now + max(0.0, left_s * share / 2)
-        return self.known
+                # Halved, because up to twice the devices may be held before it is computed again.
+                self.recompute_at = now + max(0.0, left_s * share / 2)
+        return self.cached
 
     def nearest(self, store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> Limit | None:
-        """As `nearest_cap`; of the home as it was at most `_FORECAST_S` ago."""
-        of_home = self.limit(store, run, elapsed_s, _FORECAST_S)
-        return _nearest(limit_of_run(store, run.home, row), of_home)
+        """Return the cap that the present attempt of `run` reaches first: its own or that of the
+        home; None if there is no cap.
+
+        The cap of the home may be as it was `_FORECAST_S` seconds ago. `row` is the run's row,
+        `elapsed_s` the seconds that the attempt has taken so far.
+        """
+        cap_of_home = self.limit(store, run, elapsed_s, _FORECAST_S)
+        return _nearest(limit_of_run(store, run.home, row), cap_of_home)
 
 
 def held_elsewhere_s(run: RunDir, attempt: int) -> float | None:
-    """Return how many seconds a run on another machine has held its devices in an attempt.
+    """Return how many seconds a run on another machine has held its devices there in an attempt.
 
-    Returns None before whoever looks after the run has begun: until then all time counts.
+    Returns None if nothing is recorded for this attempt yet: until then all of its time counts.
     """
     record = read_object(run.far("spent"))
     if record.get("attempt") != attempt:
@@ -130,15 +152,15 @@ def nearest_cap(store: Store, run: RunDir, row: RunRow) -> Limit | None:
 
 
 def _nearest(*caps: Limit | None) -> Limit | None:
-    """Return the cap that is reached first; None if there is none."""
+    """Return the cap that is reached first, that with the fewest seconds; None if all are None."""
     return min((cap for cap in caps if cap is not None), default=None)
 
 
 def _seconds_for(row: RunRow, hours: float) -> float:
     """Return the seconds in which a run spends `hours` device hours: fewer the more devices it has,
     infinite if it has none."""
-    hours_of_second = row.device_hours(1.0)  # the device hours that the run spends per second
-    return hours / hours_of_second if hours_of_second else math.inf
+    hours_per_second = row.device_hours(seconds=1.0)  # device hours that the run spends
+    return hours / hours_per_second if hours_per_second else math.inf
 
 
 def _hours_under_way(home: Home, row: RunRow) -> float:
@@ -157,22 +179,31 @@ def _hours_elsewhere(store: Store, run: RunDir) -> float:
 
 
 def renew_lease(run: RunDir, seconds: float) -> None:
-    """Say that somebody still wants the run, for `seconds` from now on."""
+    """Renew the lease of a run that another machine queued here: it may go on for `seconds` more
+    without another word from that machine."""
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.far("lease"), {"seconds": seconds, "time": time.time()})
 
 
 @dataclass
 class LeaseWatch:
-    """Measures how long nobody has renewed the lease of a run. Times are monotonic."""
+    """Measures how long the other machine has not renewed the lease of a run that it started here.
+
+    Attributes:
+        run: the run.
+        renewed_at: when `lease.json` was last seen to change, on the monotonic clock.
+        content: what the file held then.
+    """
 
     run: RunDir
     renewed_at: float = field(default_factory=time.monotonic)
     content: object = None
 
     def limit(self, elapsed_s: float) -> Limit | None:
-        """The limit at which the lease ends, `elapsed_s` seconds after the start of the attempt;
-        None for a run without a lease."""
+        """Return the limit at which the lease ends; None for a run without a lease.
+
+        The limit counts seconds from the start of the attempt, which was `elapsed_s` seconds ago.
+        """
         content = read_object(self.run.far("lease"))
         seconds = content.get("seconds")
         if not isinstance(seconds, int | float):
@@ -181,4 +212,5 @@ class LeaseWatch:
         if content != self.content:
             self.content, self.renewed_at = content, now
         reason = f"the machine that started it gave no word for {words(seconds / 3600)}"
-        return Limit(elapsed_s - (now - self.renewed_at) + seconds, "lease", reason)
+        silent_s = now - self.renewed_at
+        return Limit(elapsed_s - silent_s + seconds, "lease", reason)

@@ -42,42 +42,44 @@ _WITHOUT_PROCESS = frozenset({"queued", "interrupted"})
 
 
 class LocalExecutor:
-    """This machine, for the runs of one home. Not for use by several threads.
-
-    Args:
-        home: the home.
-        store: its open database, which the caller closes.
-    """
+    """This machine as a place to run, for the runs of one home. Not for use by several threads."""
 
     def __init__(self, home: Home, store: Store) -> None:
-        """Begin with no claimed run; see the class."""
+        """Begin with no claimed run. `store` is the open database of `home`, which the caller
+        closes."""
         self.home, self.store = home, store
         self._claims: dict[str, int] = {}  # run id -> descriptor of its lock
 
     @property
     def name(self) -> str:
-        """As the setting `compute` names it."""
+        """The name of this machine in the setting `compute`: "local"."""
         return LOCAL
 
     def machine(self) -> "Hardware":
-        """The hardware of this machine, as it is now."""
+        """Measure and return the hardware of this machine, as it is now."""
         # Imported late: asking the driver takes a while, and usually nothing is queued.
         from engine.core import hardware  # noqa: PLC0415
 
         return hardware.detect(self.home.root)
 
     def capabilities(self) -> Caps:
-        """The hardware and the packages that train here."""
+        """Return the hardware of this machine and the versions of the packages that train here."""
         return Caps(self.machine(), package_versions())
 
     def handle(self, row: RunRow) -> Handle:
-        """The handle of a run's present attempt."""
-        return Handle(self.name, row.attempt, _phase_of(row), row.state == "stopping")
+        """Return the handle of a run's present attempt; here the launch is the attempt."""
+        return Handle(
+            self.name,
+            launch=row.attempt,
+            phase=_phase_of(row),
+            stop_asked=row.state == "stopping",
+        )
 
     def claim(self, run: RunDir) -> bool:
-        """Take the lock of a run that is about to be started; what `start` starts inherits it.
+        """Take the lock of a run that is about to be started; `start` passes it on to the
+        supervisor.
 
-        Returns False where an earlier attempt of it is still ending.
+        Returns whether the lock was taken: False if an earlier attempt of the run is still ending.
         """
         run.create()  # the lock needs the run's folder, which may have been deleted by hand
         lock = take_lock(run.lock, wait_s=_CLAIM_S)
@@ -91,93 +93,104 @@ class LocalExecutor:
     def release(self) -> None:
         """Give back the locks of claimed runs that were not started."""
         while self._claims:
-            os.close(self._claims.popitem()[1])
+            _run_id, lock = self._claims.popitem()
+            os.close(lock)
 
     def start(self, run: RunDir, handle: Handle) -> None:
         """Start the supervisor of the attempt that the handle names.
 
-        Nothing is started where that was done before, where the attempt is no longer the run's
-        present one, or where the run was not given a device. Raises OSError if the machine cannot
-        start a process.
+        Nothing is started if it was started before, if the attempt is no longer the run's present
+        one, or if the run was given no device. Raises OSError if the machine cannot start a
+        process.
         """
-        claimed = self._claims.pop(run.id, None)
-        lock = take_lock(run.lock, wait_s=_CLAIM_S) if claimed is None else claimed
-        if lock is None:  # it lives
+        claimed_lock = self._claims.pop(run.id, None)  # None: `claim` was not called before
+        lock = take_lock(run.lock, wait_s=_CLAIM_S) if claimed_lock is None else claimed_lock
+        if lock is None:  # a supervisor or trainer of the run lives
             return
         try:
-            if claimed is not None or self._is_to_start(run, handle):
+            if claimed_lock is not None or self._is_to_start(run, handle):
                 self.spawn(run, lock)
         finally:
             os.close(lock)  # a supervisor that was started has its own copy
 
     def _is_to_start(self, run: RunDir, handle: Handle) -> bool:
-        """Whether nobody has started this attempt, which is the present one; its lock is held."""
+        """Return whether the attempt of the handle is the run's present one, and nobody has started
+        it yet. The caller holds the run's lock."""
         row = self.store.find_run(run.id)
-        if (
-            row is None
-            or row.attempt != handle.launch
-            or row.state not in ("preparing", "stopping")
-        ):
+        if row is None or row.attempt != handle.launch:
+            return False
+        if row.state not in ("preparing", "stopping"):  # it was given no device, or runs already
             return False
         records = (run.started_record, run.exit_record)
         return all(read_object(record).get("attempt") != handle.launch for record in records)
 
     def spawn(self, run: RunDir, lock: int) -> None:
-        """Start the supervisor of a run; it inherits `lock`. Raises OSError."""
+        """Start the supervisor of a run; it inherits the descriptor `lock` of the run's lock.
+
+        Raises OSError if the machine cannot start a process.
+        """
         env = {**os.environ, LOCK_FD: str(lock), "HONESMITH_HOME": str(self.home.root)}
         env |= _endpoint_keys(run)
         argv = [sys.executable, "-P", *programs.command("supervisor"), str(run.path)]
         spawn_detached(argv, run.path, run.supervisor_log, env, pass_fds=(lock,))
 
     def probe(self, run: RunDir, handle: Handle) -> Probe:
-        """What became of an attempt: "unknown" where the home cannot be read."""
+        """Return what became of the attempt that the handle names.
+
+        Its life is "gone" if the run has another attempt by now, "unknown" if the home cannot be
+        read.
+        """
         try:
             row = self.store.find_run(run.id)
-            if row is None or row.attempt != handle.launch:  # stale, or another's
+            if row is None or row.attempt != handle.launch:
                 return Probe("gone")
             is_held = is_alive(run)
-            recorded = None if is_held else outcome.recorded(run, row.attempt)
+            recorded_end = None if is_held else outcome.recorded(run, row.attempt)
         except (OSError, UserError):
             return Probe("unknown")
         end = None
         if row.state in TERMINAL:
-            end = End(row.state, row.reason_kind, row.reason, row.hint, row.verdict)
-        elif recorded is not None:  # its supervisor died before the row had it
-            end = End(
-                recorded.state,
-                recorded.reason_kind,
-                recorded.reason,
-                recorded.hint,
-                recorded.verdict,
-            )
+            end = _end_of(row)
+        elif recorded_end is not None:  # its supervisor died before it could update the row
+            end = _end_of(recorded_end)
         life = _life_of(row, is_held=is_held, has_end=end is not None)
         return Probe(life, row.state, row.device, end if life == "exited" else None)
 
     def stop(self, run: RunDir, handle: Handle) -> None:
-        """Ask an attempt to save and end: its supervisor reads that in its row."""
+        """Ask the attempt of the handle to save a checkpoint and end.
+
+        Its supervisor reads that in the run's row. A run that has no process is cancelled at once.
+        """
         row = self.store.find_run(run.id)
         if row is None or row.attempt != handle.launch:
             return
         values = {"reason_kind": "cancelled", "reason": "asked to end"}
         if row.state in _WITHOUT_PROCESS:
-            waiting = set(_WITHOUT_PROCESS)
-            hint = outcome.resume_hint(run)
             self.store.set_state(
-                run.id, "cancelled", only_from=waiting, ended=time.time(), hint=hint, **values
+                run.id,
+                "cancelled",
+                only_from=set(_WITHOUT_PROCESS),
+                ended=time.time(),
+                hint=outcome.resume_hint(run),
+                **values,
             )
         else:
             self.store.set_state(run.id, "stopping", only_from={"preparing", "running"}, **values)
 
     def reap(self, run: RunDir, handle: Handle) -> None:
-        """Give back what an attempt holds whose processes are gone; see `settle`. One that lives
-        stays."""
+        """Settle the run (see `settle`) if it is still in the attempt of the handle and its
+        processes are gone; an attempt that lives stays as it is."""
         row = self.store.find_run(run.id)
         if row is not None and row.attempt == handle.launch:
             self.settle(run)
 
     def settle(self, run: RunDir) -> bool:
-        """Bring a run whose supervisor and trainer died to its next state; return whether that was
-        done. It is queued again, fails, or gets the end that it had."""
+        """Bring a run whose supervisor and trainer died to its next state: it is queued again,
+        fails, or gets the end that was recorded.
+
+        Returns whether that was done: False if the run lives, if another process has settled it,
+        or if the home cannot be written.
+        """
         lock = _lock_of_dead(run)
         if lock is None:
             return False
@@ -197,28 +210,32 @@ class LocalExecutor:
         return was_settled
 
     def list_owned(self) -> Sequence[Owned]:
-        """Every attempt of this home that holds a device."""
-        rows = self.store.list_runs(limit=100_000, states=HOLDS_DEVICE)
-        return [
-            Owned(row.run_id, row.attempt, self.probe(run, self.handle(row)).life)
-            for row in rows
-            for run in (self.home.run(row.run_id),)
-        ]
+        """Return every attempt of this home that holds a device, with whether it lives."""
+        owned = []
+        for row in self.store.list_runs(limit=100_000, states=HOLDS_DEVICE):
+            probe = self.probe(self.home.run(row.run_id), self.handle(row))
+            owned.append(Owned(row.run_id, row.attempt, probe.life))
+        return owned
+
+
+def _end_of(source: RunRow | outcome.Outcome) -> End:
+    """Return how an attempt ended, from the row of its run or from its recorded outcome."""
+    return End(source.state, source.reason_kind, source.reason, source.hint, source.verdict)
 
 
 def _phase_of(row: RunRow) -> Phase:
-    """How far an attempt has come."""
+    """Return how far the present attempt of a run has come, as the phase of a handle."""
     if row.state in TERMINAL:
         return "ended"
     return "started" if row.state in ("running", "stopping") else "starting"
 
 
 def _life_of(row: RunRow, *, is_held: bool, has_end: bool) -> Life:
-    """Whether an attempt lives. One whose processes still end counts as running.
+    """Return whether an attempt lives. One whose processes still end counts as running.
 
     Args:
         row: the run's row.
-        is_held: whether a process holds the run's lock.
+        is_held: whether a process holds the run's lock, as supervisor and trainer do.
         has_end: whether it is known how the attempt ended.
     """
     if is_held:
@@ -229,7 +246,8 @@ def _life_of(row: RunRow, *, is_held: bool, has_end: bool) -> Life:
 
 
 def package_versions() -> Mapping[str, str]:
-    """The installed versions of the packages that train."""
+    """Return package -> installed version, for those of the packages that train which are
+    installed."""
     # Imported late: it loads a library for e-mail, and every supervisor would wait for that.
     from importlib import metadata  # noqa: PLC0415
 
@@ -243,7 +261,7 @@ def package_versions() -> Mapping[str, str]:
 
 
 def is_alive(run: RunDir) -> bool:
-    """Whether a supervisor or trainer of this run lives.
+    """Return whether a supervisor or trainer of this run lives.
 
     The run's lock tells this; a process id could belong to another process by now.
     """
@@ -305,7 +323,8 @@ def _endpoint_keys(run: RunDir) -> dict[str, str]:
 
 
 def cannot_write(error: OSError | UserError) -> bool:
-    """Whether an error means that the home cannot be written, because it is full or read-only."""
+    """Return whether an error means that the home cannot be written, because it is full or
+    read-only."""
     if isinstance(error, OSError):
         return error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT)
     read_only = "readonly" in str(error.__cause__)  # SQLite's own wording
@@ -313,7 +332,7 @@ def cannot_write(error: OSError | UserError) -> bool:
 
 
 def _lock_of_dead(run: RunDir) -> int | None:
-    """Take the lock of a run and return its descriptor.
+    """Take the lock of a run whose processes are gone, and return its descriptor.
 
     Returns None if a living process holds the lock, or if the home cannot be written, because then
     no lock can be taken. Raises OSError for other errors.
@@ -370,8 +389,11 @@ def _interrupt(store: Store, run: RunDir, row: RunRow, elapsed_s: float) -> None
 
 
 def _continue_interrupted(store: Store, run: RunDir, row: RunRow) -> None:
-    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times;
-    one that is on another machine goes on there, however often this one is switched off."""
+    """Queue an interrupted run again, or let it fail if that has happened MAX_CONTINUATIONS times.
+
+    A run that is on another machine never fails here: it goes on there, however often this machine
+    is switched off.
+    """
     handle = Handle.read(run) if row.is_elsewhere else None
     is_over_there = handle is not None and handle.phase == "started"
     if row.continuations >= outcome.MAX_CONTINUATIONS and not is_over_there:

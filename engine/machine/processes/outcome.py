@@ -137,12 +137,12 @@ def decide(
         elapsed_s: seconds the attempt took.
         memory_ran_out: whether the kernel killed processes for lack of memory during the attempt.
     """
-    killed_by = -status if status < 0 else None
+    signal_number = -status if status < 0 else None  # None if the trainer was not killed
     end = _end_of_attempt(run, row, status, memory_ran_out)
     return Outcome(
         attempt=row.attempt,
-        rc=None if killed_by else status,
-        signal=killed_by,
+        rc=None if signal_number else status,
+        signal=signal_number,
         state=end.state,
         reason_kind=end.reason_kind,
         reason=_redacted(run, end.reason),
@@ -155,8 +155,8 @@ def decide(
 
 
 def abandon(run: RunDir, row: RunRow, kind: str, reason: str, hint: Hint) -> Outcome:
-    """Return the outcome "failed" for an attempt whose trainer left no word; no seconds are
-    counted.
+    """Return the outcome "failed" for an attempt whose trainer left no record; the attempt counts
+    as having taken no time.
 
     `kind` is one of engine.core.errors.FAILURE_KINDS; `reason` and `hint` are shown to the user.
     """
@@ -205,7 +205,8 @@ def apply(store: Store, run: RunDir, row: RunRow, outcome: Outcome) -> bool:
         "failed": {"preparing", "running", "stopping"},
         "cancelled": {"stopping"},
     }
-    # A trainer may finish without ever reporting that it runs; only a running run becomes done.
+    # A trainer may finish without ever reporting that it runs, so its run is still "preparing".
+    # Only a running run may become done.
     if outcome.state == "done":
         store.set_state(row.run_id, "running", only_from={"preparing"})
     return store.set_state(
@@ -278,8 +279,8 @@ def _failed_without_record(run: RunDir, row: RunRow, status: int) -> _End:
 
 
 def _done(run: RunDir) -> _End:
-    """Return the end of an attempt with exit status 0: "done", or "failed" if its result cannot be
-    read."""
+    """Return the end of an attempt whose trainer ended with exit status 0: "done", or "failed" if
+    its result cannot be read."""
     try:
         verdict = str(read_json(run.result).get("verdict") or "unknown")
         return _End("done", reason_kind="", reason="", hint=Hint(), verdict=verdict)

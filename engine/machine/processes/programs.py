@@ -58,8 +58,8 @@ def command(kind: Kind) -> list[str]:
 
 
 def trains_without_torch() -> bool:
-    """Whether a test has replaced trainers by scripts; then nothing needs torch or measures
-    speed."""
+    """Return whether a test has replaced trainers by scripts; then nothing needs torch, and no
+    speed is measured."""
     return "trainer" in _stand_ins()
 
 

@@ -29,14 +29,14 @@ class Handle:
 
     Attributes:
         executor: where it is, as the setting `compute` names it, such as "ssh:box".
-        launch: counts what this run was started as; 1 for the first. What another launch left over
-            there is stale.
-        phase: starting (it may or may not be there), started, or ended: all of it is here. Only
-            an explicit resume makes another launch then.
-        stop_asked: whether it was told to end.
-        ended_in: the attempt of the run in which its end was taken over; 0 before that.
-        losses: how often in a row its place took it away without a new checkpoint.
-        lost_at_step: of the last checkpoint when that happened last.
+        launch: the number of the launch of this run at the executor, from 1 on. What another launch
+            has left at the executor is stale.
+        phase: "starting" (the job may or may not be there), "started", or "ended" (all its files
+            were fetched; only an explicit resume launches the run again).
+        stop_asked: whether the job was told to end.
+        ended_in: the attempt of the run in which the job's end was taken over; 0 before that.
+        losses: how often in a row the executor lost the job before it wrote a new checkpoint.
+        lost_at_step: the step of the last checkpoint when the job was lost last.
     """
 
     executor: str
@@ -48,17 +48,19 @@ class Handle:
     lost_at_step: int = 0
 
     def write(self, run: RunDir) -> "Handle":
-        """Put it on the disk of the run's folder; returns itself."""
+        """Store the handle in the run's folder, in `placement.json`; return the handle itself."""
         write_json(run.far("placement"), asdict(self))
         return self
 
     def changed(self, run: RunDir, **values: object) -> "Handle":
-        """A copy with other values, on the disk."""
+        """Return a copy of the handle with other `values` of its fields, stored in the run's folder
+        in place of this one."""
         return replace(self, **values).write(run)  # pyright: ignore[reportArgumentType]
 
     @staticmethod
     def read(run: RunDir) -> "Handle | None":
-        """The run's handle; None where it was never put anywhere, or the file is damaged."""
+        """Return the stored handle of a run; None if the run was never placed anywhere, or if
+        `placement.json` is damaged."""
         stored = read_object(run.far("placement"))
         try:
             return Handle(**stored)
@@ -68,11 +70,11 @@ class Handle:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended over there; the words are those of its own supervisor.
+    """How a job ended at its executor, in the words of its own supervisor.
 
     Attributes:
-        is_lost: whether its place took it away, though it could go on: a node that failed, a time
-            limit. It is to be started again from its last checkpoint.
+        is_lost: whether the executor took the job away although it could go on, because a node
+            failed or a time limit was reached. It is to be started again from its last checkpoint.
     """
 
     state: str
@@ -89,12 +91,12 @@ class Probe:
 
     Attributes:
         life: see `Life`.
-        state: of the run over there; "" where it is not known.
-        device: what it holds over there, "" for nothing.
-        end: how it ended; None as long as it has not.
-        why: why it still waits, in the words of what it waits for, or why nothing is known of it;
-            "" where that is not known.
-        spent_s: seconds for which it has held its devices; None where its place does not count
+        state: the state of the run at the executor; "" if it is not known.
+        device: the devices that the job holds there; "" for none.
+        end: how the job ended; None as long as it has not.
+        why: why the job still waits, or why nothing is known of it, in the executor's words; "" if
+            that is not known.
+        spent_s: seconds for which the job has held its devices; None if the executor does not count
             them: then all of its time counts.
     """
 
@@ -116,7 +118,7 @@ class Caps:
 
 @dataclass(frozen=True)
 class Owned:
-    """A job over there that is this home's."""
+    """A job of this home at an executor."""
 
     run_id: str
     launch: int
@@ -124,34 +126,38 @@ class Owned:
 
 
 class Executor(Protocol):
-    """A place to run. All calls may raise the executor's own error for "not reached"; `probe`
-    answers "unknown" instead."""
+    """A place where runs are carried out: this machine, a machine over SSH, a cluster.
+
+    All methods may raise the executor's own error if it cannot be reached; `probe` returns the life
+    "unknown" instead.
+    """
 
     @property
     def name(self) -> str:
-        """As the setting `compute` names it."""
+        """The name of the executor in the setting `compute`, such as "ssh:box"."""
         ...
 
     def capabilities(self) -> Caps:
-        """What it has."""
+        """Return the hardware of the executor and the packages that train there."""
         ...
 
     def start(self, run: RunDir, handle: Handle) -> None:
-        """Start the launch that the handle names; one that was started already stays as it is."""
+        """Start the launch of `run` that the handle names; do nothing if it was started before."""
         ...
 
     def probe(self, run: RunDir, handle: Handle) -> Probe:
-        """What became of it. It is also the word that renews the job's lease."""
+        """Return what became of the job. This also renews the job's lease, after which it would end
+        by itself."""
         ...
 
     def stop(self, run: RunDir, handle: Handle) -> None:
-        """Ask it to save and end; again changes nothing."""
+        """Ask the job to save a checkpoint and end; a second call changes nothing."""
         ...
 
     def reap(self, run: RunDir, handle: Handle) -> None:
-        """Remove what is left of an ended job; again changes nothing."""
+        """Remove what is left of an ended job at the executor; a second call changes nothing."""
         ...
 
     def list_owned(self) -> Sequence[Owned]:
-        """Every job of this home that is there."""
+        """Return every job of this home that is at the executor."""
         ...

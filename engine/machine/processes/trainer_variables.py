@@ -46,12 +46,12 @@ def visible_devices(device: str) -> str:
 
     # Device id -> its name for CUDA_VISIBLE_DEVICES.
     name_of_id = {gpu.id: gpu.visible for gpu in hardware.detect().devices}
-    names = []
+    cuda_names = []
     for device_id in device.split(","):
         if device_id not in name_of_id:
             raise ValueError(f"device {device_id} is gone from this machine")
-        names.append(name_of_id[device_id])
-    return ",".join(names)
+        cuda_names.append(name_of_id[device_id])
+    return ",".join(cuda_names)
 
 
 def end_with_supervisor() -> None:

@@ -64,7 +64,8 @@ class Vigil:
         self.estimated = estimated_seconds(self.run)
 
     def read_heartbeat_if_due(self) -> bool:
-        """Read the heartbeat, at most every `LOOK_EVERY_S` seconds. Return whether it changed."""
+        """Read the trainer's heartbeat, unless it was read less than `LOOK_EVERY_S` seconds ago.
+        Return whether a new one was read."""
         now = self.clock()
         if now - self.looked_at < LOOK_EVERY_S:
             return False
@@ -93,7 +94,8 @@ class Vigil:
         None if the owner of the home has switched this off, or for a process that sends no
         heartbeats.
         """
-        # Of a run on another machine the supervisor over there listens for them.
+        # No heartbeats: a process without a model ("regrade", or no device), and a run on another
+        # machine, for whose heartbeats the supervisor over there listens.
         is_mute = self.row.algorithm == "regrade" or self.row.gpus == 0 or self.row.is_elsewhere
         if is_mute or not self.run.home.user_config().stop_stalled_minutes:
             return None
@@ -144,7 +146,7 @@ class Vigil:
 
 
 def stalled_reason(patience: Patience) -> str:
-    """Return in words why a trainer was ended that was silent for too long."""
+    """Say why a trainer was ended that was silent for longer than `patience` allows."""
     usual = f", usually at most {words(patience.usual_s / 3600)}" if patience.usual_s else ""
     return (
         f"the trainer gave no sign of life for {words(patience.stop_s / 3600)} in the phase "
@@ -153,7 +155,7 @@ def stalled_reason(patience: Patience) -> str:
 
 
 def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
-    """Return a sentence that the run will take clearly longer than estimated; "" if it will not.
+    """Say that a run will take clearly longer than was estimated at submit; "" if it will not.
 
     `total_s` is the likely time of the whole run in seconds. If the alert `is_raised` already, any
     time above the estimate's high end counts as longer.
@@ -165,14 +167,15 @@ def _later_sentence(run: RunDir, total_s: float, *, is_raised: bool) -> str:
         return ""
     estimated_s = 3600 * most_hours
     clearly_longer_s = max(_LATER_BY * estimated_s, estimated_s + _LATER_BY_S)
-    if total_s < (estimated_s if is_raised else clearly_longer_s):
+    threshold_s = estimated_s if is_raised else clearly_longer_s
+    if total_s < threshold_s:
         return ""
     return f"it will take about {words(total_s / 3600)}, estimated were at most {words(most_hours)}"
 
 
 def _has_measured(heartbeat: Heartbeat) -> bool:
-    """Whether enough steps (or, in an evaluation, answers) are done for a forecast that may raise
-    an alert."""
+    """Return whether enough steps (or, in an evaluation, answers) are done for a forecast that may
+    raise an alert."""
     steps = heartbeat.work.get("training", Work())
     answers = heartbeat.work.get("evaluation", Work())
     measured = steps if steps.planned else answers
@@ -180,5 +183,5 @@ def _has_measured(heartbeat: Heartbeat) -> bool:
 
 
 def _step_of(heartbeat: Heartbeat) -> int:
-    """Return the number of the last finished step, counted over all attempts."""
+    """Return the number of the run's last finished training step, counted over all attempts."""
     return heartbeat.outlook.steps_before + heartbeat.work.get("training", Work()).done

@@ -108,7 +108,8 @@ def rank_limit(rank: int) -> int:
 
 
 def command(plan: Plan, address: Path) -> list[str]:
-    """Return the command line of a vLLM server that listens on the socket file `address`."""
+    """Return the command line of a vLLM server that runs as `plan` says and listens on the socket
+    file `address`."""
     argv = [str(plan.python), "-P", "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--model", str(plan.model), "--served-model-name", BASE]
     argv += ["--uds", str(address), "--disable-uvicorn-access-log"]
@@ -134,7 +135,8 @@ def _adapter_options(plan: Plan) -> list[str]:
 
 
 def _device_options(plan: Plan) -> list[str]:
-    """Return the server's options for the device that it runs on."""
+    """Return the command-line options of a vLLM server for the device that it runs on: memory and
+    compilation, and on GPUs how many of them it uses."""
     if plan.device == "cpu":
         # On a CPU a seeded request whose prompt is read in parts crashes the engine ("CPU Generator
         # does not use offset"), so prompts are read in one part.
@@ -198,18 +200,18 @@ def _cpu_variables(plan: Plan) -> dict[str, str]:
 
 
 class VllmProcess:
-    """A server that is starting or runs; call `wait_ready` before sending it anything.
-
-    Args:
-        plan: how to run it.
-        log: the file its output is appended to.
-        argv: for tests, another program instead of the server, called with the socket's path.
-
-    Raises OSError if the process cannot be started.
-    """
+    """A server that is starting or runs; call `wait_ready` before sending it anything."""
 
     def __init__(self, plan: Plan, log: Path, argv: Sequence[str] = ()) -> None:
-        """Start the keeper, a process that starts and ends the server; wait for neither of them."""
+        """Start the keeper, a process that starts and ends the server; wait for neither of them.
+
+        Args:
+            plan: how to run the server.
+            log: the file that its output is appended to.
+            argv: for tests, another program instead of the server, called with the socket's path.
+
+        Raises OSError if the keeper cannot be started.
+        """
         self.plan = plan
         self.log = log
         self.key = secrets.token_urlsafe(32)
@@ -283,7 +285,7 @@ class VllmProcess:
         self.ready_s = time.monotonic() - self.began
 
     def healthy(self) -> bool:
-        """Whether the server answers its health check."""
+        """Return whether the server answers its health check within 5 seconds."""
         connection = _UnixConnection(self.address, timeout=5.0)
         try:
             connection.request("GET", "/health")
@@ -303,8 +305,8 @@ class VllmProcess:
             os.close(self._lifeline)
             self._lifeline = -1
         try:
-            # 15 seconds, because the keeper waits up to STOP_S three times: after SIGTERM, after
-            # SIGKILL, and for processes that left the server's group.
+            # The keeper waits up to STOP_S three times: after SIGTERM, after SIGKILL, and for
+            # processes that left the server's group.
             self._keeper.wait(STOP_S + 10)
         except subprocess.TimeoutExpired:  # the keeper hangs; killing it kills its server too
             self._keeper.kill()
@@ -344,7 +346,7 @@ def _with_our_path(environment: dict[str, str]) -> dict[str, str]:
     return environment | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
 
 
-def keep(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
+def run_keeper(lifeline: int, folder: Path, argv: Sequence[str]) -> int:
     """Run the server until it ends or the lifeline closes, then end all its processes. This is the
     keeper's work.
 
@@ -460,4 +462,4 @@ def _end_adopted() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    sys.exit(run_keeper(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

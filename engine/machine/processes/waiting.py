@@ -41,7 +41,7 @@ def release_waiting(home: Home, store: Store) -> None:
     If the process dies in between, nothing is left half done: the next call repeats the work.
     """
     has_failed = True
-    while has_failed:  # the next round finds the runs that wait for those that have just failed
+    while has_failed:  # the next round finds the runs that wait for the one that has just failed
         # `any` stops at the first run that fails; the next round treats the others.
         has_failed = any(_release_or_fail(home, store, row) for row in store.waiting_runs())
 
@@ -49,7 +49,7 @@ def release_waiting(home: Home, store: Store) -> None:
 def link_checkpoint(source: Path, target: Path) -> None:
     """Fill the folder `target` with hard links to the files of a checkpoint of this home.
 
-    Files are copied if links are impossible. They stay even if the run that wrote the checkpoint
+    Files are copied if links are impossible. So they stay even if the run that wrote the checkpoint
     deletes it. Files that an interrupted call has linked already are kept.
     """
     target.mkdir(parents=True, exist_ok=True)
@@ -82,10 +82,12 @@ def _copy_atomically(source: Path, target: Path) -> None:
 
 
 def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
-    """Release a waiting run if the models it waits for exist; fail it if they cannot come any more.
+    """Release a waiting run if the models it waits for exist; end it if they cannot come any more,
+    or if it is a step of a plan that is not needed.
 
-    Returns whether it failed.
+    Returns whether it was ended.
     """
+    # The runs that make the models; None for a run that is gone.
     awaited: Sequence[RunRow | None] = [_exact_row(store, run_id) for run_id in row.awaited_ids]
     some_are_open = any(
         making_run is not None and making_run.state in OPEN for making_run in awaited
@@ -94,9 +96,9 @@ def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
         if some_are_open:
             return False  # the open runs may still get done
         awaited = _leave_out_missing(home, row, awaited)
-    reached = _reached_before(home, store, row, awaited)
-    if reached:
-        _skip(home, store, row, reached)
+    reason_to_skip = _why_not_needed(home, store, row, awaited)
+    if reason_to_skip:
+        _skip(home, store, row, reason_to_skip)
         return True
     fault = _why_model_cannot_come(awaited, row)
     if fault is None and some_are_open:
@@ -116,21 +118,22 @@ def _release_or_fail(home: Home, store: Store, row: RunRow) -> bool:
 
 
 def _can_do_without_some(row: RunRow, awaited: Sequence[RunRow | None]) -> bool:
-    """Whether a run is the evaluation of a plan that has to ask fewer models than planned.
+    """Return whether a run is the evaluation of a plan and has to ask fewer models than planned.
 
     That is so if some models cannot come any more while others have come or still can. `awaited`
     are the rows of the runs that make the models; None for a run that is gone.
     """
     if row.kind != "evaluate" or not row.plan:
         return False
-    is_lost = [
+    are_lost = [
         making_run is None or making_run.state in ("failed", "cancelled") for making_run in awaited
     ]
-    return any(is_lost) and not all(is_lost)
+    return any(are_lost) and not all(are_lost)
 
 
 def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]) -> list[RunRow]:
-    """Remove the models that were not made from an evaluation's config, which keeps their names.
+    """Remove the models that were not made from the stored config of the evaluation `row`; the
+    config keeps their names.
 
     `awaited` are the rows of the runs that were to make the models; None for a run that is gone.
     Returns the rows of the runs that made theirs.
@@ -143,16 +146,17 @@ def _leave_out_missing(home: Home, row: RunRow, awaited: Sequence[RunRow | None]
     ]
     made_ids = {making_run.run_id for making_run in made_rows}
     config = read_json(run.config)
-    left_out = _remove_missing(config, made_ids)
+    missing_names = _remove_missing(config, made_ids)
     write_json(run.config, config)
-    if left_out:  # empty if an interrupted call has done this already
-        message = f"{', '.join(left_out)} left out: not made"
-        outcome.note_event(run, "models_missing", message, models=left_out)
+    if missing_names:  # empty if an interrupted call has done this already
+        message = f"{', '.join(missing_names)} left out: not made"
+        outcome.note_event(run, "models_missing", message, models=missing_names)
     return made_rows
 
 
 def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
-    """Remove from the config of a waiting evaluation the models of all runs but `made_ids`.
+    """Remove from the config of a waiting evaluation, in place, the awaited models of all runs but
+    `made_ids`.
 
     Their names are kept in the config's `missing_models`. Returns the names that this call removed.
     """
@@ -175,7 +179,7 @@ def _remove_missing(config: JsonObject, made_ids: Collection[str]) -> list[str]:
 
 
 def _exact_row(store: Store, run_id: str) -> RunRow | None:
-    """Return the row of a run by its whole id; None if there is no such run."""
+    """Return the row of the run with exactly this id; None if there is no such run."""
     try:
         row = store.get_run(run_id)
     except UserError:
@@ -187,45 +191,48 @@ def _exact_row(store: Store, run_id: str) -> RunRow | None:
 def _why_model_cannot_come(
     awaited: Sequence[RunRow | None], row: RunRow
 ) -> tuple[str, Hint] | None:
-    """Return why the models that a run waits for cannot come any more, as (reason, next move); None
-    while they can.
+    """Return why a model that the run `row` waits for cannot come any more, as (reason, next move);
+    None if all of them have come or still can.
 
-    `awaited` are the rows of the runs that it waits for; None for a run that is gone.
+    `awaited` are the rows of the runs that make the models, in the order of `row.awaited_ids`; None
+    for a run that is gone.
     """
-    for number, making_run in enumerate(awaited):
+    for index, making_run in enumerate(awaited):
         if making_run is None:
-            run_id = row.awaited_ids[number]
+            run_id = row.awaited_ids[index]
             return f"{run_id}, whose model it waited for, is gone", Hint("Submit a new run.")
         if making_run.state in ("failed", "cancelled"):
             run_id = making_run.run_id
             resume = Call("submit_train", {"resume": row.plan or run_id})
-            text = (
-                "To go on with the plan:" if row.plan else f"Then resume {row.run_id} too. First:"
-            )
-            hint = Hint(text, resume)
-            reason = f": {making_run.reason.rstrip('.')}" if making_run.reason else ""
-            return f"{run_id}, whose model it waited for, {_end_in_words(making_run)}{reason}", hint
+            advice = f"Then resume {row.run_id} too. First:"
+            if row.plan:
+                advice = "To go on with the plan:"
+            cause = f": {making_run.reason.rstrip('.')}" if making_run.reason else ""
+            reason = f"{run_id}, whose model it waited for, {_end_in_words(making_run)}{cause}"
+            return reason, Hint(advice, resume)
     return None
 
 
-def _reached_before(home: Home, store: Store, row: RunRow, awaited: Sequence[RunRow | None]) -> str:
-    """Return why the training step of a plan is not needed; "" if it is.
+def _why_not_needed(home: Home, store: Store, row: RunRow, awaited: Sequence[RunRow | None]) -> str:
+    """Say why the run `row`, a training step of a plan, is not needed; "" if it is.
 
     It is not needed if the step before it reached the target on the same environment, or was
-    skipped itself; unless the step says `always`, the plan was resumed, or the plan's evaluation
-    asks for its model and not for that of the step before.
+    skipped itself. It is needed all the same if the step says `always`, if the plan was resumed, or
+    if the plan's evaluation asks for its model and not for that of the step before. `awaited` are
+    the rows of the runs that it waits for; None for a run that is gone.
     """
     config = home.run(row.run_id).find_config()
-    maker = awaited[0] if len(awaited) == 1 else None
+    maker = awaited[0] if len(awaited) == 1 else None  # the step before, which makes its model
     if maker is None or not (row.plan and maker.plan == row.plan and row.kind == "train"):
         return ""
     if row.attempt > 1 or config is None or config.plan is None or config.plan.always:
         return ""
-    if any(
-        row.run_id in other.awaited_ids and maker.run_id not in other.awaited_ids
-        for other in store.plan_runs(row.plan)
-        if other.kind == "evaluate"
-    ):
+    evaluations = [run for run in store.plan_runs(row.plan) if run.kind == "evaluate"]
+    is_evaluated_alone = any(
+        row.run_id in evaluation.awaited_ids and maker.run_id not in evaluation.awaited_ids
+        for evaluation in evaluations
+    )
+    if is_evaluated_alone:
         return ""
     if maker.is_skipped:
         return maker.reason
@@ -241,7 +248,7 @@ def _reached_before(home: Home, store: Store, row: RunRow, awaited: Sequence[Run
 
 
 def _skip(home: Home, store: Store, row: RunRow, reason: str) -> None:
-    """Record that a queued step of a plan was skipped for `reason`, if it is still queued."""
+    """Record that a step of a plan was skipped for `reason`, if it is still queued."""
     hint = Hint("To train it all the same:", Call("submit_train", {"resume": row.plan}))
     _end_queued(home, store, row, "cancelled", SKIPPED, reason, hint)
 
@@ -252,9 +259,10 @@ def _end_in_words(row: RunRow) -> str:
 
 
 def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
-    """Link the checkpoints that the run waited for into its own folder.
+    """Link the checkpoints that the run `row` waited for into its own folder.
 
-    Returns None if that worked, else (reason, next move). Raises OSError if nothing can be written.
+    Returns None if that worked, else why the run fails, as (reason, next move). Raises OSError if
+    nothing can be written.
     """
     config = home.run(row.run_id).find_config()
     if config is None:
@@ -273,7 +281,8 @@ def _fetch_adapters(home: Home, row: RunRow) -> tuple[str, Hint] | None:
 
 
 def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint]:
-    """Return (reason, next move) for a run that is done but has not left the awaited checkpoint.
+    """Return (reason, next move) for a run that fails because the run which it waited for,
+    `making_run`, is done and has not left the awaited checkpoint.
 
     `checkpoint` is the one that was waited for, e.g. "best"; "" for the last one.
     """
@@ -284,12 +293,13 @@ def _no_checkpoint_fault(making_run: RunDir, checkpoint: str) -> tuple[str, Hint
     return reason, Hint(f"Submit a new run from one that it has: {steps}.")
 
 
-def lapsed_lease(run: RunDir) -> str:
-    """Return why a run that another machine queued here is not started any more; "" where it may
-    start, as every run may that was queued on this machine.
+def why_lease_lapsed(run: RunDir) -> str:
+    """Say why a run that another machine queued here is not started any more: that machine has not
+    renewed the run's lease in time.
 
-    The words from over there are counted by the clock of the wall, which outlives a restart of this
-    machine. From the start on the run's supervisor counts (limits.py).
+    Returns "" if the run may start, as may every run that was queued on this machine. The wall
+    clock is used, because it goes on while this machine restarts. Once the run has started, its
+    supervisor watches the lease (limits.py).
     """
     lease = read_object(run.far("lease"))
     seconds, renewed = lease.get("seconds"), lease.get("time")
@@ -304,8 +314,9 @@ def lapsed_lease(run: RunDir) -> str:
 
 
 def end_lapsed(home: Home, store: Store, row: RunRow) -> None:
-    """Record that a queued run is not started, where nobody has renewed its lease in time."""
-    reason = lapsed_lease(home.run(row.run_id))
+    """Record that a queued run failed, if the machine that queued it here has not renewed its lease
+    in time."""
+    reason = why_lease_lapsed(home.run(row.run_id))
     if reason:
         hint = outcome.resume_hint(home.run(row.run_id))
         _fail(home, store, row, reason, hint, kind="lease")
@@ -314,7 +325,8 @@ def end_lapsed(home: Home, store: Store, row: RunRow) -> None:
 def _fail(
     home: Home, store: Store, row: RunRow, reason: str, hint: Hint, *, kind: str = "awaited"
 ) -> None:
-    """Record that a run failed before it could start, if it is still queued."""
+    """Record that a run failed before it could start, if it is still queued. `kind` is its failure
+    kind (FAILURE_KINDS in engine.core.errors)."""
     _end_queued(home, store, row, "failed", kind, reason, hint)
 
 
@@ -327,7 +339,11 @@ def _end_queued(
     reason: str,
     hint: Hint,
 ) -> None:
-    """End a run in `state`, with the event that says why, if it is still queued."""
+    """End a run that is still queued in `state`, and write the event that says why; do nothing if
+    it is not queued any more.
+
+    `kind` is stored as `reason_kind`: a failure kind, or SKIPPED.
+    """
     was_set = store.set_state(
         row.run_id,
         state,

@@ -11,7 +11,7 @@ from engine.core.hints import Hint
 from engine.home.rows import NewRun, RunRow
 from engine.home.run_dir import Home
 from engine.home.store import Store
-from engine.home.team.fair_queue import HEAD_START_H, WAITED, faded, fair_order
+from engine.home.team.fair_queue import HEAD_START_H, WAITED, faded_hours, fair_order
 from engine.home.team.owners import PRIORITIES, Viewer
 
 LEAST: dict[str, Any] = {
@@ -155,7 +155,9 @@ def test_short_runs_count_for_something_and_runs_that_wait_for_others_for_nothin
 
 
 def test_hours_fade_by_half_in_a_day():
-    assert faded(4.0, 86_400) == 2.0 and faded(4.0, 0.0) == 4.0 == faded(4.0, -5.0)
+    assert faded_hours(4.0, 86_400) == 2.0 and faded_hours(4.0, 0.0) == 4.0 == faded_hours(
+        4.0, -5.0
+    )
 
 
 def test_the_store_starts_what_the_order_says_and_shows_each_key_its_own(home: Home):

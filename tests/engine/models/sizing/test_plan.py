@@ -13,7 +13,7 @@ from engine.dry_run.gpu_plans import (
     Cell,
     fewest_shards,
     machine,
-    planned,
+    plan_task,
 )
 from engine.models.sizing import layers
 from engine.models.sizing.layers import LoadedModel
@@ -33,7 +33,7 @@ def loaded(model: str) -> LoadedModel:
 def test_what_is_admitted_fits_and_what_is_refused_does_not(model: str, task: str):
     for memory in GPUS.values():
         for change in CHANGES:
-            cell = planned(TASKS[task], MODELS[model], machine(memory), change)
+            cell = plan_task(TASKS[task], MODELS[model], machine(memory), change)
             total = cell.plan.device.memory_total
             assert cell.is_admitted == (cell.least.total <= 0.92 * total)
             assert cell.least.total <= cell.memory.total
@@ -66,7 +66,9 @@ def itemised_minimum(cell: Cell) -> float:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_least_memory_is_the_itemised_minimum_on_every_gpu(model: str, task: str):
     for change in CHANGES:
-        cell = planned(TASKS[task], MODELS[model], machine(140), change)  # with vLLM, if it may be
+        cell = plan_task(
+            TASKS[task], MODELS[model], machine(140), change
+        )  # with vLLM, if it may be
         minimum = itemised_minimum(cell)
         for gib in GPUS.values():
             device = replace(cell.plan.device, memory_total=gib * GIB, memory_free=gib * GIB)
@@ -96,13 +98,13 @@ def test_a_server_is_not_planned_where_training_has_no_room_beside_it_asleep():
     ],
 )
 def test_runs_that_fit_on_a_gpu_are_not_refused(model: str, memory: int, task: str):
-    cells = [planned(TASKS[task], MODELS[model], machine(memory), each) for each in CHANGES[:2]]
+    cells = [plan_task(TASKS[task], MODELS[model], machine(memory), each) for each in CHANGES[:2]]
     assert any(cell.is_admitted for cell in cells)
 
 
 def test_a_70b_model_is_refused_where_not_even_its_4_bits_fit():
     for change in CHANGES:
-        cell = planned(TASKS["SFT, rows of 2,048"], MODELS["Llama-3.3-70B"], machine(40), change)
+        cell = plan_task(TASKS["SFT, rows of 2,048"], MODELS["Llama-3.3-70B"], machine(40), change)
         assert not cell.is_admitted
 
 
@@ -161,6 +163,6 @@ def test_a_teacher_and_a_sleeping_server_leave_less():
 
 
 def test_the_least_memory_is_that_of_one_row():
-    cell = planned(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-8B"], machine(24), CHANGES[1])
+    cell = plan_task(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-8B"], machine(24), CHANGES[1])
     least = footprint.least_memory(cell.plan)
     assert least.kv_cache == pytest.approx(1024 * 147456, rel=0.05)

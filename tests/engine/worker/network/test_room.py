@@ -10,7 +10,7 @@ import torch
 
 from engine.core import hardware
 from engine.core.hardware import Hardware
-from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, planned
+from engine.dry_run.gpu_plans import CHANGES, MODELS, TASKS, machine, plan_task
 from engine.machine.install import vllm_env
 from engine.machine.processes.vllm_process import Plan
 from engine.records.run_config import GRPOConfig, SFTConfig
@@ -55,7 +55,7 @@ def test_rows_and_tokens_of_the_estimate_are_those_of_worker_and_vllm(
 ):
     monkeypatch.setattr(room, "read_facts", lambda path: MODELS[model])
     monkeypatch.setattr(room, "env_facts", lambda *args, **options: TASKS[task].env)
-    cell = planned(TASKS[task], MODELS[model], machine(memory), CHANGES[1])
+    cell = plan_task(TASKS[task], MODELS[model], machine(memory), CHANGES[1])
     settings, base = cell.plan.settings, base_of(model)
     job = job_of(task, settings)
     size = room.size_of_run(job, base, SimpleNamespace(), memory * GIB)  # pyright: ignore
@@ -75,7 +75,7 @@ def test_rows_and_tokens_of_the_estimate_are_those_of_worker_and_vllm(
 
 def test_a_server_beside_training_has_its_gpus_to_itself(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(samplers, "visible_devices", lambda ids: ids.replace("cuda:", "GPU-"))
-    cell = planned(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-4B"], machine(80), {})
+    cell = plan_task(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-4B"], machine(80), {})
     shared = Plan(Path("python"), Path("m"), "cuda", "bfloat16", 2048, sleeps=True, memory=0.4)
     size = replace(cell.plan.job, sampling_gpus=2)
     alone = samplers.plan_beside(shared, size, ["cuda:1", "cuda:3"])
@@ -84,7 +84,7 @@ def test_a_server_beside_training_has_its_gpus_to_itself(monkeypatch: pytest.Mon
 
 
 def test_a_server_without_room_is_replaced_by_our_own_sampler_with_the_reason():
-    cell = planned(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-4B"], machine(80), {})
+    cell = plan_task(TASKS["GRPO, 16 x 8, 512 + 512"], MODELS["Qwen3-4B"], machine(80), {})
     settings = cell.plan.settings
     assert settings.sampler == "vllm"  # pyright: ignore
     size = replace(cell.plan.job, memory=20 * GIB)  # others came to hold the rest
