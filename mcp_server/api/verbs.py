@@ -21,7 +21,7 @@ from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainR
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
-from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, waiting_on
+from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, with_wait_arguments
 from mcp_server.api.replies import fitting_page, with_head
 
 _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
@@ -87,7 +87,7 @@ def push_env(
     if files is not None:
         from mcp_server.api import uploads
 
-        with uploads.written(name, files, path) as sent:
+        with uploads.upload_folder(name, files, path) as sent:
             return push_env(home, str(sent), name, install, key=key)
     if install:
         key.require("install", "push_env with install=true")
@@ -195,7 +195,7 @@ def wait_run(
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
     run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     full = with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
-    return full | {"next": waiting_on(full["next"], until, timeout_s)}
+    return full | {"next": with_wait_arguments(full["next"], until, timeout_s)}
 
 
 def forecast(home: Home, run_id: str) -> Reply:

@@ -166,12 +166,12 @@ def dry_run(
     as_json: Json = False,
 ) -> int:
     """Check a run or a plan before spending anything."""
-    planned = options.planned()
+    planned = options.plan_request()
     trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S, "full": True}
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
         reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
-    show(planned.added_to(reply), as_json, paint="whole_plan" if show_all else "plan")
+    show(planned.reply_with_files(reply), as_json, paint="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
@@ -180,10 +180,10 @@ def dry_run(
 @command
 def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What a run or a plan will take."""
-    planned = options.planned()
+    planned = options.plan_request()
     with working(MEASURING, as_json):
         reply = verbs.estimate_cost(home_of(home), planned.request)
-    show(planned.added_to(reply), as_json, paint="cost")
+    show(planned.reply_with_files(reply), as_json, paint="cost")
 
 
 @command
@@ -191,12 +191,12 @@ def train(
     options: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    planned = options.planned()
+    planned = options.plan_request()
     located_home = home_of(home)
     reply = call_and_record(
         located_home, "submit_train", verbs.submit_train, request=planned.request
     )
-    return _show_submitted(located_home, planned.added_to(reply), wait, as_json)
+    return _show_submitted(located_home, planned.reply_with_files(reply), wait, as_json)
 
 
 @command

@@ -74,7 +74,7 @@ class PlanOptions:
         ),
     ] = None
 
-    def planned(self) -> "PlannedRequest":
+    def plan_request(self) -> "PlannedRequest":
         """Make the request for the run or the plan from the options and the named TOML files.
 
         An option replaces the value in the files; `--set` replaces single settings. Raises
@@ -133,7 +133,7 @@ class PlannedRequest:
     request: TrainRequest
     files: Sequence[JsonObject] = ()
 
-    def added_to(self, reply: Reply) -> Reply:
+    def reply_with_files(self, reply: Reply) -> Reply:
         """Return `reply` (to the request) with the field `files`, which shows what each file set,
         if several files were merged; otherwise return `reply` unchanged."""
         return reply | {"files": list(self.files)} if len(self.files) > 1 else reply
@@ -157,11 +157,11 @@ class TrainOptions(PlanOptions):
         bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
     ] = False
 
-    def planned(self) -> PlannedRequest:
-        """Make the request as `PlanOptions.planned` does, with the options of `train` added. A
+    def plan_request(self) -> PlannedRequest:
+        """Make the request as `PlanOptions.plan_request` does, with the options of `train` added. A
         resumed run (`--resume`) keeps its environment, so `env` is then ignored."""
         options = replace(self, env=None) if self.resume else self
-        planned = PlanOptions.planned(options)
+        planned = PlanOptions.plan_request(options)
         request = replace(
             planned.request,
             note=self.note,

@@ -22,7 +22,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from mcp_server import __version__
 from mcp_server.access.log import log, log_to
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.protocol.guard import GuardedServer
 from mcp_server.protocol.prompts import add_prompts
 from mcp_server.protocol.resources import add_resources
@@ -72,7 +72,7 @@ def build_server(
     if read_only:
         hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)  # answers wait_run for clients that support the tasks of MCP
-    bus = CountingBus(partial(_listening_as_caller, home))  # carries the updates of resources
+    bus = CountingBus(partial(_listener_for_caller, home))  # carries the updates of resources
     server = GuardedServer(
         home=home,
         needs=NEEDS,
@@ -116,10 +116,10 @@ Listener = Callable[[Any], None]
 _METRICS = re.compile(r"run://(.+)/metrics")
 
 
-def _listening_as_caller(home: Home, listener: Listener) -> Listener:
+def _listener_for_caller(home: Home, listener: Listener) -> Listener:
     """Return a listener that passes an update on to `listener` if its run is one that the caller of
     this request sees."""
-    seen_home = seen(home)
+    seen_home = caller_view(home)
     if seen_home.viewer is None or seen_home.viewer.sees_all:
         return listener
 

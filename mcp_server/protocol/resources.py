@@ -22,7 +22,7 @@ from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import addresses, verbs
 from mcp_server.api.replies import error_line
 
@@ -97,19 +97,19 @@ def _add_runs(add: Add, home: Home) -> None:
 
     def run_metrics(run_id: str) -> str:
         """Return the curves of a run as JSON."""
-        return _resource_text(lambda: addresses.run_metrics(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_metrics(caller_view(home), run_id))
 
     def run_config(run_id: str) -> str:
         """Return the settings of a run as JSON."""
-        return _resource_text(lambda: addresses.run_config(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_config(caller_view(home), run_id))
 
     def run_card(run_id: str) -> str:
         """Return the model card of a run, or of a base model, as Markdown."""
-        return _resource_text(lambda: addresses.run_card(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_card(caller_view(home), run_id))
 
     def run_report(run_id: str) -> str:
         """Return the report of a run as Markdown."""
-        return _resource_text(lambda: addresses.run_report(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_report(caller_view(home), run_id))
 
     add(
         "run://{run_id}/metrics",
@@ -130,11 +130,11 @@ def _add_machine(add: Add, home: Home) -> None:
 
     def env_source(env_id: str) -> str:
         """Return the files of an environment version as Markdown."""
-        return _resource_text(lambda: addresses.read_source(seen(home), env_id))
+        return _resource_text(lambda: addresses.read_source(caller_view(home), env_id))
 
     def hardware() -> str:
         """Return the devices and their free memory as JSON."""
-        return _resource_text(lambda: addresses.hardware(seen(home)))
+        return _resource_text(lambda: addresses.hardware(caller_view(home)))
 
     def settings() -> str:
         """Return the names of all settings as Markdown."""
@@ -176,7 +176,7 @@ def completer(
         context: CompletionContext | None,
     ) -> Completion | None:
         """Complete the value of `argument`, whichever prompt or resource (`ref`) it belongs to."""
-        names = await anyio.to_thread.run_sync(_possible_values, seen(home), argument.name)
+        names = await anyio.to_thread.run_sync(_possible_values, caller_view(home), argument.name)
         matches = [name for name in names if name.startswith(argument.value)]
         return Completion(
             values=matches[:MAX_NAMES], total=len(matches), has_more=len(matches) > MAX_NAMES

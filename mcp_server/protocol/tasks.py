@@ -23,7 +23,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.home.rows import TERMINAL, viewer_id
 from engine.home.run_dir import Home
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
 from mcp_server.protocol.arguments import without_nulls
@@ -162,7 +162,7 @@ class WaitTasks(Extension):
         UserError if there is no such run or the cursor is not one of `wait_run`.
         """
         # `run_id` may be only a prefix. If the status holds the full id, that one is returned.
-        status = verbs.wait_run(seen(self._home), run_id, until, timeout_s=0, cursor=since)
+        status = verbs.wait_run(caller_view(self._home), run_id, until, timeout_s=0, cursor=since)
         return {"run_id": run_id} | status
 
     async def _status_of(self, wait: Wait) -> Reply:
@@ -220,7 +220,7 @@ class WaitTasks(Extension):
 
     def _of_caller(self, wait: Wait) -> tuple[str, str]:
         """Return the task as the caller of this request has it: (id of its key, id of the task)."""
-        return viewer_id(seen(self._home).viewer), wait.task_id
+        return viewer_id(caller_view(self._home).viewer), wait.task_id
 
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams

@@ -23,7 +23,7 @@ from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainR
 from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import addresses, verbs
 from mcp_server.api.after_wait import (
     HELD_WAIT_S,
@@ -123,7 +123,7 @@ class Tools:
     @property
     def home(self) -> Home:
         """The home as the caller sees it."""
-        return seen(self.whole_home)
+        return caller_view(self.whole_home)
 
     def get_status(
         self, ctx: Context, scope: Scope = "all", limit: Limit = 20, cursor: Cursor = ""

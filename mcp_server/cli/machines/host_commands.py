@@ -98,7 +98,7 @@ class HostOptions:
     ] = 0
     disk_gb: Annotated[int, typer.Option(min=0, help="Disk of a rented machine.")] = 0
 
-    def given(self) -> dict[str, str | int | float]:
+    def table_values(self) -> dict[str, str | int | float]:
         """The options that were given, as keys of the table. Raises UserError BAD_ARGUMENT for a
         machine that would be two kinds of cluster."""
         urls = {"ray": self.ray, "sky": self.sky}
@@ -135,7 +135,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def add(name: Name, options: HostOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """Add a machine of your ssh config, or a cluster; nothing is connected to."""
-    values = options.given()
+    values = options.table_values()
     reply = call_and_record(
         home_of(home), "add_host", host_verbs.add_host, name=name, values=values
     )

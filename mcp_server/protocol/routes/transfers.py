@@ -26,7 +26,7 @@ from engine.home.team.owners import May
 from mcp_server.access import sharing
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import Key, Scope
-from mcp_server.access.viewing import seen, viewing
+from mcp_server.access.viewing import caller_view, viewing
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean, envelope, error_line
 from mcp_server.protocol.guard import KEY_IN_SCOPE, internal_error
@@ -144,7 +144,7 @@ async def _answer(
     try:
         key.require(call.scope, call.tool or request.url.path)
         with viewing(key, call.may):
-            view = seen(home)
+            view = caller_view(home)
         reply = await anyio.to_thread.run_sync(partial(_recorded, home, key, call, act, view))
         return JSONResponse(clean(envelope(reply, default_summary="Done.")))
     except Exception as error:  # noqa: BLE001  the outermost handler of the route
