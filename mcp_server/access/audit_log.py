@@ -192,7 +192,9 @@ class Audit:
                     yield raw_line
 
 
-def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
+def call_with_audit_log(
+    home: Home, tool: str, change: Callable[..., Reply], **arguments: Any
+) -> Reply:
     """Call `change(home, **arguments)` for a shell command, record the call in the audit log of
     `home`, and return the reply of `change`.
 

@@ -84,7 +84,7 @@ def write_files(folder: Path, files: Mapping[str, object]) -> None:
     for path, text in files.items():
         if not isinstance(text, str):
             raise _file_refusal(path, f"its content is no text but {type(text).__name__}")
-        # surrogatepass: a half of a character must not raise here; the push reports such a file.
+        # surrogatepass: JSON may hold half of a character, which UTF-8 alone refuses to encode.
         data = text.encode("utf-8", "surrogatepass")
         contents.append((path, io.BytesIO(data)))
     _write_all(folder, iter(contents), len(contents))

@@ -15,7 +15,7 @@ from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import DryRunRequest, EvaluationRequest
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
     CurateOptions,
@@ -144,7 +144,7 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
     failures = []
     for run_id in run_ids:
         try:
-            replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
+            replies.append(call_with_audit_log(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
             if len(run_ids) == 1:  # the command deleted nothing, so an error says it all
                 raise
@@ -170,7 +170,7 @@ def dry_run(
     trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S, "full": True}
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
-        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
+        reply = call_with_audit_log(home_of(home), "dry_run", verbs.dry_run, request=request)
     show(planned.reply_with_files(reply), as_json, paint="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
@@ -193,7 +193,7 @@ def train(
     """Queue a training run; it goes on when this command has returned."""
     planned = options.plan_request()
     located_home = home_of(home)
-    reply = call_and_record(
+    reply = call_with_audit_log(
         located_home, "submit_train", verbs.submit_train, request=planned.request
     )
     return _show_submitted(located_home, planned.reply_with_files(reply), wait, as_json)
@@ -213,7 +213,7 @@ def rerun(
 
     located_home = home_of(home)
     request = rerun_request(located_home, run_id, settings_from(settings))
-    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
+    reply = call_with_audit_log(located_home, "submit_train", verbs.submit_train, request=request)
     return _show_submitted(located_home, reply, wait, as_json)
 
 
@@ -319,7 +319,7 @@ def evaluate(
         task_indices=options.task_indices,
         perturb=options.perturb or (),
     )
-    reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
+    reply = call_with_audit_log(located_home, "evaluate", verbs.evaluate, request=request)
     return _show_submitted(located_home, reply, wait, as_json)
 
 
@@ -358,7 +358,7 @@ def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> N
 @command
 def curate(options: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home),
         "curate",
         verbs.curate,
@@ -382,21 +382,21 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     arguments = {"run_id": run_id, "reason": reason}
-    show(call_and_record(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
 
 
 @command
 def pin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep the checkpoint of a step, whatever keep_checkpoints removes."""
     arguments = {"run_id": run_id, "step": step}
-    show(call_and_record(home_of(home), "pin", verbs.pin, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "pin", verbs.pin, **arguments), as_json)
 
 
 @command
 def unpin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep that checkpoint no longer than others."""
     arguments = {"run_id": run_id, "step": step}
-    show(call_and_record(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
 
 
 @command

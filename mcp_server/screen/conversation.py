@@ -12,7 +12,7 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.serving.chat_request import OF_PEOPLE, ChatRequest, Heard, Listener, unheard
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.screen.terminal import print_error, show
 
@@ -138,7 +138,7 @@ def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
     """Ask the question of `request` and record the call in the audit log. The call waits as long as
     a person may like to; `listener` gets each piece of an answer."""
     chat = partial(verbs.chat, patience=OF_PEOPLE, listener=listener)
-    return call_and_record(home, "chat", chat, request=request)
+    return call_with_audit_log(home, "chat", chat, request=request)
 
 
 def _without_shown(reply: Reply) -> Reply:

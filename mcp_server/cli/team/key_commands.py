@@ -10,7 +10,7 @@ from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
@@ -60,7 +60,7 @@ class KeyLimits:
 @command
 def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home),
         "add_key",
         _add,
@@ -97,7 +97,7 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def rotate(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Give a key a new token; what it owns stays its own."""
-    reply = call_and_record(home_of(home), "rotate_key", _rotate, name=name)
+    reply = call_with_audit_log(home_of(home), "rotate_key", _rotate, name=name)
     show({field: value for field, value in reply.items() if field != "key"}, as_json)
 
 
@@ -110,7 +110,7 @@ def budget(
     as_json: Json = False,
 ) -> None:
     """Set the GPU-hours that the runs of all keys of a project may take together."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home), "set_budget", _set_budget, project=project, gpu_hours=gpu_hours
     )
     show(reply, as_json)
@@ -120,7 +120,7 @@ def budget(
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = call_and_record(home_of(home), "remove_key", _remove, name=name)
+    reply = call_with_audit_log(home_of(home), "remove_key", _remove, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 

@@ -7,7 +7,7 @@ import typer
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import sharing
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.screen.terminal import HomeFolder, Json, command, home_of, show
 
 
@@ -30,7 +30,7 @@ def share(
     """Let other keys see or use something; only its owner can change it."""
     if not name:
         return show(sharing.list_shares(home_of(home)), as_json)
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home),
         "share",
         sharing.share,
@@ -50,7 +50,7 @@ def priority(
     as_json: Json = False,
 ) -> None:
     """Let a queued run start earlier or later."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home), "set_priority", _set_priority, run_id=run, priority=level
     )
     show(reply, as_json)
