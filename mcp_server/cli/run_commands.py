@@ -69,8 +69,11 @@ def status(
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    """Print one page of runs. As a `command` it prints its errors, which the typer callback
-    `list_runs` would not do itself."""
+    """Print one page of the runs of a home, newest first.
+
+    This is a function of its own because the decorator `command` prints its errors and sets the
+    exit status, and the typer callback `list_runs`, which calls it, cannot have that decorator.
+    """
     show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 
 
@@ -83,6 +86,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """The runs of this home, newest first."""
+    # Only `honesmith runs` alone lists the runs; typer calls this before each subcommand too.
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
     # An option between `runs` and the subcommand would be ignored silently, so it is refused. The
@@ -104,30 +108,29 @@ def delete_runs(
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     located_home = home_of(home)
     deletable = verbs.deletable_runs(located_home, run_ids, force)
-    replies, failures = _delete_each(located_home, deletable["run_ids"])
-    reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failures])
+    replies, failure_warnings = _delete_each(located_home, deletable["run_ids"])
+    reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failure_warnings])
     if not as_json:  # people are shown only the ids: the summary already names the bytes
         reply["deleted"] = list(reply["deleted"])
         reply["bytes"] = ""  # an empty field is not printed
     show(reply, as_json)
-    return FAILED if failures else OK
+    return FAILED if failure_warnings else OK
 
 
 def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
-    """Merge the replies about single deleted runs into one reply, with the sum of the freed bytes.
+    """Merge `replies`, one for each run that was deleted, into one reply with the sum of the freed
+    bytes.
 
     `warnings` are further warnings, which come before those of the single replies.
     """
     freed_bytes = sum(reply["bytes"] for reply in replies)
+    reply_warnings = [warning for reply in replies for warning in reply.get("warnings", [])]
     return {
         "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
         "settings, results and spent hours stay on record.",
         "deleted": {reply["run_id"]: reply["bytes"] for reply in replies},
         "bytes": freed_bytes,
-        "warnings": [
-            *warnings,
-            *(warning for reply in replies for warning in reply.get("warnings", [])),
-        ],
+        "warnings": [*warnings, *reply_warnings],
     }
 
 
@@ -141,15 +144,15 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
         UserError or OSError: if there is only one run and it cannot be deleted.
     """
     replies = []
-    failures = []
+    failure_warnings = []
     for run_id in run_ids:
         try:
             replies.append(call_with_audit_log(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
             if len(run_ids) == 1:  # the command deleted nothing, so an error says it all
                 raise
-            failures.append(f"{run_id} was not deleted: {error}")
-    return replies, failures
+            failure_warnings.append(f"{run_id} was not deleted: {error}")
+    return replies, failure_warnings
 
 
 @command
@@ -167,6 +170,8 @@ def dry_run(
 ) -> int:
     """Check a run or a plan before spending anything."""
     planned = options.plan_request()
+    # The fields of the planned request, and what to try beside the checks. `full` asks for all
+    # details, of which the printing below may show fewer.
     trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S, "full": True}
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
@@ -244,7 +249,7 @@ def logs(
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
     """Print the pages of a run's logs one after the other, and wait for new lines until the run has
-    ended."""
+    ended. `options` say which lines are printed, and from which cursor on."""
     cursor = options.cursor
     while True:
         page = _log_page(home, run_id, options, cursor)
@@ -268,14 +273,16 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
 
 
 def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Reply:
-    """Read the page of a run's logs at `cursor`, with the view and filters of `options`."""
+    """Read the page of a run's logs that begins at `cursor` ("": the first page), with the view and
+    the filters of `options`."""
     return verbs.read_logs(
         home, run_id, options.view, options.keys or (), options.grep, options.limit, cursor
     )
 
 
 def _painter_of(options: LogOptions) -> str:
-    """Return the name of the function in `mcp_server.screen.render` that prints a page of logs."""
+    """Return the name of the function in `mcp_server.screen.render` that prints a page of logs:
+    with `--all` the one that prints every column."""
     return "all_logs" if options.all_columns else "logs"
 
 
@@ -427,18 +434,19 @@ def results(
 ) -> None:
     """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
     files = {"csv": csv, "parquet": parquet, "traces": traces}
-    named_files = [(file_format, path) for file_format, path in files.items() if path is not None]
+    named_files = {file_format: path for file_format, path in files.items() if path is not None}
     if len(named_files) != 1:
         message = "name one file: --csv FILE, --parquet FILE or --traces FILE"
         raise UserError("BAD_ARGUMENT", message, field="csv")
-    ((file_format, path),) = named_files
+    ((file_format, path),) = named_files.items()
     show(verbs.results(home_of(home), run_id, path, file_format), as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
-    """Return a page of `logs --follow` without the fields that would be the same on each page.
+    """Return a page of `logs --follow` without the fields that would repeat on each page: the
+    suggested calls and the cursor.
 
-    For people the summary is left out too; JSON keeps it.
+    For people the summary and the cursor of older lines are left out too; JSON keeps them.
     """
     repeated_fields = {"next", "next_cursor"}
     if not as_json:
@@ -447,7 +455,8 @@ def _without_repeated(page: Reply, as_json: bool) -> Reply:
 
 
 def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
-    """Print the reply to a submit; with `wait`, also wait for the end of the run.
+    """Print the reply to a submit of a run; with `wait`, also wait for the end of the run, with its
+    progress, and print its status.
 
     With `wait` and `as_json` only the last reply is printed, so that stdout holds one JSON value.
 
@@ -498,9 +507,9 @@ def _wait_until(
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # so that no event between two waits is missed
-        # Whether "end" has come is told by the state of the run, below.
-        is_reached = until != "end" and bool(reply.get("until_met"))
-        is_over = is_reached or reply.get("state") in TERMINAL
+        # If `until` is "end", only the state of the run counts.
+        has_event_come = until != "end" and bool(reply.get("until_met"))
+        is_over = has_event_come or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
             return reply, is_over
 
@@ -514,7 +523,7 @@ class _ProgressLine:
     """
 
     def __init__(self, quiet: bool) -> None:
-        """Start with nothing shown."""
+        """Show nothing yet. With `quiet`, or if stderr is no terminal, nothing is ever shown."""
         self._is_shown = sys.stderr.isatty() and not quiet
         self._shown_text = ""
 

@@ -35,7 +35,7 @@ def share(
         "share",
         sharing.share,
         name=name,
-        grantees=_split(grantees),
+        grantees=_split_names(grantees),
         may="use" if use else "read",
         stop=stop,
     )
@@ -57,12 +57,14 @@ def priority(
 
 
 def _set_priority(home: Home, run_id: str, priority: str) -> Reply:
-    """Set the priority of a run, and return the reply."""
+    """Set the priority of a queued run to low, normal or high, and return the reply."""
     from engine.runs.lifecycle import set_priority  # noqa: PLC0415  a command starts faster
 
     return set_priority(home, run_id, priority)
 
 
-def _split(names: list[str] | None) -> list[str]:
-    """Return the names in all options; an option may hold several, with commas."""
-    return [name.strip() for option in names or [] for name in option.split(",") if name.strip()]
+def _split_names(options: list[str] | None) -> list[str]:
+    """Return the names in the values of a repeated option, each of which may hold several names
+    with commas. Empty names are left out; None, no such option, gives []."""
+    names = [name.strip() for option in options or [] for name in option.split(",")]
+    return [name for name in names if name]
