@@ -71,8 +71,8 @@ def status(
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
     """Print one page of the runs of a home, newest first.
 
-    This is a function of its own because the decorator `command` prints its errors and sets the
-    exit status, and the typer callback `list_runs`, which calls it, cannot have that decorator.
+    The decorator `command` prints its errors and ends the program. The typer callback `list_runs`,
+    which calls this function, cannot have that decorator: it also runs before each subcommand.
     """
     show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 

@@ -164,7 +164,8 @@ def _add_machine(add: Add, home: Home) -> None:
 def completer(
     home: Home,
 ) -> Callable[[Any, CompletionArgument, CompletionContext | None], Any]:
-    """Make the handler that completes run ids, env ids and playbook sections.
+    """Make the MCP handler that completes run ids, env ids and playbook sections while a client's
+    user types them.
 
     It returns at most `MAX_NAMES` values that begin with what the client has typed, and the number
     of all such values.
@@ -186,7 +187,7 @@ def completer(
 
 
 def _possible_values(home: Home, argument: str) -> list[str]:
-    """Return the values that the argument named `argument` can have:
+    """Return the values that the argument named `argument` of a prompt or resource can have:
 
     - section: the sections of the playbook, in their order.
     - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
@@ -205,7 +206,7 @@ def _possible_values(home: Home, argument: str) -> list[str]:
 
 
 def _resource_text(read_resource: Callable[[], str]) -> str:
-    """Call `read_resource` and return its text, cleaned and cut to the size of a result.
+    """Call `read_resource` and return its text, cleaned and cut to `RESULT_CHARS` characters.
 
     Every error is turned into an exception of the SDK, which sends the text of it to the client.
 

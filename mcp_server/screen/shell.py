@@ -64,7 +64,7 @@ def as_command(call: Call) -> str:
     command = _take_command(call.tool, arguments)
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
-        value = arguments.pop(name, [])  # [] for an argument that is left out: no word
+        value = arguments.pop(name, [])  # []: the argument is left out, so it gets no word
         items = value if isinstance(value, list | tuple) else [value]
         words += [_typed_value(item) for item in items]
     return shlex.join([*words, *_options(arguments, command.options)])
@@ -97,7 +97,7 @@ def as_typed(hint: Hint) -> str:
 
 
 def _changed_options(change: Change) -> str:
-    """Return the options that make the change, such as "--install --set steps=3"."""
+    """Return the options by which a person makes the change, such as "--install --set steps=3"."""
     arguments = {**change.arguments, "settings": change.settings}
     return shlex.join(_options(arguments, names=_NO_NAMES))
 

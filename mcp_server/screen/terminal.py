@@ -59,7 +59,8 @@ class CommandGroup(TyperGroup):
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make the group. In the help of the group and of its commands, hide the type of flags."""
+        """Make the group with these `options` of typer's group. In the help of the group and of its
+        commands, hide the type of flags."""
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
@@ -143,11 +144,11 @@ def _call_and_print_error(
         print_error(error, as_json)
         # A home that cannot be used counts as wrong input, because the user has named it.
         has_work_failed = error.code in _WORK_FAILED and error.field != "home"
-        return FAILED if has_work_failed else WRONG
+        return FAILED if has_work_failed else WRONG  # WRONG: the input was wrong
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; runs go on\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
+    except BrokenPipeError:  # the reader of stdout has left, as in `honesmith logs | head`
         sys.stderr.close()  # otherwise Python would report the broken stdout there at its exit
         return OK
     except Exception as error:  # noqa: BLE001  the outermost handler of every command
