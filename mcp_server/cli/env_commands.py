@@ -159,7 +159,7 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """What the scorer pays for wrong answers: as stored, or by asking it about every row."""
-    if not all_rows:
+    if not all_rows:  # show the audit that the push has stored
         reply = audit_verbs.show_audit(home_of(home), env_id)
     else:
         arguments = {"env_id": env_id, "workers": workers}
@@ -226,6 +226,7 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Make a version a sealed exam: no task or answer of it is shown any more, only a verdict."""
+    # Each model that is evaluated on it takes one of the `looks`.
     arguments = {"env_id": env_id, "looks": looks}
     show(call_with_audit_log(home_of(home), "seal_env", verbs.seal_env, **arguments), as_json)
 

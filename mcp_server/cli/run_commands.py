@@ -185,6 +185,7 @@ def dry_run(
 @command
 def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What a run or a plan will take."""
+    # Time, GPU-hours, money, memory and disk; nothing is started but a measurement of speed.
     planned = options.plan_request()
     with working(MEASURING, as_json):
         reply = verbs.estimate_cost(home_of(home), planned.request)
@@ -342,6 +343,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Did it get better? With --by a single model will do."""
+    # `ids` name models, runs or evaluations, the one from before the training first. The reply has
+    # the difference of their scores on the tasks that all of them answered, and a verdict.
     show(verbs.compare_runs(home_of(home), ids, env, metric, group_by), as_json)
 
 
@@ -353,18 +356,21 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What two trainings were told differently; neither must be evaluated, or even be queued."""
+    # The reply lists the settings that differ between the two.
     show(verbs.diff_settings(home_of(home), before, after), as_json)
 
 
 @command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
+    # A lever is the setting or the edit to try.
     show(verbs.diagnose(home_of(home), run_id), as_json, paint="diagnosis")
 
 
 @command
 def curate(options: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
+    # Without --save the answers are only counted, and nothing is stored.
     reply = call_with_audit_log(
         home_of(home),
         "curate",
@@ -395,6 +401,7 @@ def cancel(
 @command
 def pin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep the checkpoint of a step, whatever keep_checkpoints removes."""
+    # keep_checkpoints is a setting of the run: how many checkpoints are kept.
     arguments = {"run_id": run_id, "step": step}
     show(call_with_audit_log(home_of(home), "pin", verbs.pin, **arguments), as_json)
 
@@ -402,6 +409,7 @@ def pin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = Fals
 @command
 def unpin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep that checkpoint no longer than others."""
+    # Undoes `pin` for the checkpoint of `step`.
     arguments = {"run_id": run_id, "step": step}
     show(call_with_audit_log(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
 
@@ -409,6 +417,7 @@ def unpin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = Fa
 @command
 def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
     """Is what a run says still what it wrote? Names every file changed since."""
+    # The files of the run are compared with the hashes that were recorded at its end.
     reply = verbs.verify(home_of(home), run_id)
     show(reply, as_json, paint="custody")
     return OK if reply["intact"] else FAILED

@@ -85,7 +85,7 @@ class PlanOptions:
         request = TrainRequest(
             max_gpu_hours=self.max_gpu_hours,
             then=_json_objects("then", self.then),
-            vary=_varied(self.vary),
+            vary=_varied_settings(self.vary),
         )
         files: list[JsonObject] = []
         names = self.env or []
@@ -332,7 +332,7 @@ def _no_json_objects(option: str, value: str, fault: str) -> UserError:
     )
 
 
-def _varied(assignments: Sequence[str] | None) -> JsonObject:
+def _varied_settings(assignments: Sequence[str] | None) -> JsonObject:
     """Read varied settings: ["seed=1,2", "loss=dapo,grpo"] becomes {"seed": [1, 2], "loss":
     ["dapo", "grpo"]}. A JSON list, as in "seed=[1, 2]", is taken as the list of values.
 
@@ -351,9 +351,9 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
                 field="vary",
             )
         if isinstance(values, str):
-            # Each value is read like that of a separate assignment: as JSON, or else as a text.
-            assignments_of_one = [f"{name}={value.strip()}" for value in values.split(",")]
-            varied[name] = [settings_from([single])[name] for single in assignments_of_one]
+            # Each value is read like that of an assignment of its own: as JSON, or else as a text.
+            single_assignments = [f"{name}={value.strip()}" for value in values.split(",")]
+            varied[name] = [settings_from([single])[name] for single in single_assignments]
         else:
             varied[name] = values if isinstance(values, list) else [values]
     return varied

@@ -28,7 +28,7 @@ def share(
     as_json: Json = False,
 ) -> None:
     """Let other keys see or use something; only its owner can change it."""
-    if not name:
+    if not name:  # list what is shared
         return show(sharing.list_shares(home_of(home)), as_json)
     reply = call_with_audit_log(
         home_of(home),
