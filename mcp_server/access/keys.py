@@ -92,8 +92,9 @@ class Key:
         return f"project:{self.project}" if self.project else self.name
 
     def viewer(self, may: May) -> Viewer | None:
-        """Return the viewer with which a call by this key opens the home: it limits the call to
-        what the key owns or what is shared with it. Returns None, no limit, for the owner.
+        """Return the viewer with which a call by this key opens the home: unless the key has the
+        scope admin, it limits the call to what the key owns or what is shared with it. Returns
+        None, no limit, for the owner.
 
         `may` is what the call does with the things that it names: read, use or change.
         """
@@ -308,6 +309,7 @@ def rotate_key(home: Home, name: str) -> tuple[Key, str]:
     with hold_keys_lock(home):
         content = _read_file(home)
         key = replace(_named_key(content, name), digest=digest(token))
+        # The same keys in the same order, the one with the new token in its old place.
         keys = tuple(key if stored.name == name else stored for stored in content.keys)
         _write_file(home, replace(content, keys=keys))
     return key, token

@@ -15,7 +15,8 @@ from mcp_server.access.quotas import total_counted_hours
 
 
 def spent_by_key(home: Home) -> dict[str, Reply]:
-    """Return key name -> what the runs of the key took and how many are open (see `_entry`)."""
+    """Return key name -> what the runs of the key took, as JSON: GPU-hours, open runs, and if they
+    are known the money and the hours left."""
     config = home.user_config()
     with Store(home) as store:
         return {
@@ -25,8 +26,9 @@ def spent_by_key(home: Home) -> dict[str, Reply]:
 
 
 def spent_by_project(home: Home) -> list[Reply]:
-    """Return an entry for each project that has a budget or a key, sorted by name: the project, the
-    names of its keys, and what their runs took together (see `_entry`)."""
+    """Return an entry for each project that has a budget or a key, sorted by name. As JSON it holds
+    the project, the names of its keys, and what their runs took together: GPU-hours, open runs, and
+    if they are known the money and the hours left."""
     config = home.user_config()
     budgets = projects_of(home)  # project -> GPU-hours
     keys = list_keys(home)

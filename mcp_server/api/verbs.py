@@ -468,8 +468,8 @@ def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
         run_id = store.get_run(run_id).run_id
     if form == "traces":
         return with_head(write_traces(home, run_id, path).to_json(), f"Wrote {path}.")
-    table: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
-    return with_head(write_results(home, run_id, path, table).to_json(), f"Wrote {path}.")
+    table_form: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
+    return with_head(write_results(home, run_id, path, table_form).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:

@@ -189,7 +189,7 @@ def doctor(
 
     def show_check(check: Mapping[str, Any]) -> None:
         """Print one check for a person."""
-        show(check, as_json=False, paint="check")
+        show(check, as_json=False, renderer="check")
 
     reply = examine(located_home, report_check=show_check)
     for check in log_checks:
@@ -303,7 +303,7 @@ def playbook(
 ) -> None:
     """How to train well."""
     if addresses.is_address(section):
-        text = addresses.read(home_of(None), section)
+        text = addresses.read(home_of(None), section)  # None: the default home
     else:
         text = verbs.read_playbook(section)
     if as_json:

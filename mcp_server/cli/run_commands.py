@@ -176,7 +176,7 @@ def dry_run(
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
         reply = call_with_audit_log(home_of(home), "dry_run", verbs.dry_run, request=request)
-    show(planned.reply_with_files(reply), as_json, paint="whole_plan" if show_all else "plan")
+    show(planned.reply_with_files(reply), as_json, renderer="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
@@ -189,7 +189,7 @@ def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = Fals
     planned = options.plan_request()
     with working(MEASURING, as_json):
         reply = verbs.estimate_cost(home_of(home), planned.request)
-    show(planned.reply_with_files(reply), as_json, paint="cost")
+    show(planned.reply_with_files(reply), as_json, renderer="cost")
 
 
 @command
@@ -245,7 +245,7 @@ def logs(
         _follow_logs(located_home, run_id, options, as_json)
         return
     page = _log_page(located_home, run_id, options, cursor=options.cursor)
-    show(page, as_json, paint=_painter_of(options))
+    show(page, as_json, renderer=_renderer_of(options))
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
@@ -257,7 +257,7 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
         # One of these fields holds the lines of the page, depending on the view.
         has_lines = any(page.get(name) for name in ("lines", "events", "rows"))
         if has_lines:
-            show(_without_repeated(page, as_json), as_json, paint=_painter_of(options))
+            show(_without_repeated(page, as_json), as_json, renderer=_renderer_of(options))
         previous_cursor = cursor
         cursor = page.get("next_cursor", "")
         # No cursor: the run has ended and this was the last page. A cursor that ends in ":older"
@@ -281,7 +281,7 @@ def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Repl
     )
 
 
-def _painter_of(options: LogOptions) -> str:
+def _renderer_of(options: LogOptions) -> str:
     """Return the name of the function in `mcp_server.screen.render` that prints a page of logs:
     with `--all` the one that prints every column."""
     return "all_logs" if options.all_columns else "logs"
@@ -295,13 +295,13 @@ def rollouts(
     reply = verbs.read_rollouts(
         home_of(home),
         run_id,
-        options.pick,
-        options.step,
-        options.where,
-        options.tokens,
-        options.limit,
-        options.max_chars,
-        options.cursor,
+        pick=options.pick,
+        step=options.step,
+        where=options.where,
+        tokens=options.tokens,
+        limit=options.limit,
+        max_chars=options.max_chars,
+        cursor=options.cursor,
     )
     show(reply, as_json)
 
@@ -364,7 +364,7 @@ def diff(
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
     # A lever is the setting or the edit to try.
-    show(verbs.diagnose(home_of(home), run_id), as_json, paint="diagnosis")
+    show(verbs.diagnose(home_of(home), run_id), as_json, renderer="diagnosis")
 
 
 @command
@@ -419,7 +419,7 @@ def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int
     """Is what a run says still what it wrote? Names every file changed since."""
     # The files of the run are compared with the hashes that were recorded at its end.
     reply = verbs.verify(home_of(home), run_id)
-    show(reply, as_json, paint="custody")
+    show(reply, as_json, renderer="custody")
     return OK if reply["intact"] else FAILED
 
 
@@ -473,7 +473,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
         The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
     """
     if not (wait and as_json):
-        show(reply, as_json, paint="run")
+        show(reply, as_json, renderer="run")
     if not wait:
         return OK
     # timeout_s=0: wait without a limit.
@@ -498,7 +498,7 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
     progress = _ProgressLine(quiet=as_json)
     reply, is_over = _wait_until(home, run_id, until, deadline, progress)
     progress.close()
-    show(reply, as_json, paint="run")
+    show(reply, as_json, renderer="run")
     return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
 
 

@@ -490,7 +490,9 @@ def trained_row(row: Mapping[str, Any]) -> Text:
 
     Args:
         row: the field `row` in the reply of a dry run. Each of its `pieces` has a `text` and says
-            whether it is `trained` on; `lost` holds the text that was cut away, if any was.
+            whether it is `trained` on. `tokens` and `trained` count all tokens and those with loss.
+            If text was cut away, `lost` holds it, and `cut_at` the limit in tokens. If one
+            conversation gives several training rows, `row` and `of_rows` say which one this is.
     """
     text = Text()
     for piece in row["pieces"]:

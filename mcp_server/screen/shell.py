@@ -124,17 +124,18 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
     if name == "preview":  # the command has --save instead, for preview=false
         return [] if value else ["--save"]
     words: list[str] = []
-    if name == "vary" and isinstance(value, Mapping):
+    if name == "vary" and isinstance(value, Mapping):  # setting -> its values: --vary seed=[1,2]
         for setting, values in value.items():
             words += [option, f"{setting}={json.dumps(values)}"]
         return words
-    if value is True:
+    if value is True:  # a flag
         return [option]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):  # the option is repeated for each item
         for item in value:
             words += [option, _typed_value(item)]
         return words
-    # `is False` and not `== False`, because 0 equals False and "--limit 0" must be written.
+    # What is empty or false is left out. `is False` and not `== False`, because 0 equals False and
+    # "--limit 0" must be written.
     if value in ("", None) or value is False or name in _LEFT_OUT:
         return []
     return [option, _typed_value(value)]

@@ -200,18 +200,20 @@ def _internal_error(name: str, error: Exception, home: Path | None) -> UserError
     return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
 
 
-def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
-    """Print a reply as JSON, or for a person.
+def show(reply: Any, as_json: bool, renderer: str = "reply") -> None:
+    """Print a reply on stdout: as JSON if `as_json`, otherwise for a person.
 
-    `paint` is the name of the function in `mcp_server.screen.render` that prints it for a person.
+    `renderer` is the name of the function in `mcp_server.screen.render` that prints it for a
+    person; "reply" prints any reply.
     """
     if as_json:
         typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
         return
     # Imported late: it takes 40 ms, and `serve` never uses it.
-    from mcp_server.screen import render as painters  # noqa: PLC0415
+    from mcp_server.screen import render  # noqa: PLC0415
 
-    getattr(painters, paint)(clean(reply))
+    print_for_person = getattr(render, renderer)
+    print_for_person(clean(reply))
 
 
 @contextlib.contextmanager
