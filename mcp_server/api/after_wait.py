@@ -80,15 +80,12 @@ def only_changes(status: Reply) -> Reply:
     if status.get("state") in TERMINAL:
         return status
 
-    def may_be_news(name: str, value: object) -> bool:
-        """Whether the field could tell the caller something new."""
-        return name not in _STANDING_FACTS and value not in _EMPTY
-
-    return {
-        name: value
-        for name, value in status.items()
-        if name in _EXPECTED or may_be_news(name, value)
-    }
+    changes: Reply = {}
+    for name, value in status.items():
+        may_be_new = name not in _STANDING_FACTS and value not in _EMPTY
+        if may_be_new or name in _EXPECTED:
+            changes[name] = value
+    return changes
 
 
 def essential(status: Reply) -> Reply:

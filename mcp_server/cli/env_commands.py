@@ -82,7 +82,7 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)
-    return FAILED if reply.get("problems") else OK
+    return FAILED if reply.get("problems") else OK  # problems: faults with file and line
 
 
 @app.command("push")
@@ -168,7 +168,7 @@ def audit(
                 home_of(home), "audit_env", audit_verbs.audit_env, **arguments
             )
     show(reply, as_json)
-    # risk: the scorer pays for wrong answers, so the exit status tells a script that too.
+    # The verdict "risk" means that the scorer pays for wrong answers; the exit status says so too.
     pays_wrong_answers = reply.get("audit", {}).get("verdict") == "risk"
     return FAILED if pays_wrong_answers else OK
 
