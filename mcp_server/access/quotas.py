@@ -315,8 +315,8 @@ def cap_function_of(
     trial of a model) that `key` starts. Returns None if the hours of the key are not limited.
 
     The function takes the most hours that the work is estimated to need, and returns the hours
-    after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds what is
-    left of the day.
+    after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds the
+    hours that the key has left.
     """
     if not has_hours_limit(home, key):
         return None
@@ -328,11 +328,12 @@ def _cap_of_estimate(
 ) -> float:
     """Return the cap in hours for work that is estimated to take at most `estimated_hours`.
 
-    The cap is `MARGIN` times the estimate, but never more than what is left of the day. An estimate
-    below `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix seconds.
+    The cap is `MARGIN` times the estimate, but never more than the hours that `key` has left. An
+    estimate below `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix
+    seconds.
 
     Raises:
-        UserError: QUOTA if the estimate is longer than what is left of the day.
+        UserError: QUOTA if the estimate is longer than the hours that are left.
     """
     with Store(home) as store:
         allowance = _tightest_allowance(home, store, key, clock)

@@ -113,7 +113,8 @@ class Gate:
             return await self._app(scope, _watching_disconnect(receive, client_left), watched_send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:
-        """Check a request: its headers, token, rate, size and sessions. The body is read for that.
+        """Check a request: its headers, token, rate, uploads, body and sessions, in this order. The
+        body is read only for a request that has passed the checks before.
 
         Returns:
             The key of the caller and a `receive` that gives the body; or, if the request is
