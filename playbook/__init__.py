@@ -30,25 +30,26 @@ SFT first where the model solves nothing; alone where it reaches the target. GRP
 
 
 @cache
-def _files() -> dict[str, tuple[str, Path]]:
-    """Return slug -> (title, file), in the order of the numbers at the beginning of the file
-    names."""
-    entry_of_slug: dict[str, tuple[str, Path]] = {}
+def _sections_by_slug() -> dict[str, tuple[str, Path]]:
+    """Return slug -> (title, path of the file) of every section, in the order of the numbers at the
+    beginning of the file names, which are NN-slug.md. The title is the first line of the file."""
+    sections_by_slug: dict[str, tuple[str, Path]] = {}
     for path in sorted(_FOLDER.glob("*.md")):
-        slug = path.stem.split("-", 1)[1]
+        _number, slug = path.stem.split("-", 1)
         with path.open(encoding="utf-8") as lines:
             title = lines.readline().removeprefix("# ").strip()
-        entry_of_slug[slug] = (title, path)
-    return entry_of_slug
+        sections_by_slug[slug] = (title, path)
+    return sections_by_slug
 
 
 def sections() -> list[tuple[str, str]]:
-    """Return every section as (slug, title), in reading order."""
-    return [(slug, title) for slug, (title, _) in _files().items()]
+    """Return every section of the playbook as (slug, title), in reading order. A slug is the short
+    name of a section, such as "rewards"."""
+    return [(slug, title) for slug, (title, _path) in _sections_by_slug().items()]
 
 
 def read(slug: str = "") -> str:
-    """Return one section as Markdown, or the table of contents for the empty slug.
+    """Return one section of the playbook as Markdown, or its table of contents for the empty slug.
 
     Args:
         slug: a slug from `sections()`, or a title; upper and lower case do not matter.
@@ -56,17 +57,18 @@ def read(slug: str = "") -> str:
     Raises:
         UserError: SECTION_NOT_FOUND if there is no such section; it suggests a similar one.
     """
-    wanted = slug.strip().lower()
-    if not wanted:
+    name = slug.strip().lower()
+    if not name:
         return _contents()
-    for known, (title, path) in _files().items():
-        if wanted in (known, title.lower()):
+    for known_slug, (title, path) in _sections_by_slug().items():
+        if name in (known_slug, title.lower()):
             return path.read_text(encoding="utf-8")
-    slugs = list(_files())
-    similar = difflib.get_close_matches(wanted.replace(" ", "-"), slugs, n=1, cutoff=0.5)
+    slugs = list(_sections_by_slug())
+    # At most one slug, if its similarity (0 to 1) is 0.5 or more.
+    similar_slugs = difflib.get_close_matches(name.replace(" ", "-"), slugs, n=1, cutoff=0.5)
     hint = Hint("To list them:", Call("read_playbook"))
-    if similar:
-        hint = Hint("", Call("read_playbook", {"section": similar[0]}))
+    if similar_slugs:
+        hint = Hint("", Call("read_playbook", {"section": similar_slugs[0]}))
     raise UserError(
         "SECTION_NOT_FOUND",
         f"the playbook has no section {slug!r}; it has {', '.join(slugs)}",
@@ -76,7 +78,8 @@ def read(slug: str = "") -> str:
 
 
 def _contents() -> str:
-    """Return the table of contents as Markdown: the core, then a line for each section."""
+    """Return the table of contents as Markdown: the core (a guide that is enough for most jobs),
+    then a line for each section, then where to read about models and settings."""
     one_section = 'Read one with `read_playbook(section="...")`.'
     lines = ["# TRAINING.md", "", _CORE, "## Sections", "", one_section, ""]
     lines += [f"- `{slug}`: {title}" for slug, title in sections()]

@@ -49,7 +49,8 @@ class Record:
     """
 
     def __init__(self) -> None:
-        """Start as "cut short", which stays if nothing is noted before the process ends."""
+        """Start a record of a call whose result is not known yet. The result is "cut short", which
+        stays if neither `succeeded` nor `failed` is called before the process ends."""
         self.result = "cut short"
         self.details: dict[str, str | bool] = {}
 
@@ -75,7 +76,8 @@ class Record:
         The result becomes the code of a UserError, or INTERNAL for any other Exception (a bug). It
         stays "cut short" for an interruption, such as a cancelled call or a Ctrl-C.
         """
-        if isinstance(error.__cause__, UserError):  # the SDK wraps it in an error of its own
+        # The MCP SDK wraps what a tool raises in an error of its own.
+        if isinstance(error.__cause__, UserError):
             error = error.__cause__
         if isinstance(error, UserError):
             self.result = error.code
@@ -92,6 +94,7 @@ class Audit:
     """
 
     def __init__(self, home: Home, clock: Callable[[], float] = time.time) -> None:
+        """Open nothing yet; the docstring of the class explains the arguments."""
         self._home = home
         self._clock = clock
 
@@ -145,22 +148,23 @@ class Audit:
             log.exception("a call of %s is missing in the audit log", call.tool)
 
     def runs_of(self, caller: str, since: float = 0.0) -> list[str]:
-        """List the ids of the runs that `caller` started or resumed since `since`, oldest first.
+        """Return the ids of the runs that `caller` started or resumed at `since` or later, each
+        once, in the order of the log.
 
-        The first successful call of a tool in `STARTS` that names a run has started the run. A
-        later call has resumed the run if its line says `resumed`. Any other call was answered with
-        an existing run, e.g. with a probe that was asked for again.
+        The first successful call of a tool in `TOOLS_THAT_START_RUNS` that names a run has started
+        the run. A later call has resumed the run if its line says `resumed`. Any other call was
+        answered with an existing run, e.g. with a probe that was asked for again.
 
         Args:
             caller: name of a key, or `LOCAL`.
-            since: unix seconds; 0 for the whole log.
+            since: unix seconds; with 0 the whole log counts.
         """
-        started_runs: dict[str, None] = {}  # a set of run ids that keeps their order
+        started_runs: dict[str, None] = {}  # used as a set of run ids that keeps their order
         known_runs: set[str] = set()
         for raw_line in self._lines_about_runs():
             try:
                 line = json.loads(raw_line)
-                if line["result"] != "ok" or line["tool"] not in STARTS:
+                if line["result"] != "ok" or line["tool"] not in TOOLS_THAT_START_RUNS:
                     continue
                 run_id = str(line["run_id"])
                 is_start = run_id not in known_runs or bool(line.get("resumed"))
@@ -181,15 +185,20 @@ class Audit:
             return
         with file:
             for raw_line in file:
-                # Not parsed here: this is faster. A line without its end is still being written.
-                if b'"run_id"' in raw_line and raw_line.endswith(b"\n"):
+                # Searching the bytes is faster than parsing each line as JSON.
+                names_run = b'"run_id"' in raw_line
+                is_complete = raw_line.endswith(b"\n")  # otherwise it is still being written
+                if names_run and is_complete:
                     yield raw_line
 
 
-def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **arguments: Any) -> Reply:
-    """Call `change(home, **arguments)` for a shell command and record the call in the audit log.
+def call_with_audit_log(
+    home: Home, tool: str, change: Callable[..., Reply], **arguments: Any
+) -> Reply:
+    """Call `change(home, **arguments)` for a shell command, record the call in the audit log of
+    `home`, and return the reply of `change`.
 
-    `tool` is the name of the change in the log. Returns the reply of `change`.
+    `tool` is the name of the change in the log.
 
     Raises:
         UserError: HOME_UNUSABLE if the call cannot be recorded; it is then not made. Errors of
@@ -202,7 +211,7 @@ def call_and_record(home: Home, tool: str, change: Callable[..., Reply], **argum
 
 
 # The tools that start a run.
-STARTS = frozenset({"submit_train", "evaluate", "dry_run"})
+TOOLS_THAT_START_RUNS = frozenset({"submit_train", "evaluate", "dry_run"})
 
 
 def digest(arguments: Mapping[str, Any]) -> str:

@@ -79,18 +79,25 @@ class Key:
 
     @property
     def caller_id(self) -> str:
-        """Its id; for the owner and for stdio, which have none, the name."""
+        """The id of the key; for the owner and for stdio, which have no id, the name."""
         return self.id or self.name
 
     @property
     def quota_group(self) -> str:
-        """The name of the lock under which its quota is checked: the keys of one project share
-        one, since they share a budget. No key is called so (names have no colon)."""
+        """The name of the lock that is held while the quota of this key is checked.
+
+        The keys of a project share one lock, because they share a budget. The lock of a project
+        cannot have the name of a key, because names have no colon.
+        """
         return f"project:{self.project}" if self.project else self.name
 
     def viewer(self, may: May) -> Viewer | None:
-        """Return for whom the home is opened in a call that does `may` with what it names; None for
-        the owner, to whom belongs what is made without a key."""
+        """Return the viewer with which a call by this key opens the home: unless the key has the
+        scope admin, it limits the call to what the key owns or what is shared with it. Returns
+        None, no limit, for the owner.
+
+        `may` is what the call does with the things that it names: read, use or change.
+        """
         if self.is_owner:
             return None
         sees_all = "admin" in self.scopes
@@ -103,8 +110,8 @@ class Key:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the key has a limit of open runs or of GPU-hours, or a project that may have
-        one."""
+        """Whether a quota may apply to the key: it has a limit of open runs or of GPU-hours, or it
+        belongs to a project, whose hours may be limited."""
         return bool(self.max_runs or self.gpu_hours_per_day or self.max_gpu_hours or self.project)
 
     def require(self, scope: Scope, action: str) -> None:
@@ -302,8 +309,9 @@ def rotate_key(home: Home, name: str) -> tuple[Key, str]:
     with hold_keys_lock(home):
         content = _read_file(home)
         key = replace(_named_key(content, name), digest=digest(token))
-        others = (key if other.name == name else other for other in content.keys)
-        _write_file(home, replace(content, keys=tuple(others)))
+        # The same keys in the same order, the one with the new token in its old place.
+        keys = tuple(key if stored.name == name else stored for stored in content.keys)
+        _write_file(home, replace(content, keys=keys))
     return key, token
 
 
@@ -325,7 +333,8 @@ def projects_of(home: Home) -> Mapping[str, float]:
 
 
 def _check_project_and_priority(project: str, priority: str) -> None:
-    """Raise UserError BAD_ARGUMENT for a project that no key may have, or an unknown priority."""
+    """Raise UserError BAD_ARGUMENT if `project` cannot be a name ("": no project, is allowed), or
+    if the priority is unknown."""
     if project and not NAME.fullmatch(project):
         raise _bad_argument("project", project, "Use up to 40 of a-z, 0-9, dot, - and _.")
     if priority not in PRIORITIES:
@@ -333,7 +342,8 @@ def _check_project_and_priority(project: str, priority: str) -> None:
 
 
 def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
-    """Raise UserError BAD_ARGUMENT for a name that no key may have, or an unknown scope."""
+    """Raise UserError BAD_ARGUMENT if `name` cannot be the name of a key, or if one of `scopes` is
+    unknown."""
     if not NAME.fullmatch(name) or name in RESERVED_NAMES:
         raise _bad_argument(
             "name", name, "Use up to 40 of a-z, 0-9, dot, - and _; not owner, stdio or local."
@@ -344,7 +354,7 @@ def _check_name_and_scopes(name: str, scopes: Sequence[str]) -> None:
 
 
 def _store_new_key(home: Home, key: Key) -> Key:
-    """Add `key` to the key file of the home, with a new id, and return it with that.
+    """Give `key` a new id, add it to the key file of the home, and return the key with its id.
 
     Raises:
         UserError: BAD_ARGUMENT if the file has a key of that name already. HOME_UNUSABLE if the
@@ -365,16 +375,22 @@ def _store_new_key(home: Home, key: Key) -> Key:
 
 
 def _new_id(content: KeyFile, name: str) -> str:
-    """Return an id that no key of the home has or had: the name, if it is free, without dots (a dot
-    separates the id from what follows in the id of a run)."""
-    taken = {*content.retired, *(key.id for key in content.keys), *RESERVED_NAMES}
+    """Return an id for a new key called `name` that no key of the home has or had.
+
+    The id is the name with dashes for dots, because a dot ends the id of the key within the id of a
+    run. If that id is taken, it gets a number, e.g. "night-2".
+    """
+    taken_ids = {*content.retired, *(key.id for key in content.keys), *RESERVED_NAMES}
     stem = name.replace(".", "-")
-    numbered = (f"{stem}-{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([stem], numbered) if each not in taken)
+    if stem not in taken_ids:
+        return stem
+    numbered_ids = (f"{stem}-{number}" for number in itertools.count(2))
+    return next(candidate for candidate in numbered_ids if candidate not in taken_ids)
 
 
 def _named_key(content: KeyFile, name: str) -> Key:
-    """Return the key of that name. Raises UserError BAD_ARGUMENT if there is none."""
+    """Return the key in `content` that is called `name`. Raises UserError BAD_ARGUMENT if there is
+    none."""
     for key in content.keys:
         if key.name == name:
             return key
@@ -383,8 +399,10 @@ def _named_key(content: KeyFile, name: str) -> Key:
 
 
 def remove_key(home: Home, name: str) -> None:
-    """Delete the key of that name; running servers refuse its next request. What it owns stays, and
-    no later key gets it.
+    """Delete the key of that name; running servers refuse its next request.
+
+    What the key owns stays. Its id is remembered, so that no later key gets that id, and with it
+    what this key owns.
 
     Raises:
         UserError: BAD_ARGUMENT if there is no such key. HOME_UNUSABLE if the keys cannot be read or
@@ -424,10 +442,10 @@ def check_owner_agreed(home: Home, key: Key, settings: "EnvSettings") -> None:
     if settings.network and not config.key_network:
         refusals.append("a network")
         config_lines.append("key_network = true")
-    for ref in settings.endpoints:
-        name = ref.removeprefix(PREFIX)
+    for reference in settings.endpoints:  # such as "openai:NAME", a model behind a URL
+        name = reference.removeprefix(PREFIX)
         if name in config.endpoints and not config.endpoints[name].shared:
-            refusals.append(f"the model {ref}")
+            refusals.append(f"the model {reference}")
             config_lines.append(f"shared = true in [endpoints.{name}]")
     if refusals:
         raise _not_agreed(key, refusals, config_lines)
@@ -526,7 +544,7 @@ async def hold_quota_lock(home: Home, key: Key, process_lock: "anyio.Lock") -> A
 
 
 def _write_file(home: Home, content: KeyFile) -> None:
-    """Replace the key file of the home."""
+    """Replace the key file of the home by `content`, whose empty parts are left out."""
     stored: dict[str, object] = {"keys": [asdict(key) for key in content.keys]}
     if content.retired:
         stored["retired"] = list(content.retired)

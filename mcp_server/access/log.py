@@ -25,10 +25,10 @@ class _QuietHandler(logging.handlers.RotatingFileHandler):
 
 
 def log_to(home: Home) -> None:
-    """Write the server's log to the file of `home`, and nowhere else.
+    """Let the server's log be written to the log file of `home`, and nowhere else.
 
     Handlers that were set up before are removed. The file is made when the first record is written.
-    When it reaches 1 MB it is kept as `mcp_server.log.1`, and a new one begins.
+    When it reaches 1 MB it is renamed to `mcp_server.log.1`, and a new one begins.
     """
     for handler in list(log.handlers):
         log.removeHandler(handler)

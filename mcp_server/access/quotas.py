@@ -21,7 +21,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from engine.home.store_runs import RESUMABLE
 from engine.runs.submit.admission import EVALUATION_WALL_HOURS, CapFunction
-from mcp_server.access.audit_log import STARTS, Audit
+from mcp_server.access.audit_log import TOOLS_THAT_START_RUNS, Audit
 from mcp_server.access.keys import Key, projects_of, stored_request_id
 
 DAY_S = 86_400.0
@@ -34,8 +34,9 @@ ALL_RUNS = 1_000_000  # a limit that no home reaches
 
 def starts_a_run(tool: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a call of `tool` with these `arguments` starts a run."""
-    # A dry run starts one only if it tries the model on some samples.
-    return tool in STARTS and (tool != "dry_run" or bool(arguments.get("samples")))
+    if tool == "dry_run":  # it starts one only to try the model on some tasks
+        return bool(arguments.get("samples"))
+    return tool in TOOLS_THAT_START_RUNS
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Allowance:
     Attributes:
         hours: how many it may use.
         used: what ended runs took, and the caps of open ones.
-        period: what the hours are for, such as "a day" or "in all".
+        period: what the hours are for, such as "a day" or "in all"; stands in messages.
         comes_back: whether used hours may be used again later.
     """
 
@@ -56,6 +57,7 @@ class Allowance:
 
     @property
     def left(self) -> float:
+        """The hours that are left; below 0 if more were used than allowed."""
         return self.hours - self.used
 
 
@@ -146,13 +148,15 @@ def _resumed_run(store: Store, arguments: Mapping[str, Any]) -> RunRow | None:
 
 
 def has_hours_limit(home: Home, key: Key) -> bool:
-    """Whether the hours of `key` are limited, by themselves or with those of its project."""
-    limits = (key.gpu_hours_per_day, key.max_gpu_hours)
-    return any(limits) or bool(key.project and projects_of(home).get(key.project))
+    """Whether the GPU-hours of `key` are limited, by themselves or with those of its project."""
+    if key.gpu_hours_per_day or key.max_gpu_hours:  # 0: no limit
+        return True
+    return bool(key.project and projects_of(home).get(key.project))
 
 
 def _check_any_hours_left(key: Key, allowance: Allowance) -> None:
-    """Raise UserError QUOTA if `key` has used up its hours."""
+    """Raise UserError QUOTA if `key` has used up its hours. Less than `ROUNDING` hours left count
+    as none, because sums of fractions are inexact."""
     if allowance.left <= ROUNDING:
         raise _hours_refusal(key, allowance, requested_hours=0.0, suggestion="")
 
@@ -167,7 +171,8 @@ def _largest_cap(key: Key, allowance: Allowance) -> float:
 
 
 def _check_requested_hours(key: Key, allowance: Allowance, requested_hours: float) -> None:
-    """Raise UserError QUOTA if a submit asks for more hours than are left."""
+    """Raise UserError QUOTA if a submit asks for more hours than are left. `ROUNDING` makes up for
+    the inexactness of sums of fractions."""
     if allowance.left <= ROUNDING or requested_hours > allowance.left + ROUNDING:
         raise _submit_refusal(key, allowance, requested_hours)
 
@@ -200,8 +205,9 @@ def _check_open_runs(home: Home, store: Store, key: Key, new_runs: int = 1) -> N
     if not key.max_runs:  # 0: the number of open runs is not limited
         return
     open_runs = _open_runs(home, store, key)
-    # max(1, ...): a single run is never too large a plan; the second check refuses it.
-    if new_runs > max(1, key.max_runs - len(open_runs)):
+    # At least 1: a single run is never too large a plan; the second check refuses it.
+    largest_plan = max(1, key.max_runs - len(open_runs))
+    if new_runs > largest_plan:
         raise UserError(
             "QUOTA",
             f"the plan has {new_runs} runs; the key {key.name} has {len(open_runs)} open and may "
@@ -256,15 +262,15 @@ def _cap_within(hours_left: float, resumed_run: RunRow | None, allowance: Allowa
     """Return the cap for a submit that names none, with a warning if it is not the default.
 
     The cap is the one that the resumed run had, or the default if `resumed_run` is None (a new
-    run), but never more than `hours_left`.
+    run), but never more than `hours_left`: what is left of `allowance`, rounded down.
     """
     preferred_hours = _cap_of_row(resumed_run)
     hours = min(preferred_hours, hours_left)
     if hours == DEFAULT_GPU_HOURS:
         return Cap(hours)  # without a warning
     # Any other cap is what is left of the day, or that of the resumed run.
-    of = "this key's day" if allowance.comes_back else f"the hours {allowance.period}"
-    reason = f"what is left of {of}" if hours < preferred_hours else "as the run had"
+    period = "this key's day" if allowance.comes_back else f"the hours {allowance.period}"
+    reason = f"what is left of {period}" if hours < preferred_hours else "as the run had"
     return Cap(hours, f"max_gpu_hours was not given: it is {_hours_text(hours)}, {reason}")
 
 
@@ -309,8 +315,8 @@ def cap_function_of(
     trial of a model) that `key` starts. Returns None if the hours of the key are not limited.
 
     The function takes the most hours that the work is estimated to need, and returns the hours
-    after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds what is
-    left of the day.
+    after which the engine stops the work. It raises UserError QUOTA if the estimate exceeds the
+    hours that the key has left.
     """
     if not has_hours_limit(home, key):
         return None
@@ -322,11 +328,12 @@ def _cap_of_estimate(
 ) -> float:
     """Return the cap in hours for work that is estimated to take at most `estimated_hours`.
 
-    The cap is `MARGIN` times the estimate, but never more than what is left of the day. An estimate
-    below `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix seconds.
+    The cap is `MARGIN` times the estimate, but never more than the hours that `key` has left. An
+    estimate below `LEAST_HOURS` counts as `LEAST_HOURS`. `clock` returns the present time in unix
+    seconds.
 
     Raises:
-        UserError: QUOTA if the estimate is longer than what is left of the day.
+        UserError: QUOTA if the estimate is longer than the hours that are left.
     """
     with Store(home) as store:
         allowance = _tightest_allowance(home, store, key, clock)
@@ -353,27 +360,27 @@ def _tightest_allowance(
 
 
 def _budgets(home: Home, store: Store, key: Key) -> list[Allowance]:
-    """Return what `key`, and all keys of its project together, may use in all, where that is
-    limited."""
+    """Return the allowances that never come back: the GPU-hours that `key` may use in all, and
+    those of its project, which all keys of the project share. One without a limit is left out."""
     budgets = []
     if key.max_gpu_hours:
-        used = counted_in_all(store.owned_runs(key.caller_id))
+        used = total_counted_hours(store.owned_runs(key.caller_id))
         budgets.append(Allowance(key.max_gpu_hours, used, "in all", comes_back=False))
     project_hours = projects_of(home).get(key.project) if key.project else None
     if project_hours:
-        used = counted_in_all(store.owned_runs(project=key.project))
+        used = total_counted_hours(store.owned_runs(project=key.project))
         period = f"in all with the project {key.project}"
         budgets.append(Allowance(project_hours, used, period, comes_back=False))
     return budgets
 
 
-def counted_in_all(rows: Sequence[RunRow]) -> float:
-    """Return how many hours these runs took; an open one, or the open plan of one, counts with its
-    cap."""
-    of_one_cap: dict[str, list[RunRow]] = {}
+def total_counted_hours(rows: Sequence[RunRow]) -> float:
+    """Return how many hours of a quota these runs take together. What has ended counts with the
+    hours that it took, an open run or plan with its cap: the most that it may take."""
+    rows_by_cap: dict[str, list[RunRow]] = {}  # the runs of a plan share one cap
     for row in rows:
-        of_one_cap.setdefault(row.plan or row.run_id, []).append(row)
-    return sum(_counted_hours(group) for group in of_one_cap.values())
+        rows_by_cap.setdefault(row.plan or row.run_id, []).append(row)
+    return sum(_counted_hours(group) for group in rows_by_cap.values())
 
 
 def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], float]) -> float:
@@ -383,11 +390,15 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
     """
     day_start = clock() - DAY_S
     counted_hours = []
-    names = Audit(home).runs_of(key.name, day_start)
-    plans = set(names)
-    for name in names:
+    ids = Audit(home).runs_of(key.name, day_start)  # of runs and of plans
+    logged_ids = set(ids)
+    for run_id in ids:
         # A run of a plan may also have been resumed alone. It counts once, with its plan.
-        rows = [row for row in _rows_of(store, name) if row.plan == name or row.plan not in plans]
+        rows = [
+            row
+            for row in _rows_of(store, run_id)
+            if row.plan == run_id or row.plan not in logged_ids
+        ]
         # If the first lines of the audit log were moved away, a repeated call looks like the start
         # of a run that is in fact older. So an older run counts only if it was resumed.
         if any(row.created >= day_start or row.attempt > 1 for row in rows):
@@ -397,7 +408,8 @@ def _hours_of_last_day(home: Home, store: Store, key: Key, clock: Callable[[], f
 
 def _open_runs(home: Home, store: Store, key: Key) -> list[str]:
     """Return the ids of the runs that `key` started and that have not ended, oldest first."""
-    rows = [row for name in Audit(home).runs_of(key.name) for row in _rows_of(store, name)]
+    # The audit log names runs and plans; a plan stands for all of its runs.
+    rows = [row for run_id in Audit(home).runs_of(key.name) for row in _rows_of(store, run_id)]
     open_ids = [row.run_id for row in rows if row.state in OPEN]
     return list(dict.fromkeys(open_ids))  # each once, in order
 
@@ -451,9 +463,8 @@ def _hours_hint(allowance: Allowance, waiting_helps: bool, suggestion: str) -> s
         suggestion: what to do at once; "" for none.
     """
     if not allowance.comes_back:
-        ask = "ask the person who runs this server for more hours (honesmith key budget)."
-        hint = f"{suggestion}, or {ask}" if suggestion else ask
-        return hint[0].upper() + hint[1:]
+        request = "ask the person who runs this server for more hours (honesmith key budget)."
+        return _capitalized(f"{suggestion}, or {request}" if suggestion else request)
     call_later = ""
     if waiting_helps:
         call_later = "call later"
@@ -461,7 +472,13 @@ def _hours_hint(allowance: Allowance, waiting_helps: bool, suggestion: str) -> s
         call_later = f"call later with max_gpu_hours={_hours_text(allowance.hours)}"
     hint = ", or ".join(remedy for remedy in (suggestion, call_later) if remedy)
     hint += ": hours come back a day after their run was submitted." if call_later else "."
-    return hint[0].upper() + hint[1:]  # capitalize() would also lower the letters of the rest
+    return _capitalized(hint)
+
+
+def _capitalized(text: str) -> str:
+    """Return `text` (not empty) with a capital first letter. `str.capitalize` would also lower all
+    other letters."""
+    return text[0].upper() + text[1:]
 
 
 def _rounded_down(hours: float) -> float:
@@ -480,10 +497,11 @@ def _hours_text(hours: float) -> str:
 def _was_submitted(store: Store, request_id: str) -> bool:
     """Whether an earlier call with this `request_id` submitted a run; False for ""."""
     try:
-        # {} stands for the arguments of the call, which are not known here.
+        # {} stands for the request of the call, which is not known here. So a stored run whose
+        # request differs from {} raises an error, and that too means that it was submitted.
         return store.requested_run(request_id, {}) is not None
     except UserError:
-        return True  # a run has this id and other arguments; the submit itself will refuse it
+        return True
 
 
 def _find_row(store: Store, run_id: str) -> RunRow | None:
@@ -494,8 +512,8 @@ def _find_row(store: Store, run_id: str) -> RunRow | None:
 
 
 def _rows_of(store: Store, run_id: str) -> list[RunRow]:
-    """Return the rows of all runs of the plan `run_id`, or the one row of the run `run_id`. Returns
-    [] if no plan or run has this id."""
+    """Return the rows of all runs of the plan `run_id`, or the one row of the run `run_id`; [] if
+    no plan or run has this id (any more)."""
     try:
         return store.plan_runs(run_id) or [store.get_run(run_id)]
     except UserError:

@@ -30,7 +30,8 @@ class Rates:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without buckets; a key gets a full one with its first call."""
+        """Start without token buckets: each key gets a full one with its first call. `clock`
+        returns the present time in seconds, from any start."""
         self._clock = clock
         self._buckets: dict[str, _Bucket] = {}
 
@@ -38,9 +39,10 @@ class Rates:
         """Return 0.0 if `key` may make a call now, and count that call. Otherwise return the
         seconds until `key` may make a call; the refused call is not counted.
 
-        A key without a limit may always call.
+        A key without a limit may always call. Any other has a token bucket: each call takes one
+        token, and the bucket refills steadily at `calls_per_minute`.
         """
-        if not key.calls_per_minute:
+        if not key.calls_per_minute:  # 0: no limit
             return 0.0
         calls_per_s = key.calls_per_minute / 60
         capacity = max(1.0, calls_per_s * BURST_S)  # at least 1, or no call could ever be made

@@ -47,8 +47,8 @@ class Sessions:
         """
         if not _opens_session(scope):
             return True
-        last_used = self._last_used.get(key.name, {})  # session id -> time
-        # Sessions that requests of this moment may open count as open already.
+        last_used = self._last_used.get(key.name, {})  # id of an open session -> time of last use
+        # A request in progress that may open a session counts as an open session.
         allowed_count = self._max_sessions - self._opening_requests.get(key.name, 0)
         if len(last_used) < allowed_count:
             return True
@@ -93,10 +93,10 @@ class Sessions:
             stop_counting()
 
     def counting_send(self, scope: Scope, key: Key, send: Send) -> Send:
-        """Wrap `send` so that it also notes which session of `key` the answer opens, uses or
-        ends."""
-        session_id = _session_id(scope["headers"])  # b"" if the request uses none
-        last_used = self._last_used.setdefault(key.name, {})  # session id -> time
+        """Wrap `send`, the ASGI function that sends the answer to the request with this `scope`, so
+        that it also notes which session of `key` the answer opens, uses or ends."""
+        session_id = _session_id(scope["headers"])  # b"" if the request belongs to no session
+        last_used = self._last_used.setdefault(key.name, {})  # session id -> time of last use
         if session_id in last_used:
             last_used[session_id] = self._clock()
 

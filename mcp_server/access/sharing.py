@@ -16,7 +16,7 @@ from engine.home.store import Store
 from engine.home.team.owners import EVERYONE, May, Share
 from mcp_server.access.keys import NAME, list_keys
 
-MAY: tuple[May, ...] = ("read", "use")
+SHARE_RIGHTS: tuple[May, ...] = ("read", "use")
 MAX_GRANTEES = 100  # in one call: each is a transaction
 
 
@@ -37,38 +37,42 @@ def share(
         UserError: BAD_ARGUMENT if there is no such thing among what the caller owns, or if `may` is
             neither.
     """
-    if may not in MAY:
+    if may not in SHARE_RIGHTS:
         raise UserError(
             "BAD_ARGUMENT", f"may={may[:40]!r} cannot be used", hint="Use read or use.", field="may"
         )
     _check_grantees(grantees)
-    owned = _owned_by_caller(home)
-    with Store(owned) as store:
-        kind, full_name, owner = _find(store, name)
-        ids = _ids_of(home, grantees)
+    with Store(_only_owned(home)) as store:
+        kind, full_name, owner = _find_shareable(store, name)
+        grantee_ids = _ids_of_grantees(home, grantees)
         if stop:
-            for grantee in ids if grantees else [""]:
-                store.remove_shares(kind, full_name, owner, grantee)
+            # For the store, "" means every grantee.
+            for grantee_id in grantee_ids if grantees else [""]:
+                store.remove_shares(kind, full_name, owner, grantee_id)
         else:
-            for grantee in ids:
-                store.add_share(Share(kind, full_name, owner, grantee, may))
-        shares = [one for one in store.list_shares() if (one.kind, one.name) == (kind, full_name)]
-    shown = [_shown(one) for one in shares if one.owner == owner]
-    with_whom = ", ".join(f"{one['with']} ({one['may']})" for one in shown) or "nobody"
+            for grantee_id in grantee_ids:
+                store.add_share(Share(kind, full_name, owner, grantee_id, may))
+        remaining_shares = [
+            _share_entry(entry)
+            for entry in store.list_shares()
+            if (entry.kind, entry.name, entry.owner) == (kind, full_name, owner)
+        ]
+    with_whom = ", ".join(f"{entry['with']} ({entry['may']})" for entry in remaining_shares)
     return {
         "name": full_name,
         "kind": kind,
-        "shares": shown,
-        "summary": f"{full_name} is shared with {with_whom}.",
+        "shares": remaining_shares,
+        "summary": f"{full_name} is shared with {with_whom or 'nobody'}.",
         "next": [],
         "warnings": [],
     }
 
 
 def list_shares(home: Home) -> Reply:
-    """Return what the caller shares; the local user sees what everybody does."""
+    """Return what the caller shares, as a reply with the list `shares`. The local user gets what
+    everybody shares."""
     with Store(home) as store:
-        shares = [_shown(one) for one in store.list_shares()]
+        shares = [_share_entry(entry) for entry in store.list_shares()]
     return {
         "shares": shares,
         "summary": f"{len(shares)} things are shared.",
@@ -77,14 +81,20 @@ def list_shares(home: Home) -> Reply:
     }
 
 
-def _owned_by_caller(home: Home) -> Home:
-    """Return the home in which the caller sees only what it may change."""
-    return home if home.viewer is None else replace(home, viewer=replace(home.viewer, may="change"))
+def _only_owned(home: Home) -> Home:
+    """Return the home in which the caller sees only what it may change, which is what it owns. The
+    local user (a home without a viewer) may change everything."""
+    if home.viewer is None:
+        return home
+    return replace(home, viewer=replace(home.viewer, may="change"))
 
 
-def _find(store: Store, name: str) -> tuple[str, str, str]:
-    """Return kind, full name and owner of what `name` means. Raises UserError BAD_ARGUMENT if
-    nothing that the caller owns has this name."""
+def _find_shareable(store: Store, name: str) -> tuple[str, str, str]:
+    """Find the run, plan, deployment or environment that is called `name`, in this order.
+
+    Returns its kind ("run" for a plan too), its full name and the id of its owner. Raises UserError
+    BAD_ARGUMENT if the caller owns nothing of this name.
+    """
     runs = store.plan_runs(name)
     if runs:
         return "run", name, runs[0].owner
@@ -92,11 +102,10 @@ def _find(store: Store, name: str) -> tuple[str, str, str]:
         return "run", name, store.get_run(name).owner
     with contextlib.suppress(UserError):  # there is no such deployment
         return "deployment", name, store.get_deployment(name).owner
-    versions = store.find_env(name)
-    plain = name.rpartition("/")[2]
-    for version in versions:
-        if plain in (version.env_id, version.name):
-            return "env", plain, version.owner
+    name_without_owner = name.rpartition("/")[2]  # an environment may be named OWNER/NAME
+    for version in store.find_env(name):
+        if name_without_owner in (version.env_id, version.name):
+            return "env", name_without_owner, version.owner
     raise UserError(
         "BAD_ARGUMENT",
         f"nothing of yours is called {name[:80]!r}",
@@ -106,10 +115,13 @@ def _find(store: Store, name: str) -> tuple[str, str, str]:
 
 
 def _check_grantees(names: Sequence[str]) -> None:
-    """Raise UserError BAD_ARGUMENT for more names than a call may have, or what is no name."""
-    unnamed = [name for name in names if not NAME.fullmatch(name)]
-    if unnamed or len(names) > MAX_GRANTEES:
-        fault = f"{unnamed[0][:60]!r} is no name of a key" if unnamed else f"{len(names)} names"
+    """Raise UserError BAD_ARGUMENT if one of `names` cannot be the name of a key, or if there are
+    more than `MAX_GRANTEES` of them."""
+    invalid_names = [name for name in names if not NAME.fullmatch(name)]
+    if invalid_names or len(names) > MAX_GRANTEES:
+        fault = f"{len(names)} names"
+        if invalid_names:
+            fault = f"{invalid_names[0][:60]!r} is no name of a key"
         raise UserError(
             "BAD_ARGUMENT",
             fault,
@@ -118,10 +130,11 @@ def _check_grantees(names: Sequence[str]) -> None:
         )
 
 
-def _ids_of(home: Home, names: Sequence[str]) -> list[str]:
-    """Return the ids of the keys with these names; [`EVERYONE`] for no name.
+def _ids_of_grantees(home: Home, names: Sequence[str]) -> list[str]:
+    """Return the ids of the keys with these names; [`EVERYONE`], which is all keys, for no name.
 
-    Only the local user is told that a key does not exist: others are not told which keys there are.
+    Only the local user (no viewer) gets an error for an unknown name, because others must not learn
+    which keys there are. For them, the name itself stands as the id.
     """
     if not names:
         return [EVERYONE]
@@ -137,12 +150,13 @@ def _ids_of(home: Home, names: Sequence[str]) -> list[str]:
     return [id_by_name.get(name, name) for name in names]
 
 
-def _shown(one: Share) -> dict[str, str]:
-    """Return a share as a reply shows it."""
+def _share_entry(share: Share) -> dict[str, str]:
+    """Return the entry of a reply that describes `share`: what is shared, by whom, with whom, and
+    whether it may be read or also used."""
     return {
-        "name": one.name,
-        "kind": one.kind,
-        "owner": one.owner or LOCAL,
-        "with": "all keys" if one.grantee == EVERYONE else one.grantee,
-        "may": one.may,
+        "name": share.name,
+        "kind": share.kind,
+        "owner": share.owner or LOCAL,  # "": what was made without a key is the local user's
+        "with": "all keys" if share.grantee == EVERYONE else share.grantee,
+        "may": share.may,
     }

@@ -26,7 +26,8 @@ def is_address(section: str) -> bool:
 
 
 def read(home: Home, address: str) -> str:
-    """Return the text at an address, such as `run://arith-sft-1/report` or `train://settings`.
+    """Return the text at an address, such as `run://arith-sft-1/report` or `train://settings`, as
+    Markdown or JSON.
 
     Raises UserError SECTION_NOT_FOUND if no address has this form, RUN_STATE if the run has not
     written the file yet, and RUN_NOT_FOUND or ENV_NOT_FOUND if there is no such run or environment.
@@ -45,7 +46,8 @@ def read(home: Home, address: str) -> str:
     for form, reader in readers:
         match = re.fullmatch(form, address.strip())
         if match:
-            return _read_written(lambda: reader(match[1]), address)  # noqa: B023  called at once
+            argument = match[1]  # what the address names, such as the id of a run
+            return _read_if_written(lambda: reader(argument), address)  # noqa: B023  called at once
     raise UserError(
         "SECTION_NOT_FOUND",
         f"nothing has the address {address[:80]!r}",
@@ -58,9 +60,9 @@ def read(home: Home, address: str) -> str:
     )
 
 
-def _read_written(reader: Callable[[], str], address: str) -> str:
-    """Call `reader` and return its text. Raises UserError RUN_STATE if the file that it reads is
-    not written yet; `address` is named in that error."""
+def _read_if_written(reader: Callable[[], str], address: str) -> str:
+    """Call `reader` and return its text. Raises UserError RUN_STATE, which names `address`, if the
+    run has not written the file that `reader` reads yet."""
     try:
         return reader()
     except FileNotFoundError as error:
@@ -131,7 +133,7 @@ def settings(kind: str = "") -> str:
 
 
 def read_source(home: Home, env_id: str) -> str:
-    """Return the files of a pushed environment as one Markdown text, environment.py first.
+    """Return the files of an environment version as one Markdown text, environment.py first.
 
     The text has at most `RESULT_CHARS` characters. A long file is cut at `_MAX_FILE_CHARS`. A file
     that is not text, or does not fit any more, is listed with its name and size only. If not even

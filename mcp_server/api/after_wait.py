@@ -79,11 +79,13 @@ def only_changes(status: Reply) -> Reply:
     cannot have changed, and empty fields. The status of a run that has ended is returned whole."""
     if status.get("state") in TERMINAL:
         return status
-    return {
-        name: value
-        for name, value in status.items()
-        if name in _EXPECTED or (name not in _STANDING_FACTS and value not in _EMPTY)
-    }
+
+    changes: Reply = {}
+    for name, value in status.items():
+        may_be_new = name not in _STANDING_FACTS and value not in _EMPTY
+        if may_be_new or name in _EXPECTED:
+            changes[name] = value
+    return changes
 
 
 def essential(status: Reply) -> Reply:
@@ -101,15 +103,13 @@ def essential(status: Reply) -> Reply:
     if status.get("alerts"):
         short["alerts"] = _newest_of_each(status["alerts"])
     if isinstance(status.get("result"), dict):
-        result = {name: value for name, value in status["result"].items() if name != "measured"}
+        result = _without_fields(status["result"], "measured")
         if isinstance(result.get("evidence"), dict):
             result["evidence"] = _short_levels(result["evidence"])
         short["result"] = result
     if isinstance(status.get("forecast"), dict):
-        # Its hours so far stand beside it, and both together are the sum.
-        of_status = ("spent_hours", "total_hours")
-        forecast = status["forecast"]
-        short["forecast"] = {key: forecast[key] for key in forecast if key not in of_status}
+        # The status itself has the hours spent; the total is their sum with the hours to come.
+        short["forecast"] = _without_fields(status["forecast"], "spent_hours", "total_hours")
     if status.get("state") == "done":
         _leave_out_repeated(short)
     if status.get("kind") == "plan":
@@ -117,47 +117,57 @@ def essential(status: Reply) -> Reply:
     return short
 
 
+def _without_fields(fields: Reply, *names: str) -> Reply:
+    """Return a copy of an object without the fields that have one of these names."""
+    return {name: value for name, value in fields.items() if name not in names}
+
+
 def _leave_out_repeated(status: Reply) -> None:
     """Remove numbers from the status of a done run, in place, that it has elsewhere too.
 
-    `report_this` has the level after training and the score that chose the checkpoint, beside which
-    a last step's metrics would be a third number. The result of an evaluation has the numbers of
-    each model, of which `metrics` are the last.
+    The status of a training has `report_this`: the score after training, and the score by which the
+    checkpoint was chosen. The metrics of the last step and the last held-out score would only be
+    further numbers beside these. The status of an evaluation has the numbers of each model in its
+    result, and `metrics` would repeat those of the last model.
     """
-    number = status.get("report_this")
+    report_this = status.get("report_this")
     result = status.get("result") if isinstance(status.get("result"), dict) else None
-    if number is not None:
+    if report_this is not None:
         for name in ("metrics", "heldout"):
             status.pop(name, None)
         if result is not None:
-            status["result"] = _without_number(result, number)
+            status["result"] = _without_reported(result, report_this)
     elif result is not None and result.get("models"):
         status.pop("metrics", None)
 
 
-def _without_number(result: Reply, number: Reply) -> Reply:
-    """Return the result of a training run without what `number` (its `report_this`) has too: the
-    score that chose the checkpoint, and the interval of the level after training. Its value stays
-    beside the one before."""
+def _without_reported(result: Reply, report_this: Reply) -> Reply:
+    """Return the result of a training without what `report_this` (the number to report) repeats.
+
+    These are the best score, by which the checkpoint was chosen, and of the mean score after
+    training its interval and its number of tasks. The mean score itself stays, because it stands
+    beside the one before training. What differs from `report_this` stays too.
+    """
     short = dict(result)
-    best = result.get("best_score")
-    if isinstance(best, float) and number.get("curve", {}).get("value") == round(best, _DIGITS):
+    best_score = result.get("best_score")
+    reported_score = report_this.get("curve", {}).get("value")  # rounded
+    if isinstance(best_score, float) and reported_score == round(best_score, _DIGITS):
         del short["best_score"]
     evidence = result.get("evidence") or {}
     after = evidence.get("after") or {}
-    if after and all(after.get(name) == number.get(name) for name in ("value", "tasks")):
-        level = {name: after[name] for name in after if name not in ("interval", "tasks")}
-        short["evidence"] = evidence | {"after": level}
+    is_reported = all(after.get(name) == report_this.get(name) for name in ("value", "tasks"))
+    if after and is_reported:
+        short["evidence"] = evidence | {"after": _without_fields(after, "interval", "tasks")}
     return short
 
 
 def _essential_metrics(metrics: Reply) -> Reply:
     """Return the metrics that tell how the model does, as numbers with four significant digits."""
-    left_out = _MACHINE_METRICS | _DETAIL_METRICS
+    unessential_names = _MACHINE_METRICS | _DETAIL_METRICS
     essential_metrics: Reply = {}
     for name, value in metrics.items():
-        is_absent_trouble = name in _TROUBLE_METRICS and not value
-        if name in left_out or is_absent_trouble:
+        is_absent_trouble = name in _TROUBLE_METRICS and not value  # such as 0 errors
+        if name in unessential_names or is_absent_trouble:
             continue
         if isinstance(value, float):
             value = float(f"{value:.{_DIGITS}g}")
@@ -166,18 +176,18 @@ def _essential_metrics(metrics: Reply) -> Reply:
 
 
 def _newest_of_each(alerts: Sequence[Reply]) -> list[Reply]:
-    """Return the newest alert of each run and id. The field `times` says how often the alert was
-    raised, if more than once.
+    """Return the newest alert of each run and kind of alert (`id`). Its field `times` says how
+    often the alert was raised, if more than once.
 
     `alerts` must be in the order of time. Their times are left out, because their steps tell when
     they were raised.
     """
-    newest: dict[tuple[object, object], Reply] = {}
+    newest: dict[tuple[object, object], Reply] = {}  # by run and kind, in the order of the last one
     for alert in alerts:
         key = (alert.get("run_id"), alert.get("id"))
+        # `pop` and not `get`: the alert moves to the end of the dictionary.
         times = newest.pop(key, {}).get("times", 0) + 1
-        fields = {name: value for name, value in alert.items() if name not in ("time", "event")}
-        newest[key] = fields | {"times": times}
+        newest[key] = _without_fields(alert, "time", "event") | {"times": times}
     for alert in newest.values():
         if alert["times"] == 1:
             del alert["times"]
@@ -191,7 +201,7 @@ def _short_levels(entry: Reply) -> Reply:
     for name in ("before", "after"):
         level = entry.get(name)
         if isinstance(level, dict) and not level.get("errors"):
-            short[name] = {key: value for key, value in level.items() if key not in _ERROR_COUNTS}
+            short[name] = _without_fields(level, *_ERROR_COUNTS)
     return short
 
 
@@ -214,24 +224,25 @@ def with_cut_wait(status: Reply, requested_s: float, waited_s: float) -> Reply:
     return status | {"warnings": [*status.get("warnings", []), warning]}
 
 
-def waiting_on(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
+def with_wait_arguments(calls: Sequence[Reply], until: str, timeout_s: float) -> list[Reply]:
     """Return the suggested calls; each `wait_run` among them gets the event and the time limit of
-    the caller's last wait.
+    the caller's last wait as arguments.
 
     Args:
         calls: suggested calls, each with `tool` and `arguments`.
-        until: the event that the caller waited for; it is added unless it is the default, "end".
+        until: the event that the caller waited for; it is added unless it is the default, "end", or
+            the call names an event itself.
         timeout_s: seconds that the caller was ready to wait; they are added only if they exceed
             `MAX_WAIT_S`, because then this client keeps long calls open.
     """
-    goal = {} if until == "end" else {"until": until}
+    event = {} if until == "end" else {"until": until}
     time_limit = {"timeout_s": timeout_s} if timeout_s > MAX_WAIT_S else {}
-    changed_calls = []
+    completed_calls = []
     for call in calls:
         if call["tool"] == "wait_run":
-            call = {**call, "arguments": {**goal, **call["arguments"], **time_limit}}
-        changed_calls.append(call)
-    return changed_calls
+            call = {**call, "arguments": {**event, **call["arguments"], **time_limit}}
+        completed_calls.append(call)
+    return completed_calls
 
 
 def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
@@ -241,17 +252,20 @@ def after_wait(run_id: str, until: str, reply: Reply) -> list[Reply]:
     - failed: read the error, and diagnose. cancelled: resume.
     - still open: wait again. If the wait ended with the first step, read its rollouts before; if it
       ended with an alert, diagnose before. If its target is passed, stop it, or wait again.
+
+    `until` is the event that was waited for, `reply` the reply of the wait: the run's status.
     """
     if reply.get("state") in ("done", "failed", "cancelled"):
         return _after_end(run_id, reply)
-    reached = until if reply.get("until_met") else ""
+    event = until if reply.get("until_met") else ""  # what has come; "" if the time was up first
     # There is only one first step; another evaluation or alert may follow.
-    wait_again = _call_to_wait_again(run_id, "end" if reached == "first_step" else until, reply)
+    next_event = "end" if event == "first_step" else until
+    wait_again = _call_to_wait_again(run_id, next_event, reply)
     if reply.get("target_passed"):
         return [suggest("cancel_run", run_id=run_id, reason="target passed"), wait_again]
-    if reached in ("alert", "news"):  # "news" of a run that goes on can only be an alert
+    if event in ("alert", "news"):  # "news" of a run that goes on can only be an alert
         return [suggest("diagnose", run_id=run_id), wait_again]
-    if reached == "first_step":
+    if event == "first_step":
         rollouts = suggest("read_rollouts", run_id=run_id)
         return [rollouts, suggest("read_logs", run_id=run_id), wait_again]
     return [wait_again]

@@ -12,7 +12,8 @@ from engine.home.run_dir import Home
 
 def show_audit(home: Home, env_id: str) -> Reply:
     """Return the stored reward audit of an environment version: what its reward pays for answers
-    that are none. Raises UserError ENV_NOT_FOUND if there is no such version."""
+    without a solution, such as empty or echoed ones. Raises UserError ENV_NOT_FOUND if there is no
+    such version."""
     from engine.environments import push_audit
 
     return push_audit.audit_reply(home, env_id)
@@ -20,7 +21,7 @@ def show_audit(home: Home, env_id: str) -> Reply:
 
 def audit_env(home: Home, env_id: str, workers: int = 0) -> Reply:
     """Audit the reward of an environment version over every row, in `workers` processes (0: as many
-    as a training would use).
+    as a training would use), and return the audit: what the reward pays for wrong answers.
 
     Raises UserError ENV_NOT_FOUND if there is no such version, BAD_ARGUMENT if it scores nothing,
     and ENV_SECRETS, ENV_DEPS or ENV_BUSY if its code cannot be run now.

@@ -11,8 +11,9 @@ from engine.machine.install.venvs import Say, ignore_line
 
 
 def list_hosts(home: Home) -> Reply:
-    """List the machines and clusters of config.toml that runs can use, each as its last check found
-    it. Raises UserError SETTING_* if config.toml is damaged."""
+    """Return the machines and clusters of config.toml that runs can use, as a reply with the list
+    `hosts`. Each is described as its last check found it; nothing is connected to now. Raises
+    UserError SETTING_* if config.toml is damaged."""
     from engine.executors import hosts
 
     shown_hosts = [hosts.shown(home, host) for host in home.user_config().hosts.values()]
@@ -20,7 +21,8 @@ def list_hosts(home: Home) -> Reply:
 
 
 def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Reply:
-    """Add a machine to config.toml, without connecting to it.
+    """Add a machine to config.toml, without connecting to it. `values` are the keys and values of
+    its table [hosts.NAME].
 
     Raises UserError BAD_ARGUMENT if the name is taken, SETTING_INVALID if the name or a value
     cannot be used.
@@ -39,15 +41,25 @@ def add_host(home: Home, name: str, values: dict[str, str | int | float]) -> Rep
 def set_up_host(
     home: Home, name: str, python: str = "", again: bool = False, say: Say = ignore_line
 ) -> Reply:
-    """Build our environment on a machine over SSH, and send our source there. `say` gets each line
-    about the progress. Raises UserError HOST_* if the machine cannot be reached or used."""
+    """Build our Python environment on a machine over SSH, and send our source there.
+
+    Args:
+        home: the home whose config.toml names the machine.
+        name: the name of the machine in config.toml.
+        python: the interpreter on the machine that starts the set-up; "": the default.
+        again: build the environment anew, although there is one.
+        say: called with each line about the progress.
+
+    Raises UserError HOST_* if the machine cannot be reached or used.
+    """
     from engine.executors.attending import host_setup
 
     return host_setup.set_up(home, name, python=python, again=again, say=say)
 
 
 def check_host(home: Home, name: str) -> Reply:
-    """Look at a machine, and remove there what has ended here. Raises UserError HOST_*."""
+    """Return what a machine has and which runs of this home are there, and delete there what runs
+    left that have ended here. Raises UserError HOST_* if it cannot be reached or used."""
     from engine.executors.attending import host_setup
 
     return host_setup.check(home, name)
@@ -63,7 +75,7 @@ def remove_host(home: Home, name: str, wipe: bool = False) -> Reply:
     from engine.executors.attending import host_setup
 
     hosts.refuse_while_used(home, name)
-    if wipe:
+    if wipe:  # before the removal: afterwards the address of the machine is not known any more
         host_setup.wipe(home, name)
     hosts.remove_host(home, name)
     what_was_done = (

@@ -24,8 +24,8 @@ def from_roots(path: str, roots: Sequence[Path]) -> str:
     """
     if not path or "\0" in path:
         return path
-    is_in_current_folder = exists(Path(path))
-    if Path(path).expanduser().is_absolute() or is_in_current_folder:
+    is_absolute = Path(path).expanduser().is_absolute()
+    if is_absolute or exists(Path(path)):  # a relative path is tried from the current folder
         return path
     for root in roots:
         if exists(root / path):
@@ -69,8 +69,12 @@ def inside_roots(path: str, roots: Sequence[Path]) -> Path:
 
 
 def refuse_hidden(home: Home, path: str, roots: Sequence[Path]) -> None:
-    """Raise UserError PATH_OUTSIDE_ROOTS if `path` lies in the home and the home has a viewer: a
-    root may hold the home, and what is in it belongs to somebody."""
+    """Raise UserError PATH_OUTSIDE_ROOTS if `path` lies inside the home folder and the call comes
+    from a key (`home` has a viewer).
+
+    One of `roots`, the folders that calls may use, may hold the home. Its files belong to other
+    keys too, so no key may reach them by a path.
+    """
     from engine.environments.snapshot import is_hidden  # noqa: PLC0415  few calls need it
 
     if is_hidden(home, path):
@@ -78,7 +82,8 @@ def refuse_hidden(home: Home, path: str, roots: Sequence[Path]) -> None:
 
 
 def names_shared_env(home: Home, env_id: str) -> bool:
-    """Whether `env_id` is OWNER/NAME of an environment that the viewer of the home sees."""
+    """Whether `env_id`, such as OWNER/NAME, names an environment that the viewer of the home (the
+    caller) sees."""
     from engine.home.store import Store  # noqa: PLC0415  few calls need it
 
     with Store(home) as store:

@@ -80,7 +80,8 @@ def _cut_at_a_word(text: str, chars: int) -> str:
 
 
 def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
-    """Return a page of at most `limit` items that fits into the size of a result.
+    """Return a page of at most `limit` items that fits into the size of a result (`RESULT_CHARS`
+    characters of JSON, less `RESERVE_CHARS`).
 
     `read_page(n)` reads a page of n items. While the page is too large, `limit` is halved and the
     page is read again. It is not cut, because its `next_cursor` would then skip items. A page of
@@ -94,7 +95,8 @@ def fitting_page(read_page: Callable[[int], Reply], limit: int) -> Reply:
 
 
 def cut_to_size(body: Reply, size: int = RESULT_CHARS) -> Reply:
-    """Return `body`, or a cut copy of it if it has more than `size` characters of JSON.
+    """Return `body`, the whole reply, or a cut copy of it if it has more than `size` characters of
+    JSON.
 
     The largest list or text in it is halved until the copy fits. The copy has the field `truncated`
     and a warning that says so. If halving cannot make it fit, the copy holds only `summary`,
@@ -123,8 +125,9 @@ def error_line(error: UserError) -> str:
     payload = clean(error.payload())
     if "call" in payload and len(compact(payload)) > ERROR_CHARS:
         _leave_call_once(payload, error)
-    # With each field the shortest length that is still useful; a hint may be lost altogether.
-    for name, min_chars in (("field", 60), ("playbook", 40), ("message", 500), ("hint", 0)):
+    # For each field the shortest length that is still useful; a hint may be lost altogether.
+    min_chars_by_field = {"field": 60, "playbook": 40, "message": 500, "hint": 0}
+    for name, min_chars in min_chars_by_field.items():
         excess = len(compact(payload)) - ERROR_CHARS
         text = payload.get(name, "")
         if excess > 0 and text:

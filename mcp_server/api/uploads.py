@@ -25,13 +25,16 @@ _ENTRY_MARK = b"PK\x01\x02"  # begins each entry of a zip file's table (APPNOTE 
 
 
 @contextmanager
-def written(name: str, files: Mapping[str, object] | bytes, path: str = "") -> Iterator[Path]:
-    """Write an environment whose files the caller sends into a folder, which is deleted at the end.
+def upload_folder(name: str, files: Mapping[str, object] | bytes, path: str = "") -> Iterator[Path]:
+    """Context manager: write the files of an environment that a caller sends into a temporary
+    folder, and yield the folder, which is deleted at the end of the block.
 
     Args:
-        name: name of the environment; there is no folder whose name could be taken.
+        name: name of the environment; it must be given, because the temporary folder has no name
+            that the environment could take.
         files: path -> text, or the bytes of a zip file.
-        path: must be "": it is one or the other.
+        path: the path of a folder that the caller names; it must be "", because a caller may send
+            files or name a folder, and not do both.
 
     Raises UserError: those of `write_files` and `unpack`; BAD_ARGUMENT without a name or with a
     path; ENV_LIMITS for data that are too large to copy.
@@ -47,13 +50,16 @@ def written(name: str, files: Mapping[str, object] | bytes, path: str = "") -> I
             unpack(Path(folder), files)
         else:
             write_files(Path(folder), files)
-        _refuse_indexed(Path(folder).resolve())
+        _refuse_large_data(Path(folder).resolve())
         yield Path(folder)
 
 
-def _refuse_indexed(folder: Path) -> None:
-    """Raise UserError ENV_LIMITS if the data files of `folder` are so large that a version reads
-    them where they lie, because this folder is deleted after the push."""
+def _refuse_large_data(folder: Path) -> None:
+    """Raise UserError ENV_LIMITS if `folder` has large data files.
+
+    A push does not copy large data files: the stored environment reads them where they lie. Those
+    of an upload lie in a temporary folder, which is deleted after the push.
+    """
     from engine.environments.indexed import build  # noqa: PLC0415  only uploads need it
 
     if build.large_files(folder):
@@ -68,9 +74,7 @@ def _refuse_indexed(folder: Path) -> None:
 def write_files(folder: Path, files: Mapping[str, object]) -> None:
     """Write texts into `folder`, which exists and is empty.
 
-    Args:
-        folder: where to write.
-        files: path -> text.
+    `files` maps the path of each file, relative to `folder`, to its text.
 
     Raises:
         UserError: BAD_ARGUMENT for a path that may not be written or a value that is no text,
@@ -79,32 +83,34 @@ def write_files(folder: Path, files: Mapping[str, object]) -> None:
     contents: list[tuple[str, IO[bytes]]] = []
     for path, text in files.items():
         if not isinstance(text, str):
-            raise _refused(path, f"its content is no text but {type(text).__name__}")
+            raise _file_refusal(path, f"its content is no text but {type(text).__name__}")
+        # surrogatepass: JSON may hold half of a character, which UTF-8 alone refuses to encode.
         data = text.encode("utf-8", "surrogatepass")
         contents.append((path, io.BytesIO(data)))
     _write_all(folder, iter(contents), len(contents))
 
 
 def unpack(folder: Path, packed: bytes) -> None:
-    """Unpack a zip file into `folder`, which exists and is empty.
+    """Unpack a zip file, whose bytes are `packed`, into `folder`, which exists and is empty.
 
     Raises:
         UserError: BAD_ARGUMENT if it is no zip file, or holds an encrypted file, a link, a device
             or a path that may not be written; ENV_LIMITS for too many files or bytes.
     """
-    # zipfile makes an object of each entry before any can be counted: a million empty ones fit into
-    # a request. Each has this mark; folders and zips within the zip have it too, hence the four.
-    marked = packed.count(_ENTRY_MARK)
-    if marked > 4 * MAX_FILES:
-        raise _too_large(f"{marked} entries; a push may hold {MAX_FILES} files")
+    # zipfile makes an object of each entry before any can be counted, and a million empty entries
+    # fit into a request. So the marks of entries in the bytes are counted first. Entries of folders
+    # and of zips within the zip have the mark too, hence four times as many are allowed.
+    mark_count = packed.count(_ENTRY_MARK)
+    if mark_count > 4 * MAX_FILES:
+        raise _size_refusal(f"{mark_count} entries; a push may hold {MAX_FILES} files")
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             for entry in entries:
                 _check_entry(entry)
-            _write_all(
-                folder, ((each.filename, archive.open(each)) for each in entries), len(entries)
-            )
+            # A generator: only one file of the zip is open at a time.
+            files = ((entry.filename, archive.open(entry)) for entry in entries)
+            _write_all(folder, files, len(entries))
     # What zipfile raises for damaged or hostile files.
     except (
         zipfile.BadZipFile,
@@ -125,71 +131,84 @@ def unpack(folder: Path, packed: bytes) -> None:
 def _check_entry(entry: zipfile.ZipInfo) -> None:
     """Raise UserError BAD_ARGUMENT if an entry of a zip file is encrypted, no regular file, or
     packed by a method that is none of `_METHODS`."""
-    mode = entry.external_attr >> 16  # 0 where the program that packed it wrote none
+    # The upper 16 bits hold the Unix mode; 0 if the program that packed the file wrote none.
+    mode = entry.external_attr >> 16
     if mode and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-        raise _refused(entry.filename, "it is a link or a device")
-    if entry.flag_bits & 0x1:
-        raise _refused(entry.filename, "it is encrypted")
+        raise _file_refusal(entry.filename, "it is a link or a device")
+    is_encrypted = entry.flag_bits & 0x1
+    if is_encrypted:
+        raise _file_refusal(entry.filename, "it is encrypted")
     if entry.compress_type not in _METHODS:
-        raise _refused(entry.filename, "it is packed by another method than deflate")
+        raise _file_refusal(entry.filename, "it is packed by another method than deflate")
 
 
 def _write_all(folder: Path, files: Iterator[tuple[str, IO[bytes]]], count: int) -> None:
-    """Write files below `folder`. Raises the errors of `write_files`; what was written stays."""
+    """Write `count` files, given as (path, open file to read from), below `folder`.
+
+    Raises UserError as `write_files` does; the files that were written before the error stay.
+    """
     if not count:
         raise UserError(
             "BAD_ARGUMENT", "there is no file", hint="Send environment.py.", field="files"
         )
     if count > MAX_FILES:
-        raise _too_large(f"{count} files; a push may hold {MAX_FILES}")
-    left = MAX_BYTES
-    seen: set[str] = set()
+        raise _size_refusal(f"{count} files; a push may hold {MAX_FILES}")
+    bytes_left = MAX_BYTES  # of all files together
+    folded_paths: set[str] = set()
     for path, source in files:
-        target = folder / _checked(path)
-        # A file system may ignore case: two such names would be one file.
-        if str(target).casefold() in seen:
-            raise _refused(path, "its name comes twice")
-        seen.add(str(target).casefold())
-        left -= _write(path, source, target, left)
+        target = folder / _checked_path(path)
+        # A file system may ignore case: there two names that differ in case only are one file.
+        folded_path = str(target).casefold()
+        if folded_path in folded_paths:
+            raise _file_refusal(path, "its name comes twice")
+        folded_paths.add(folded_path)
+        bytes_left -= _write(path, source, target, bytes_left)
 
 
-def _write(path: str, source: IO[bytes], target: Path, most: int) -> int:
-    """Write what `source` holds to `target`, and return its bytes. Raises UserError ENV_LIMITS
-    above `most` bytes, and BAD_ARGUMENT if another file stands where a folder is needed."""
-    written = 0
+def _write(path: str, source: IO[bytes], target: Path, max_bytes: int) -> int:
+    """Copy what `source` holds into the new file `target`, and return how many bytes these are.
+    `path` is the path of the file as the caller gave it, for errors.
+
+    Raises UserError ENV_LIMITS above `max_bytes` bytes, and BAD_ARGUMENT if another file stands
+    where a folder is needed.
+    """
+    byte_count = 0
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with source, target.open("xb") as file:
             while chunk := source.read(CHUNK):
-                written += len(chunk)
-                if written > most:
-                    raise _too_large(f"more than {MAX_BYTES >> 20} MB")
+                byte_count += len(chunk)
+                if byte_count > max_bytes:
+                    raise _size_refusal(f"more than {MAX_BYTES >> 20} MB")
                 file.write(chunk)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise _refused(path, "a file and a folder have this name") from error
-    return written
+        raise _file_refusal(path, "a file and a folder have this name") from error
+    return byte_count
 
 
-def _checked(path: str) -> PurePosixPath:
-    """Return the path of a file below the folder. Raises UserError BAD_ARGUMENT if it leads
-    elsewhere, or has names that some file system does not have."""
-    pure = PurePosixPath(path)
+def _checked_path(path: str) -> PurePosixPath:
+    """Return `path`, a path that a caller gave for a file below the folder of an upload.
+
+    Raises UserError BAD_ARGUMENT if it leads out of the folder, or has names that not every file
+    system can hold, such as one with a backslash, a colon or too many bytes.
+    """
     parts = path.split("/")
     if not path or path.startswith("/") or "\\" in path or ":" in path:
-        raise _refused(path, "it is no relative path with / between its names")
+        raise _file_refusal(path, "it is no relative path with / between its names")
     if any(part in ("", ".", "..") for part in parts):
-        raise _refused(path, "it has an empty name, . or ..")
+        raise _file_refusal(path, "it has an empty name, . or ..")
     if any(not character.isprintable() for character in path):
-        raise _refused(path, "it has characters that cannot be printed")
-    encoded = [part.encode() for part in parts]
-    is_long = len(path.encode()) > _PATH_BYTES or max(map(len, encoded)) > _NAME_BYTES
+        raise _file_refusal(path, "it has characters that cannot be printed")
+    longest_name = max(len(part.encode()) for part in parts)  # bytes
+    is_long = len(path.encode()) > _PATH_BYTES or longest_name > _NAME_BYTES
     if is_long or len(parts) > MAX_DEPTH:
-        raise _refused(path, "it is too long or too deep")
-    return pure
+        raise _file_refusal(path, "it is too long or too deep")
+    return PurePosixPath(path)
 
 
-def _refused(path: str, why: str) -> UserError:
-    """Make the error for a file that is not written."""
+def _file_refusal(path: str, why: str) -> UserError:
+    """Make the error for an upload with a file that may not be written. `why` is the reason, such
+    as "it is encrypted"."""
     return UserError(
         "BAD_ARGUMENT",
         f"the file {path[:100]!r} is refused: {why}",
@@ -198,11 +217,12 @@ def _refused(path: str, why: str) -> UserError:
     )
 
 
-def _too_large(what: str) -> UserError:
-    """Make the error for more than a push may hold."""
+def _size_refusal(amount: str) -> UserError:
+    """Make the error for an upload that is larger than a push may be. `amount` is what is too much,
+    such as "more than 64 MB"."""
     return UserError(
         "ENV_LIMITS",
-        f"the upload has {what}",
+        f"the upload has {amount}",
         hint="Leave out what the environment does not read.",
         field="files",
     )

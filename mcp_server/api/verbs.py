@@ -21,7 +21,7 @@ from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainR
 from engine.serving.chat_request import OF_CLIENTS, ChatRequest, Listener, Patience, unheard
 from mcp_server.access.keys import LOCAL, Key, check_owner_agreed
 from mcp_server.api import paths
-from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, waiting_on
+from mcp_server.api.after_wait import HELD_WAIT_S, after_wait, suggest, with_wait_arguments
 from mcp_server.api.replies import fitting_page, with_head
 
 _DATA_WAIT_S = 40.0  # for data to be fetched or read; counting tokens comes after it
@@ -87,8 +87,8 @@ def push_env(
     if files is not None:
         from mcp_server.api import uploads
 
-        with uploads.written(name, files, path) as sent:
-            return push_env(home, str(sent), name, install, key=key)
+        with uploads.upload_folder(name, files, path) as folder_of_files:
+            return push_env(home, str(folder_of_files), name, install, key=key)
     if install:
         key.require("install", "push_env with install=true")
     folder = path if roots is None else paths.from_roots(path, roots)
@@ -146,7 +146,7 @@ def estimate_cost(home: Home, request: TrainRequest) -> Reply:
 
 
 def _in_words(request: TrainRequest) -> str:
-    """Name what a request trains, e.g. "grpo of pebble on arith"."""
+    """Return what a request trains, by which algorithm and on what: "grpo of pebble on arith"."""
     return f"{request.algorithm} of {request.model} on {request.env_id}"
 
 
@@ -195,11 +195,12 @@ def wait_run(
     reply = lifecycle.wait(home, run_id, until, timeout_s, cursor, on_progress=on_progress)
     run_id = reply.get("run_id", run_id)  # the full id, if a prefix was given
     full = with_head(reply, f"{run_id} is {reply.get('state')}.", *after_wait(run_id, until, reply))
-    return full | {"next": waiting_on(full["next"], until, timeout_s)}
+    return full | {"next": with_wait_arguments(full["next"], until, timeout_s)}
 
 
 def forecast(home: Home, run_id: str) -> Reply:
-    """Return {"forecast": what is left to do} for a run that is under way; {} for any other run.
+    """Return {"forecast": when a run is likely to end and what it will have taken} for a run that
+    is under way; {} for any other run.
 
     Raises UserError RUN_NOT_FOUND if there is no such run.
     """
@@ -208,8 +209,9 @@ def forecast(home: Home, run_id: str) -> Reply:
 
     with Store(home) as store:
         row = store.get_run(run_id)
-        foreseen = forecast_of_run(home, store, row, read_progress(home.run(row.run_id), row))
-    return {} if foreseen is None else {"forecast": foreseen.to_json()}
+        progress = read_progress(home.run(row.run_id), row)
+        run_forecast = forecast_of_run(home, store, row, progress)
+    return {} if run_forecast is None else {"forecast": run_forecast.to_json()}
 
 
 def read_logs(
@@ -318,7 +320,8 @@ def compare_runs(
 
 
 def diagnose(home: Home, run_id: str) -> Reply:
-    """List what went wrong in a run, causes first. Raises UserError if there is no such run."""
+    """Find out what went wrong in a run, likely causes first. Raises UserError if there is no such
+    run, or if its tasks must not be shown."""
     from engine.evidence.detect import diagnose as engine_diagnose
 
     return with_head(engine_diagnose.diagnose(home, run_id), f"Diagnosed {run_id}.")
@@ -419,7 +422,8 @@ def chat(
 
 
 def cancel_run(home: Home, run_id: str, reason: str = "") -> Reply:
-    """Stop a run after its next checkpoint; `submit_train` can resume it. Raises UserError."""
+    """Stop a run after its next checkpoint; `submit_train` can resume it. `reason` is kept with the
+    run. Raises UserError if there is no such run."""
     from engine.runs import lifecycle
 
     reply = lifecycle.cancel(home, run_id, reason)
@@ -437,8 +441,8 @@ def read_playbook(section: str = "") -> str:
 
 
 def report(home: Home, run_id: str) -> Reply:
-    """Write `report.html` of a run and return its path; if its files were deleted, that of the one
-    written before. Raises UserError RUN_NOT_FOUND if there is no such run."""
+    """Write `report.html` of a run and return its path; if the run's files were deleted, return
+    that of the report written before. Raises UserError RUN_NOT_FOUND if there is no such run."""
     from engine.evidence.report.html_report import write_report
 
     with Store(home) as store:
@@ -464,12 +468,12 @@ def results(home: Home, run_id: str, path: Path, form: str) -> Reply:
         run_id = store.get_run(run_id).run_id
     if form == "traces":
         return with_head(write_traces(home, run_id, path).to_json(), f"Wrote {path}.")
-    table: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
-    return with_head(write_results(home, run_id, path, table).to_json(), f"Wrote {path}.")
+    table_form: Literal["csv", "parquet"] = "csv" if form == "csv" else "parquet"
+    return with_head(write_results(home, run_id, path, table_form).to_json(), f"Wrote {path}.")
 
 
 def verify(home: Home, run_id: str) -> Reply:
-    """Compare a run's files with their hashes at its end. Raises UserError if there is no run."""
+    """Check a run's files against their hashes at its end. Raises UserError if there is no run."""
     from engine.evidence.verdict import provenance
 
     return with_head(provenance.verify(home, run_id).to_json(), f"Verified {run_id}.")
@@ -505,7 +509,7 @@ def inspect_data(
 
 
 def build_env(home: Home, folder: str) -> Reply:
-    """Install what the requirements.txt in `folder` names. Raises UserError ENV_DEPS."""
+    """Install what the requirements.txt in `folder` names, as a push would. Raises UserError."""
     from engine.environments import versions
 
     return with_head(versions.build(home, Path(folder)).to_json(), f"Built {folder}.")
@@ -520,7 +524,8 @@ def diff_settings(home: Home, before: str, after: str) -> Reply:
 
 
 def diff_envs(home: Home, before: str, after: str) -> Reply:
-    """List files and lines in which two versions differ. Raises UserError ENV_NOT_FOUND."""
+    """List files and lines in which two environment versions differ. Raises UserError ENV_NOT_FOUND
+    if there is no such version."""
     from engine.environments import versions
 
     reply = versions.diff(home, before, after)
@@ -552,7 +557,8 @@ def delete_env(home: Home, env_id: str, force: bool = False) -> Reply:
 
 
 def pin(home: Home, run_id: str, step: int) -> Reply:
-    """Pin the checkpoint of `step`: `keep_checkpoints` does not delete it. Raises UserError."""
+    """Pin a run's checkpoint of the training step `step`, so that the setting `keep_checkpoints`
+    does not delete it. Raises UserError if there is no such run or checkpoint."""
     from engine.runs import pins
 
     return pins.pin(home, run_id, step)

@@ -53,12 +53,14 @@ class Client:
 
 
 def _command_entry(launch: Launch) -> Entry:
-    """Make the fields of an entry for a client that starts the server by a command."""
-    return {"command": launch.argv[0], "args": list(launch.argv[1:])}
+    """Make the fields of an entry for a client that starts the server by the command in
+    `launch.argv` (which must not be empty) and talks to it over stdio."""
+    program, *arguments = launch.argv
+    return {"command": program, "args": arguments}
 
 
 def _headers(launch: Launch) -> Entry:
-    """Make the HTTP headers in which a client sends its token."""
+    """Make the HTTP headers in which a client sends its bearer token."""
     return {"Authorization": f"Bearer {launch.token}"}
 
 
@@ -164,7 +166,9 @@ def _file_mode(path: Path, holds_token: bool) -> int:
     by its owner (0600). Any other file keeps its bits; a new one gets 0644."""
     if holds_token:
         return 0o600
-    return path.stat().st_mode & 0o777 if path.exists() else 0o644
+    if not path.exists():
+        return 0o644
+    return path.stat().st_mode & 0o777  # without the bits that say what kind of file it is
 
 
 def entry_text(client: str, launch: Launch) -> str:

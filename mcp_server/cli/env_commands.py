@@ -10,7 +10,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.core.format import counted
 from engine.core.reply import Reply
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import audit_verbs, paths, verbs
 from mcp_server.cli import starter
 from mcp_server.screen.terminal import (
@@ -77,12 +77,12 @@ def check(folder: Folder, install: Install = False, as_json: Json = False) -> in
         tempfile.TemporaryDirectory(prefix="honesmith-check-") as scratch,
         working(PUSHING, as_json),
     ):
-        # A check is a push into a temporary home, so nothing stays.
+        # A check is a push into a temporary home, of which nothing stays.
         reply = verbs.push_env(home_of(Path(scratch)), _folder_path(folder), install=install)
     reply["summary"] = reply["summary"].replace("Pushed", "Checked")
     reply["next"] = [verbs.suggest("push_env", path=str(folder))]
     show(reply, as_json)
-    return FAILED if reply.get("problems") else OK
+    return FAILED if reply.get("problems") else OK  # problems: faults with file and line
 
 
 @app.command("push")
@@ -104,7 +104,8 @@ def push(
     path = folder if paths.names_dataset(folder) else _folder_path(Path(folder))
     arguments = {"path": path, "name": name, "install": install}
     reply = None
-    # `_push_reply` returns None while large data are still being read. A person waits: ask again.
+    # `_push_reply` returns None while large data are still being read. A person waits, so the push
+    # is called until it has ended.
     while reply is None:
         reply = _push_reply(home, arguments, as_json)
     show(reply, as_json)
@@ -118,7 +119,7 @@ def _push_reply(home: Path | None, arguments: JsonObject, as_json: bool) -> Repl
     """
     with working(PUSHING, as_json):
         try:
-            return call_and_record(home_of(home), "push_env", verbs.push_env, **arguments)
+            return call_with_audit_log(home_of(home), "push_env", verbs.push_env, **arguments)
         except UserError as error:
             if error.code != "DATASET_READING":
                 raise
@@ -128,7 +129,7 @@ def _push_reply(home: Path | None, arguments: JsonObject, as_json: bool) -> Repl
 
 @app.command("benchmarks")
 @command
-def benchmarks_(as_json: Json = False) -> None:
+def list_benchmarks(as_json: Json = False) -> None:
     """Known benchmarks; `honesmith env push benchmark:NAME` fetches one."""
     from engine.hub import benchmarks  # noqa: PLC0415  the hub is slow to load
 
@@ -158,19 +159,23 @@ def audit(
     as_json: Json = False,
 ) -> int:
     """What the scorer pays for wrong answers: as stored, or by asking it about every row."""
-    if not all_rows:
+    if not all_rows:  # show the audit that the push has stored
         reply = audit_verbs.show_audit(home_of(home), env_id)
     else:
         arguments = {"env_id": env_id, "workers": workers}
         with working(AUDITING, as_json):
-            reply = call_and_record(home_of(home), "audit_env", audit_verbs.audit_env, **arguments)
+            reply = call_with_audit_log(
+                home_of(home), "audit_env", audit_verbs.audit_env, **arguments
+            )
     show(reply, as_json)
-    return FAILED if reply.get("audit", {}).get("verdict") == "risk" else OK
+    # The verdict "risk" means that the scorer pays for wrong answers; the exit status says so too.
+    pays_wrong_answers = reply.get("audit", {}).get("verdict") == "risk"
+    return FAILED if pays_wrong_answers else OK
 
 
 @app.command("list")
 @command
-def list_(
+def list_envs(
     limit: Annotated[int, typer.Option(min=1)] = 50,
     home: HomeFolder = None,
     as_json: Json = False,
@@ -183,10 +188,9 @@ def list_(
 @command
 def build(folder: Folder, home: HomeFolder = None, as_json: Json = False) -> None:
     """Install the packages its requirements.txt names, once, ahead of a push."""
-    show(
-        call_and_record(home_of(home), "build_env", verbs.build_env, folder=_folder_path(folder)),
-        as_json,
-    )
+    path = _folder_path(folder)
+    reply = call_with_audit_log(home_of(home), "build_env", verbs.build_env, folder=path)
+    show(reply, as_json)
 
 
 @app.command("diff")
@@ -222,8 +226,9 @@ def seal(
     as_json: Json = False,
 ) -> None:
     """Make a version a sealed exam: no task or answer of it is shown any more, only a verdict."""
+    # Each model that is evaluated on it takes one of the `looks`.
     arguments = {"env_id": env_id, "looks": looks}
-    show(call_and_record(home_of(home), "seal_env", verbs.seal_env, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "seal_env", verbs.seal_env, **arguments), as_json)
 
 
 @app.command("delete")
@@ -238,7 +243,7 @@ def delete(
 ) -> None:
     """Throw a version away; never one that an open run uses."""
     arguments = {"env_id": env_id, "force": force}
-    show(call_and_record(home_of(home), "delete_env", verbs.delete_env, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "delete_env", verbs.delete_env, **arguments), as_json)
 
 
 def _folder_path(folder: Path) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import audit_verbs
 from mcp_server.screen.terminal import (
     FAILED,
@@ -39,11 +39,12 @@ def calibrate_judge(
     """Hold a judge against gold labels: agreement, kappa, biases; stored for verdicts."""
     arguments = {"rubric": rubric.absolute(), "gold": gold.absolute()}
     with working(ASKING, as_json):
-        reply = call_and_record(
+        reply = call_with_audit_log(
             home_of(home), "calibrate_judge", audit_verbs.calibrate_judge, **arguments
         )
     show(reply, as_json)
-    return OK if reply.get("trusted", True) else FAILED
+    is_trusted = reply.get("trusted", True)  # False: it agrees too little with the gold labels
+    return OK if is_trusted else FAILED
 
 
 @app.callback()

@@ -18,7 +18,7 @@ import typer
 from engine.core.errors import UserError
 from engine.core.format import counted
 from mcp_server import __version__
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.access.log import log_file
 from mcp_server.api import addresses, verbs
 from mcp_server.cli import (
@@ -62,7 +62,8 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")]
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
-    # No docstring here: typer would show it as the help of `honesmith`.
+    # Prints the version for `honesmith --version` and ends; does nothing before a command. It has
+    # no docstring, because typer would show that as the help of `honesmith`.
     if version:
         typer.echo(__version__)
         raise typer.Exit()
@@ -100,7 +101,7 @@ def serve(
     from mcp_server.protocol.routes.transfers import add_transfers
 
     if not read_only:
-        add_transfers(server, located_home)
+        add_transfers(server, located_home)  # the routes for uploads, exports and sharing
     hosts = allowed_hosts(host, allow_host or ())
     accepted_keys = Keys(located_home, load_token(located_home))
     serve_http(server, accepted_keys, host=host, port=port, hosts=hosts)
@@ -111,8 +112,8 @@ def _serve_stdio(server: "GuardedServer") -> None:
     from mcp_server.protocol.parent_watch import watch_parent
     from mcp_server.protocol.stdio import end_by_interrupt
 
-    watch_parent()
-    end_by_interrupt()
+    watch_parent()  # ends this process when the agent that started it is gone
+    end_by_interrupt()  # lets a Ctrl-C end it at once
     server.run()
 
 
@@ -135,13 +136,13 @@ def setup(
 
     if vllm:
         build = partial(vllm_env.setup_vllm, say=print_progress)
-        return show(call_and_record(home_of(home), "setup_vllm", build, again=again), as_json)
+        return show(call_with_audit_log(home_of(home), "setup_vllm", build, again=again), as_json)
     # A light install is one without torch: it gets an environment with torch, in the home. Any
-    # other install trains as it is, so there is nothing to build, nor to build `again`.
+    # other install can train already, so there is nothing to build, even with `again`.
     if _has_torch():
         return show({"summary": f"{sys.executable} has torch; nothing to do."}, as_json)
     build = partial(setup_env.setup, say=print_progress)
-    return show(call_and_record(home_of(home), "setup", build, again=again), as_json)
+    return show(call_with_audit_log(home_of(home), "setup", build, again=again), as_json)
 
 
 @app.command()
@@ -178,7 +179,8 @@ def doctor(
     examine = engine_doctor.examine_fast_paths if gpu else engine_doctor.examine
     located_home = home_of(home)
     log_checks = [] if gpu else [_log_check(log_file(located_home))]
-    # On a terminal each check is shown as soon as it is done, elsewhere the whole reply at the end.
+    # On a terminal each check is shown as soon as it is done (below). Elsewhere the whole reply is
+    # shown at the end.
     if as_json or not sys.stdout.isatty():
         reply = examine(located_home)
         reply["checks"] += log_checks
@@ -187,7 +189,7 @@ def doctor(
 
     def show_check(check: Mapping[str, Any]) -> None:
         """Print one check for a person."""
-        show(check, as_json=False, paint="check")
+        show(check, as_json=False, renderer="check")
 
     reply = examine(located_home, report_check=show_check)
     for check in log_checks:
@@ -241,7 +243,8 @@ def init(
 
 
 def _file_states(written: Sequence[str], kept: Sequence[str]) -> dict[str, str]:
-    """Map each file to what `init` did with it: "written" or "kept"."""
+    """Return file -> "written" for each of the files `written`, and file -> "kept" for each of the
+    files `kept`, which existed already."""
     return {**dict.fromkeys(written, "written"), **dict.fromkeys(kept, "kept")}
 
 
@@ -300,7 +303,7 @@ def playbook(
 ) -> None:
     """How to train well."""
     if addresses.is_address(section):
-        text = addresses.read(home_of(None), section)
+        text = addresses.read(home_of(None), section)  # None: the default home
     else:
         text = verbs.read_playbook(section)
     if as_json:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from engine.serving.chat_request import OF_PEOPLE
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import ChatOptions
 from mcp_server.screen.terminal import (
@@ -34,17 +34,15 @@ def deploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> N
     """Serve a trained model over the OpenAI chat API; waits until it is loaded."""
     start = partial(verbs.deploy, patience=OF_PEOPLE)  # waits longer than a call of an agent
     with working(f"loading {run_id}", as_json):
-        reply = call_and_record(home_of(home), "deploy", start, run_id=run_id)
+        reply = call_with_audit_log(home_of(home), "deploy", start, run_id=run_id)
     show(reply, as_json)
 
 
 @command
 def undeploy(run_id: Trained, home: HomeFolder = None, as_json: Json = False) -> None:
     """Stop serving a model."""
-    show(
-        call_and_record(home_of(home), "deploy", verbs.deploy, run_id=run_id, action="stop"),
-        as_json,
-    )
+    arguments = {"run_id": run_id, "action": "stop"}
+    show(call_with_audit_log(home_of(home), "deploy", verbs.deploy, **arguments), as_json)
 
 
 @command
@@ -64,7 +62,7 @@ def export(
         "format": format,
         "path": str(path.absolute()),
     }
-    show(call_and_record(home_of(home), "deploy", verbs.deploy, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "deploy", verbs.deploy, **arguments), as_json)
 
 
 @command
@@ -77,7 +75,8 @@ def chat(options: ChatOptions, home: HomeFolder = None, as_json: Json = False) -
     if not request.message and not request.messages and not request.conversation:
         if conversation.is_possible() and not as_json:
             return conversation.talk(located_home, request)
-        request = replace(request, message=sys.stdin.read())  # as in `echo hi | honesmith chat m`
+        # Without a terminal the message comes from a pipe, as in `echo hi | honesmith chat m`.
+        request = replace(request, message=sys.stdin.read())
     conversation.ask(located_home, request, as_json)
     return None
 
@@ -115,7 +114,7 @@ def add_model(
         typer.echo(line, err=True)
 
     add = partial(library.add, say=print_progress)
-    show(call_and_record(home_of(home), "add_model", add, source=source, name=name), as_json)
+    show(call_with_audit_log(home_of(home), "add_model", add, source=source, name=name), as_json)
 
 
 @models.command("show")
@@ -137,5 +136,5 @@ def remove_model(name: ModelName, home: HomeFolder = None, as_json: Json = False
     """Delete a model of this home. Runs trained on it can no longer be loaded."""
     from engine.models import library
 
-    reply = call_and_record(home_of(home), "remove_model", library.remove, name=name)
+    reply = call_with_audit_log(home_of(home), "remove_model", library.remove, name=name)
     show(reply, as_json)

@@ -60,7 +60,7 @@ def write_page(home: Home) -> Reply:
 
     Returns a reply with `page` (the path of the page), `runs` and `envs` (how many it lists).
     """
-    with Store(home) as store:
+    with Store(home) as store:  # the newest of each
         run_rows = store.list_runs(MAX_ROWS)
         envs = store.list_envs(MAX_ROWS)
     _write_missing_reports(home, run_rows)
@@ -94,19 +94,21 @@ def _write_missing_reports(home: Home, rows: Sequence[RunRow]) -> None:
 
 
 def _env_fields(env: EnvRow) -> Mapping[str, object]:
-    """Return what the page shows of an environment version: template name -> value."""
+    """Return what the page shows of an environment version: name in the template -> value.
+    `train` and `heldout` are the numbers of its tasks in these two splits."""
+    row_counts = env.info.get("rows", {})  # by split
     return {
         "id": env.env_id,
         "kind": env.kind,
-        "train": env.info.get("rows", {}).get("train", 0),
-        "heldout": env.info.get("rows", {}).get("heldout", 0),
+        "train": row_counts.get("train", 0),
+        "heldout": row_counts.get("heldout", 0),
         "audit": env.info.get("audit", ""),
-        "owner": env.owner or LOCAL,
+        "owner": env.owner or LOCAL,  # "" is the local user
     }
 
 
 def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
-    """Return what the page shows of a run: template name -> text."""
+    """Return what the page shows of a run: name in the template -> text."""
     return {
         "id": row.run_id,
         "state": row.state,
@@ -115,7 +117,7 @@ def _run_fields(home: Home, row: RunRow) -> dict[str, str]:
         "model": row.model,
         "created": _utc_time(row.created),
         "note": row.note[:NOTE_CHARS],
-        "owner": row.owner or LOCAL,
+        "owner": row.owner or LOCAL,  # "" is the local user
         "report": _report_address(home, row),
     }
 

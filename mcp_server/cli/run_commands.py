@@ -15,7 +15,7 @@ from engine.core.reply import Reply
 from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.runs.submit.requests import DryRunRequest, EvaluationRequest
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.cli.run_options import (
     CurateOptions,
@@ -69,8 +69,11 @@ def status(
 
 @command
 def _list_runs(limit: int, cursor: str, home: Path | None, as_json: bool) -> None:
-    """Print one page of runs. As a `command` it prints its errors, which the typer callback
-    `list_runs` would not do itself."""
+    """Print one page of the runs of a home, newest first.
+
+    The decorator `command` prints its errors and ends the program. The typer callback `list_runs`,
+    which calls this function, cannot have that decorator: it also runs before each subcommand.
+    """
     show(verbs.get_status(home_of(home), scope="runs", limit=limit, cursor=cursor), as_json)
 
 
@@ -83,6 +86,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """The runs of this home, newest first."""
+    # Only `honesmith runs` alone lists the runs; typer calls this before each subcommand too.
     if ctx.invoked_subcommand is None:
         _list_runs(limit=limit, cursor=cursor, home=home, as_json=as_json)
     # An option between `runs` and the subcommand would be ignored silently, so it is refused. The
@@ -104,30 +108,29 @@ def delete_runs(
     """Free the disk space of runs: what was asked and what came of it stays on record."""
     located_home = home_of(home)
     deletable = verbs.deletable_runs(located_home, run_ids, force)
-    replies, failures = _delete_each(located_home, deletable["run_ids"])
-    reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failures])
+    replies, failure_warnings = _delete_each(located_home, deletable["run_ids"])
+    reply = _deletion_reply(replies, [*deletable.get("warnings", []), *failure_warnings])
     if not as_json:  # people are shown only the ids: the summary already names the bytes
         reply["deleted"] = list(reply["deleted"])
         reply["bytes"] = ""  # an empty field is not printed
     show(reply, as_json)
-    return FAILED if failures else OK
+    return FAILED if failure_warnings else OK
 
 
 def _deletion_reply(replies: Sequence[Reply], warnings: Sequence[str]) -> Reply:
-    """Merge the replies about single deleted runs into one reply, with the sum of the freed bytes.
+    """Merge `replies`, one for each run that was deleted, into one reply with the sum of the freed
+    bytes.
 
     `warnings` are further warnings, which come before those of the single replies.
     """
     freed_bytes = sum(reply["bytes"] for reply in replies)
+    reply_warnings = [warning for reply in replies for warning in reply.get("warnings", [])]
     return {
         "summary": f"{counted(len(replies), 'run')} deleted, {size(freed_bytes)} freed; "
         "settings, results and spent hours stay on record.",
         "deleted": {reply["run_id"]: reply["bytes"] for reply in replies},
         "bytes": freed_bytes,
-        "warnings": [
-            *warnings,
-            *(warning for reply in replies for warning in reply.get("warnings", [])),
-        ],
+        "warnings": [*warnings, *reply_warnings],
     }
 
 
@@ -141,15 +144,15 @@ def _delete_each(home: Home, run_ids: Sequence[str]) -> tuple[list[Reply], list[
         UserError or OSError: if there is only one run and it cannot be deleted.
     """
     replies = []
-    failures = []
+    failure_warnings = []
     for run_id in run_ids:
         try:
-            replies.append(call_and_record(home, "delete_run", verbs.delete_run, run_id=run_id))
+            replies.append(call_with_audit_log(home, "delete_run", verbs.delete_run, run_id=run_id))
         except (UserError, OSError) as error:
             if len(run_ids) == 1:  # the command deleted nothing, so an error says it all
                 raise
-            failures.append(f"{run_id} was not deleted: {error}")
-    return replies, failures
+            failure_warnings.append(f"{run_id} was not deleted: {error}")
+    return replies, failure_warnings
 
 
 @command
@@ -166,12 +169,14 @@ def dry_run(
     as_json: Json = False,
 ) -> int:
     """Check a run or a plan before spending anything."""
-    planned = options.planned()
+    planned = options.plan_request()
+    # The fields of the planned request, and what to try beside the checks. `full` asks for all
+    # details, of which the printing below may show fewer.
     trials = {"samples": samples, "smoke": smoke, "smoke_s": SMOKE_S, "full": True}
     request = DryRunRequest(**vars(planned.request), **trials)
     with working(MEASURING, as_json):
-        reply = call_and_record(home_of(home), "dry_run", verbs.dry_run, request=request)
-    show(planned.added_to(reply), as_json, paint="whole_plan" if show_all else "plan")
+        reply = call_with_audit_log(home_of(home), "dry_run", verbs.dry_run, request=request)
+    show(planned.reply_with_files(reply), as_json, renderer="whole_plan" if show_all else "plan")
     # A plan with a check that failed gives exit status 1, although the command itself has worked.
     has_failed_check = any(check.get("status") == "fail" for check in reply.get("checks", []))
     return FAILED if has_failed_check else OK
@@ -180,10 +185,11 @@ def dry_run(
 @command
 def estimate(options: PlanOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What a run or a plan will take."""
-    planned = options.planned()
+    # Time, GPU-hours, money, memory and disk; nothing is started but a measurement of speed.
+    planned = options.plan_request()
     with working(MEASURING, as_json):
         reply = verbs.estimate_cost(home_of(home), planned.request)
-    show(planned.added_to(reply), as_json, paint="cost")
+    show(planned.reply_with_files(reply), as_json, renderer="cost")
 
 
 @command
@@ -191,12 +197,12 @@ def train(
     options: TrainOptions, wait: Wait = False, home: HomeFolder = None, as_json: Json = False
 ) -> int:
     """Queue a training run; it goes on when this command has returned."""
-    planned = options.planned()
+    planned = options.plan_request()
     located_home = home_of(home)
-    reply = call_and_record(
+    reply = call_with_audit_log(
         located_home, "submit_train", verbs.submit_train, request=planned.request
     )
-    return _show_submitted(located_home, planned.added_to(reply), wait, as_json)
+    return _show_submitted(located_home, planned.reply_with_files(reply), wait, as_json)
 
 
 @command
@@ -213,7 +219,7 @@ def rerun(
 
     located_home = home_of(home)
     request = rerun_request(located_home, run_id, settings_from(settings))
-    reply = call_and_record(located_home, "submit_train", verbs.submit_train, request=request)
+    reply = call_with_audit_log(located_home, "submit_train", verbs.submit_train, request=request)
     return _show_submitted(located_home, reply, wait, as_json)
 
 
@@ -239,19 +245,19 @@ def logs(
         _follow_logs(located_home, run_id, options, as_json)
         return
     page = _log_page(located_home, run_id, options, cursor=options.cursor)
-    show(page, as_json, paint=_painter_of(options))
+    show(page, as_json, renderer=_renderer_of(options))
 
 
 def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) -> None:
     """Print the pages of a run's logs one after the other, and wait for new lines until the run has
-    ended."""
+    ended. `options` say which lines are printed, and from which cursor on."""
     cursor = options.cursor
     while True:
         page = _log_page(home, run_id, options, cursor)
         # One of these fields holds the lines of the page, depending on the view.
         has_lines = any(page.get(name) for name in ("lines", "events", "rows"))
         if has_lines:
-            show(_without_repeated(page, as_json), as_json, paint=_painter_of(options))
+            show(_without_repeated(page, as_json), as_json, renderer=_renderer_of(options))
         previous_cursor = cursor
         cursor = page.get("next_cursor", "")
         # No cursor: the run has ended and this was the last page. A cursor that ends in ":older"
@@ -268,14 +274,16 @@ def _follow_logs(home: Home, run_id: str, options: LogOptions, as_json: bool) ->
 
 
 def _log_page(home: Home, run_id: str, options: LogOptions, cursor: str) -> Reply:
-    """Read the page of a run's logs at `cursor`, with the view and filters of `options`."""
+    """Read the page of a run's logs that begins at `cursor` ("": the first page), with the view and
+    the filters of `options`."""
     return verbs.read_logs(
         home, run_id, options.view, options.keys or (), options.grep, options.limit, cursor
     )
 
 
-def _painter_of(options: LogOptions) -> str:
-    """Return the name of the function in `mcp_server.screen.render` that prints a page of logs."""
+def _renderer_of(options: LogOptions) -> str:
+    """Return the name of the function in `mcp_server.screen.render` that prints a page of logs:
+    with `--all` the one that prints every column."""
     return "all_logs" if options.all_columns else "logs"
 
 
@@ -287,13 +295,13 @@ def rollouts(
     reply = verbs.read_rollouts(
         home_of(home),
         run_id,
-        options.pick,
-        options.step,
-        options.where,
-        options.tokens,
-        options.limit,
-        options.max_chars,
-        options.cursor,
+        pick=options.pick,
+        step=options.step,
+        where=options.where,
+        tokens=options.tokens,
+        limit=options.limit,
+        max_chars=options.max_chars,
+        cursor=options.cursor,
     )
     show(reply, as_json)
 
@@ -319,7 +327,7 @@ def evaluate(
         task_indices=options.task_indices,
         perturb=options.perturb or (),
     )
-    reply = call_and_record(located_home, "evaluate", verbs.evaluate, request=request)
+    reply = call_with_audit_log(located_home, "evaluate", verbs.evaluate, request=request)
     return _show_submitted(located_home, reply, wait, as_json)
 
 
@@ -335,6 +343,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Did it get better? With --by a single model will do."""
+    # `ids` name models, runs or evaluations, the one from before the training first. The reply has
+    # the difference of their scores on the tasks that all of them answered, and a verdict.
     show(verbs.compare_runs(home_of(home), ids, env, metric, group_by), as_json)
 
 
@@ -346,19 +356,22 @@ def diff(
     as_json: Json = False,
 ) -> None:
     """What two trainings were told differently; neither must be evaluated, or even be queued."""
+    # The reply lists the settings that differ between the two.
     show(verbs.diff_settings(home_of(home), before, after), as_json)
 
 
 @command
 def diagnose(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> None:
     """Why did it not learn? Ranked causes, each with the one lever to pull."""
-    show(verbs.diagnose(home_of(home), run_id), as_json, paint="diagnosis")
+    # A lever is the setting or the edit to try.
+    show(verbs.diagnose(home_of(home), run_id), as_json, renderer="diagnosis")
 
 
 @command
 def curate(options: CurateOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """What models answered well becomes an SFT dataset."""
-    reply = call_and_record(
+    # Without --save the answers are only counted, and nothing is stored.
+    reply = call_with_audit_log(
         home_of(home),
         "curate",
         verbs.curate,
@@ -382,28 +395,31 @@ def cancel(
 ) -> None:
     """Stop a run after a checkpoint."""
     arguments = {"run_id": run_id, "reason": reason}
-    show(call_and_record(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "cancel_run", verbs.cancel_run, **arguments), as_json)
 
 
 @command
 def pin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep the checkpoint of a step, whatever keep_checkpoints removes."""
+    # keep_checkpoints is a setting of the run: how many checkpoints are kept.
     arguments = {"run_id": run_id, "step": step}
-    show(call_and_record(home_of(home), "pin", verbs.pin, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "pin", verbs.pin, **arguments), as_json)
 
 
 @command
 def unpin(run_id: RunId, step: Step, home: HomeFolder = None, as_json: Json = False) -> None:
     """Keep that checkpoint no longer than others."""
+    # Undoes `pin` for the checkpoint of `step`.
     arguments = {"run_id": run_id, "step": step}
-    show(call_and_record(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
+    show(call_with_audit_log(home_of(home), "unpin", verbs.unpin, **arguments), as_json)
 
 
 @command
 def verify(run_id: RunId, home: HomeFolder = None, as_json: Json = False) -> int:
     """Is what a run says still what it wrote? Names every file changed since."""
+    # The files of the run are compared with the hashes that were recorded at its end.
     reply = verbs.verify(home_of(home), run_id)
-    show(reply, as_json, paint="custody")
+    show(reply, as_json, renderer="custody")
     return OK if reply["intact"] else FAILED
 
 
@@ -427,18 +443,19 @@ def results(
 ) -> None:
     """Write every answer of a run or evaluation as a table: prompt, answer, scores, metadata."""
     files = {"csv": csv, "parquet": parquet, "traces": traces}
-    named_files = [(file_format, path) for file_format, path in files.items() if path is not None]
+    named_files = {file_format: path for file_format, path in files.items() if path is not None}
     if len(named_files) != 1:
         message = "name one file: --csv FILE, --parquet FILE or --traces FILE"
         raise UserError("BAD_ARGUMENT", message, field="csv")
-    ((file_format, path),) = named_files
+    ((file_format, path),) = named_files.items()
     show(verbs.results(home_of(home), run_id, path, file_format), as_json)
 
 
 def _without_repeated(page: Reply, as_json: bool) -> Reply:
-    """Return a page of `logs --follow` without the fields that would be the same on each page.
+    """Return a page of `logs --follow` without the fields that would repeat on each page: the
+    suggested calls and the cursor.
 
-    For people the summary is left out too; JSON keeps it.
+    For people the summary and the cursor of older lines are left out too; JSON keeps them.
     """
     repeated_fields = {"next", "next_cursor"}
     if not as_json:
@@ -447,7 +464,8 @@ def _without_repeated(page: Reply, as_json: bool) -> Reply:
 
 
 def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
-    """Print the reply to a submit; with `wait`, also wait for the end of the run.
+    """Print the reply to a submit of a run; with `wait`, also wait for the end of the run, with its
+    progress, and print its status.
 
     With `wait` and `as_json` only the last reply is printed, so that stdout holds one JSON value.
 
@@ -455,7 +473,7 @@ def _show_submitted(home: Home, reply: Reply, wait: bool, as_json: bool) -> int:
         The exit status: OK, but with `wait` FAILED if the run failed or was cancelled.
     """
     if not (wait and as_json):
-        show(reply, as_json, paint="run")
+        show(reply, as_json, renderer="run")
     if not wait:
         return OK
     # timeout_s=0: wait without a limit.
@@ -480,7 +498,7 @@ def _follow(home: Home, run_id: str, until: str, timeout_s: float, as_json: bool
     progress = _ProgressLine(quiet=as_json)
     reply, is_over = _wait_until(home, run_id, until, deadline, progress)
     progress.close()
-    show(reply, as_json, paint="run")
+    show(reply, as_json, renderer="run")
     return OK if is_over and reply.get("state") not in ("failed", "cancelled") else FAILED
 
 
@@ -498,9 +516,9 @@ def _wait_until(
         wait_s = min(WAIT_STEP_S, seconds_left)
         reply = verbs.wait_run(home, run_id, until, wait_s, cursor, on_progress=progress.show)
         cursor = reply.get("cursor", cursor)  # so that no event between two waits is missed
-        # Whether "end" has come is told by the state of the run, below.
-        is_reached = until != "end" and bool(reply.get("until_met"))
-        is_over = is_reached or reply.get("state") in TERMINAL
+        # If `until` is "end", only the state of the run counts.
+        has_event_come = until != "end" and bool(reply.get("until_met"))
+        is_over = has_event_come or reply.get("state") in TERMINAL
         if is_over or time.monotonic() >= deadline:
             return reply, is_over
 
@@ -514,7 +532,7 @@ class _ProgressLine:
     """
 
     def __init__(self, quiet: bool) -> None:
-        """Start with nothing shown."""
+        """Show nothing yet. With `quiet`, or if stderr is no terminal, nothing is ever shown."""
         self._is_shown = sys.stderr.isatty() and not quiet
         self._shown_text = ""
 

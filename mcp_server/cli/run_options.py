@@ -74,8 +74,9 @@ class PlanOptions:
         ),
     ] = None
 
-    def planned(self) -> "PlannedRequest":
-        """Make the request for the run or the plan from the options and the named TOML files.
+    def plan_request(self) -> "PlannedRequest":
+        """Make the request for a run or a plan (several runs) from the options and the TOML files
+        that `env` names.
 
         An option replaces the value in the files; `--set` replaces single settings. Raises
         UserError if a file cannot be read, if a `--set` is not NAME=VALUE, or if more than one
@@ -84,7 +85,7 @@ class PlanOptions:
         request = TrainRequest(
             max_gpu_hours=self.max_gpu_hours,
             then=_json_objects("then", self.then),
-            vary=_varied(self.vary),
+            vary=_varied_settings(self.vary),
         )
         files: list[JsonObject] = []
         names = self.env or []
@@ -112,6 +113,7 @@ class PlanOptions:
             files: for each TOML file, what it set and changed. An entry for the settings of the
                 command line is added, if there are any.
         """
+        # --teacher is short for --set teacher=...
         teacher = {"teacher": self.teacher} if self.teacher else {}
         command_line_settings = {**teacher, **settings_from(self.settings)}
         if not files:
@@ -120,8 +122,8 @@ class PlanOptions:
         # Imported late: loading the schema of the settings takes longer than all else here.
         from engine.settings.train_files import with_settings  # noqa: PLC0415
 
-        settings, changed = with_settings(request.settings, command_line_settings, "--set")
-        described_files = [*files, changed.to_json()] if command_line_settings else files
+        settings, change = with_settings(request.settings, command_line_settings, "--set")
+        described_files = [*files, change.to_json()] if command_line_settings else files
         return PlannedRequest(replace(request, settings=settings), described_files)
 
 
@@ -133,10 +135,12 @@ class PlannedRequest:
     request: TrainRequest
     files: Sequence[JsonObject] = ()
 
-    def added_to(self, reply: Reply) -> Reply:
-        """Return `reply` (to the request) with the field `files`, which shows what each file set,
-        if several files were merged; otherwise return `reply` unchanged."""
-        return reply | {"files": list(self.files)} if len(self.files) > 1 else reply
+    def reply_with_files(self, reply: Reply) -> Reply:
+        """Return `reply`, the reply to this request, with the field `files`: what each TOML file
+        set. Unless several files were merged, `reply` is returned unchanged."""
+        if len(self.files) <= 1:
+            return reply
+        return reply | {"files": list(self.files)}
 
 
 @dataclass(frozen=True)
@@ -157,11 +161,11 @@ class TrainOptions(PlanOptions):
         bool, typer.Option("--profile", help="Leave a trace of two steps in the run's logs.")
     ] = False
 
-    def planned(self) -> PlannedRequest:
-        """Make the request as `PlanOptions.planned` does, with the options of `train` added. A
+    def plan_request(self) -> PlannedRequest:
+        """Make the request as `PlanOptions.plan_request` does, with the options of `train` added. A
         resumed run (`--resume`) keeps its environment, so `env` is then ignored."""
         options = replace(self, env=None) if self.resume else self
-        planned = PlanOptions.planned(options)
+        planned = PlanOptions.plan_request(options)  # not super(): `options` may be a changed copy
         request = replace(
             planned.request,
             note=self.note,
@@ -328,7 +332,7 @@ def _no_json_objects(option: str, value: str, fault: str) -> UserError:
     )
 
 
-def _varied(assignments: Sequence[str] | None) -> JsonObject:
+def _varied_settings(assignments: Sequence[str] | None) -> JsonObject:
     """Read varied settings: ["seed=1,2", "loss=dapo,grpo"] becomes {"seed": [1, 2], "loss":
     ["dapo", "grpo"]}. A JSON list, as in "seed=[1, 2]", is taken as the list of values.
 
@@ -337,6 +341,7 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
     """
     varied: JsonObject = {}
     for assignment in assignments or ():
+        # `values` is what stands behind "=": JSON, or else a text.
         ((name, values),) = settings_from([assignment], option="vary").items()
         if name in varied:
             raise UserError(
@@ -346,9 +351,9 @@ def _varied(assignments: Sequence[str] | None) -> JsonObject:
                 field="vary",
             )
         if isinstance(values, str):
-            # Each value is read like that of a separate assignment: as JSON, or else as a text.
-            assignments_of_one = [f"{name}={value.strip()}" for value in values.split(",")]
-            varied[name] = [settings_from([single])[name] for single in assignments_of_one]
+            # Each value is read like that of an assignment of its own: as JSON, or else as a text.
+            single_assignments = [f"{name}={value.strip()}" for value in values.split(",")]
+            varied[name] = [settings_from([single])[name] for single in single_assignments]
         else:
             varied[name] = values if isinstance(values, list) else [values]
     return varied
@@ -383,9 +388,9 @@ def _with_toml_files(
         env_id=plan.env,
         settings=plan.settings,
         then=request.then or plan.then,
-        vary={**plan.vary, **request.vary},
+        vary={**plan.vary, **request.vary},  # the later one wins: the command line
     )
-    return merged, [changed.to_json() for changed in plan.files]
+    return merged, [file.to_json() for file in plan.files]
 
 
 def _second_env_error(names: Sequence[str]) -> UserError:

@@ -41,16 +41,18 @@ async def with_agreement(submit: Callable[[bool], Reply], ctx: Context) -> Any:
     """Submit a run, and ask a person first if the run costs so much that it needs consent.
 
     `submit(approved)` submits the run and returns its reply; `approved` says that a person has
-    agreed. In protocol versions from `STATE_IN_RESULT` on, the question is the result of this call
-    (an `InputRequiredResult`), and the client calls again with the answer. In older versions this
-    call itself waits for the answer, at most `MAX_WAIT_S` seconds.
+    agreed. `ctx` is the context of the tool call, through which its client is asked.
+
+    In protocol versions from `STATE_IN_RESULT` on, the question is the result of this call (an
+    `InputRequiredResult`), and the client calls again with the answer. In older versions this call
+    itself waits for the answer, at most `MAX_WAIT_S` seconds.
 
     Raises:
         UserError: NOT_APPROVED if the run needs consent and nobody can be asked or nobody agreed.
             Every other error of `submit` is passed on.
     """
-    # This is the second call, which brings the answer. The SDK has signed the state, so the
-    # question was asked about this same call.
+    # SPEND as the state of the request marks the second call, which brings the answer. The SDK has
+    # signed the state, so the question was asked about this same call.
     if ctx.request_state == SPEND:
         return await _submit_with_answer(submit, (ctx.input_responses or {}).get(SPEND))
     try:

@@ -22,7 +22,7 @@ from engine.home.run_dir import Home
 from engine.home.store import Store
 from mcp_server import __version__
 from mcp_server.access.log import log, log_to
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.protocol.guard import GuardedServer
 from mcp_server.protocol.prompts import add_prompts
 from mcp_server.protocol.resources import add_resources
@@ -72,7 +72,7 @@ def build_server(
     if read_only:
         hidden_tools = [tool for tool in tools if not _changes_nothing(tool.annotations)]
     tasks = WaitTasks(home)  # answers wait_run for clients that support the tasks of MCP
-    bus = CountingBus(partial(_listening_as_caller, home))  # carries the updates of resources
+    bus = CountingBus(partial(_listener_for_caller, home))  # carries the updates of resources
     server = GuardedServer(
         home=home,
         needs=NEEDS,
@@ -116,23 +116,24 @@ Listener = Callable[[Any], None]
 _METRICS = re.compile(r"run://(.+)/metrics")
 
 
-def _listening_as_caller(home: Home, listener: Listener) -> Listener:
-    """Return a listener that passes an update on to `listener` if its run is one that the caller of
-    this request sees."""
-    seen_home = seen(home)
-    if seen_home.viewer is None or seen_home.viewer.sees_all:
+def _listener_for_caller(home: Home, listener: Listener) -> Listener:
+    """Wrap `listener`, which takes the events of a subscription, so that it gets no event about a
+    run that the caller of this request may not see."""
+    view = caller_view(home)  # the home as the caller sees it
+    if view.viewer is None or view.viewer.sees_all:
         return listener
 
-    def listen(event: Any) -> None:
+    def pass_on_visible(event: Any) -> None:
         """Pass on the event if it is not about a run, or about one that the caller sees."""
-        match = _METRICS.fullmatch(str(getattr(event, "uri", "")))
+        match = _METRICS.fullmatch(str(getattr(event, "uri", "")))  # run://RUN/metrics
         if match is not None:
-            with Store(seen_home) as store:
-                if store.find_run(match[1]) is None:
+            run_id = match[1]
+            with Store(view) as store:
+                if store.find_run(run_id) is None:
                     return
         listener(event)
 
-    return listen
+    return pass_on_visible
 
 
 class CountingBus(InMemorySubscriptionBus):
@@ -142,29 +143,30 @@ class CountingBus(InMemorySubscriptionBus):
         listeners: how many subscribers there are now.
     """
 
-    def __init__(self, only_seen: Callable[[Listener], Listener] | None = None) -> None:
+    def __init__(self, wrap_listener: Callable[[Listener], Listener] | None = None) -> None:
         """Start without subscribers.
 
-        `only_seen` is called with each listener when it subscribes, and returns one that passes on
-        only what the caller may know of; None passes on everything.
+        `wrap_listener` is called with each listener that subscribes, and returns the function that
+        gets the events instead, such as one that passes on only what the subscriber may know. None:
+        each listener gets every event.
         """
         super().__init__()
         self.listeners = 0
-        self._filter = only_seen
+        self._wrap_listener = wrap_listener
 
     def subscribe(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Add a subscriber: the bus calls `listener` with each event.
+        """Add a subscriber: the bus calls `listener` with each event that the subscriber may know.
 
         Returns a function that removes the subscriber and may be called repeatedly.
         """
-        unsubscribe = super().subscribe(
-            listener if self._filter is None else self._filter(listener)
-        )
+        if self._wrap_listener is not None:
+            listener = self._wrap_listener(listener)
+        unsubscribe = super().subscribe(listener)
         self.listeners += 1
         is_removed = False
 
         def remove_once() -> None:
-            """Remove the subscriber; only the first call changes the count."""
+            """Remove the subscriber; only the first call lowers the count."""
             nonlocal is_removed
             unsubscribe()
             if not is_removed:
@@ -187,7 +189,7 @@ async def publish_metrics(home: Home, bus: CountingBus, every_s: float | None = 
         if bus.listeners:  # without subscribers nobody would get the updates
             try:
                 changed_runs = await anyio.to_thread.run_sync(_runs_with_new_metrics, home, sizes)
-            except Exception:  # noqa: BLE001  raised here it would end the server
+            except Exception:  # noqa: BLE001  raised here, it would end the server
                 log.exception("looking for new metrics failed")
                 changed_runs = []
             for run_id in changed_runs:
@@ -204,11 +206,12 @@ def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
     with Store(home) as store:
         open_runs = [row.run_id for row in store.list_runs(MAX_OPEN_RUNS, states=OPEN)]
     changed_runs = []
-    # Also the runs in `sizes`: one that has ended since the last call may have written more lines.
+    # `sizes` has the runs that were open at the last call. One that has ended since may have
+    # written more lines.
     for run_id in {*open_runs, *sizes}:
         try:
             size = home.run(run_id).metrics.stat().st_size
-        except FileNotFoundError:
+        except FileNotFoundError:  # the run has not written metrics yet
             size = 0
         if size > sizes.get(run_id, 0):
             changed_runs.append(run_id)
@@ -220,7 +223,8 @@ def _runs_with_new_metrics(home: Home, sizes: dict[str, int]) -> list[str]:
 
 
 def _start_waiting_runs(home: Home) -> None:
-    """Continue interrupted runs and start queued ones, since there is no daemon that would.
+    """Continue interrupted runs and start queued ones, since there is no daemon that would. Check
+    the database of the home before.
 
     Errors are logged and not raised, because nobody waits for the result.
     """
@@ -237,7 +241,7 @@ def _start_waiting_runs(home: Home) -> None:
 
 
 def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any], Any]:
-    """Make the function that the SDK runs around the life of the server.
+    """Make the context manager that the SDK enters when the server starts and leaves when it ends.
 
     It publishes new metrics while the server runs. With `starts_runs` it also starts, once and
     shortly after the server's start, the runs that wait.
@@ -246,7 +250,7 @@ def _lifespan(home: Home, bus: CountingBus, starts_runs: bool) -> Callable[[Any]
     @asynccontextmanager
     async def lifespan(server: Any) -> AsyncIterator[None]:
         """Start the background tasks of the server, and cancel them when the server ends."""
-        # The first reply waits for what comes before `yield`, so this only starts tasks.
+        # The server answers nothing before the `yield`, so this only starts tasks.
         async with anyio.create_task_group() as group:
             group.start_soon(publish_metrics, home, bus)
             if starts_runs:
@@ -264,17 +268,18 @@ async def _start_waiting_runs_later(home: Home) -> None:
 
 
 def _changes_nothing(annotations: Any) -> bool:
-    """Whether a tool is annotated as read-only."""
+    """Whether a tool's annotations say that it only reads; False if it has none."""
     return bool(annotations and annotations.read_only_hint)
 
 
 def __getattr__(name: str) -> GuardedServer:
-    """Build the server of the default home when `mcp` is first imported from here, and keep it.
+    """Return the value of the module's attribute `mcp`: the server of the default home, which is
+    built when `mcp` is first imported from here.
 
-    Python calls this for every name that the module does not have.
+    Python calls this function for every name that the module does not have.
     """
     if name != "mcp":
         raise AttributeError(name)
     server = build_server(Home.locate())
-    globals()["mcp"] = server
+    globals()["mcp"] = server  # from now on the module has the name
     return server

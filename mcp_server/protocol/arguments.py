@@ -35,7 +35,7 @@ def without_nulls(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_arguments(tool: Tool, arguments: Mapping[str, Any]) -> None:
-    """Check that `tool` has these arguments and can take their values.
+    """Check that `tool` has these arguments and can take their values. Null counts as left out.
 
     The SDK ignores unknown arguments, so a call with a misspelt one would run with the default.
 
@@ -129,7 +129,7 @@ def compact_value(value: Any) -> str:
         text = compact(value)
     except (TypeError, ValueError):  # not JSON, such as NaN
         text = str(value)
-    return text if len(text) <= 120 else text[:117] + "..."  # 117: the dots count too
+    return text if len(text) <= 120 else text[:117] + "..."  # 117: the three dots count too
 
 
 def _expected(schema: Mapping[str, Any]) -> str:

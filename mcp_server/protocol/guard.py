@@ -36,7 +36,7 @@ from engine.home.user_config import PREFIX
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import LOCAL, STDIO, Key, Scope, hold_quota_lock
 from mcp_server.access.log import log
-from mcp_server.access.viewing import may_of, seen, viewing
+from mcp_server.access.viewing import access_of_call, caller_view, viewing
 from mcp_server.api.replies import compact, cut_to_size, envelope, error_line
 from mcp_server.protocol.arguments import check_arguments, did_you_mean, without_nulls
 from mcp_server.protocol.stdio import answer_bad_lines, plain_broken_pipe
@@ -91,6 +91,7 @@ class GuardedServer(MCPServer[Any]):
         **options: Any,
     ) -> None:
         """Build the server; the docstring of the class explains the arguments."""
+        # The middleware checks the requests that are not tool calls; `call_tool` checks those.
         super().__init__(tools=tools, middleware=[self._require_read_scope], **options)
         self._home = home
         self._audit = Audit(home)
@@ -120,13 +121,18 @@ class GuardedServer(MCPServer[Any]):
         """
         context = context or Context(mcp_server=self)
         caller = caller_of(context)
-        with viewing(caller, may_of(name, arguments)):
+        with viewing(caller, access_of_call(name, arguments)):
             return await self._call_as(caller, name, arguments, context)
 
     async def _call_as(
         self, caller: Key, name: str, arguments: JsonObject, context: Context[Any, Any]
     ) -> CallToolResult | InputRequiredResult:
-        """Run a tool with the view that `caller` has of the home, as `call_tool` does."""
+        """Check and run the tool `name` for `caller`, and return its result. A call that changes
+        something is also written into the audit log.
+
+        An error becomes an error result; only an `MCPError` is raised. `call_tool` has limited this
+        request to what `caller` may see of the home.
+        """
         try:
             if self._changes_something(name):
                 data = await self._run_recorded(name, arguments, context, caller)
@@ -134,7 +140,9 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 data = await tool.run(without_nulls(arguments), context)
-            return data if isinstance(data, InputRequiredResult) else self.answer(data, caller)
+            if isinstance(data, InputRequiredResult):  # a question to a person, not a reply
+                return data
+            return self.answer(data, caller)
         except MCPError:
             raise  # the SDK answers it as an error of the protocol
         except Exception as error:  # noqa: BLE001  the outermost handler of every tool
@@ -143,10 +151,11 @@ class GuardedServer(MCPServer[Any]):
     async def _run_recorded(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any], caller: Key
     ) -> Any:
-        """Run a tool that changes something, if the caller's quota allows it, and log the call.
+        """Run a tool that changes something, if the caller's quota allows it, and write the call
+        into the audit log.
 
         Returns the reply of the tool, or an `InputRequiredResult`: a question that the client has
-        to ask a person first.
+        to ask a person first. Raises UserError if the call is refused, and what the tool raises.
         """
         call = Call(caller.name, _transport(caller), name, arguments)
         # The quota lock is released only after the line of the call is in the audit log, because
@@ -156,8 +165,8 @@ class GuardedServer(MCPServer[Any]):
                 tool = self.checked_tool(name, arguments, caller)
                 await self._check_model_paths(caller, name, arguments)
                 arguments = without_nulls(arguments)
-                # If the key's hours are limited and the call submits a run without naming its cap:
-                # the GPU-hours after which the run is stopped. Otherwise None.
+                # `cap`: the GPU-hours after which the new run is stopped, if the key's hours are
+                # limited and the call submits a run without naming its cap. Otherwise None.
                 cap = await self._check_and_lock_quota(quota_lock, caller, name, arguments)
                 arguments |= await self._missing_cap(cap, arguments)
                 data = await tool.run(arguments, context)
@@ -185,7 +194,7 @@ class GuardedServer(MCPServer[Any]):
         return {}
 
     def answer(self, data: Any, caller: Key = LOCAL) -> CallToolResult:
-        """Make the result of a call that succeeded.
+        """Make the result of a call that succeeded, from the reply of its tool.
 
         If `data` is a JSON object, it is sent twice: as structured content, and as text (compact
         JSON), without the suggested calls (`next`) that `caller` may not make. If `data` is a text,
@@ -255,7 +264,7 @@ class GuardedServer(MCPServer[Any]):
         process_lock = self._quota_locks.setdefault(caller.quota_group, anyio.Lock())
         await quota_lock.enter_async_context(hold_quota_lock(self._home, caller, process_lock))
         return await anyio.to_thread.run_sync(
-            partial(quotas.check_quota, seen(self._home), caller, tool, arguments)
+            partial(quotas.check_quota, caller_view(self._home), caller, tool, arguments)
         )
 
     async def _cap_of_resumed_run(self, run_id: str) -> float:
@@ -263,16 +272,18 @@ class GuardedServer(MCPServer[Any]):
         without naming a limit keeps this one."""
         from mcp_server.access import quotas  # noqa: PLC0415  late: it loads the database
 
-        return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, seen(self._home), run_id)
+        home = caller_view(self._home)
+        return await anyio.to_thread.run_sync(quotas.cap_of_resumed_run, home, run_id)
 
     async def _check_model_paths(
         self, caller: Key, tool: str, arguments: Mapping[str, Any]
     ) -> None:
         """Check that every path among the models of a call leads to a model, and that the owner
-        shares every model behind a URL, also one that an environment of the call asks.
+        shares every model behind a URL, also one that an environment of the call asks as a judge.
 
         Any other path, whether it exists or not, gets the same error, so that callers cannot
-        explore the file system. The owner's calls are not checked.
+        explore the file system. The owner's calls are not checked. `tool` and `arguments` are those
+        of the call.
 
         Raises:
             UserError: MODEL_NOT_FOUND if a path leads to no model; FORBIDDEN if a model behind a
@@ -280,13 +291,14 @@ class GuardedServer(MCPServer[Any]):
         """
         if caller.is_owner:
             return
+        view = caller_view(self._home)  # the home as the caller sees it
         names = models_of(tool, arguments)
         if tool in _SCORING:
             from engine.environments import registry  # noqa: PLC0415  late: few calls need it
 
             for env_id in envs_of(arguments):
-                await anyio.to_thread.run_sync(registry.check_judges, seen(self._home), env_id)
-        if any(name.strip().startswith(PREFIX) for name in names):
+                await anyio.to_thread.run_sync(registry.check_judges, view, env_id)
+        if any(name.strip().startswith(PREFIX) for name in names):  # a model behind a URL
             from engine.endpoints import references  # noqa: PLC0415  late: few calls need it
 
             for name in names:
@@ -299,10 +311,11 @@ class GuardedServer(MCPServer[Any]):
         from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
         for name in model_paths:
-            await anyio.to_thread.run_sync(catalog.check_in_sight, seen(self._home), name)
+            await anyio.to_thread.run_sync(catalog.check_in_sight, view, name)
 
     def _changes_something(self, name: str) -> bool:
-        """Whether the tool of that name changes something; False for an unknown name."""
+        """Whether the tool `name` changes something; False for an unknown name. A tool that does
+        not declare to be read-only counts as changing something."""
         # A read-only server hides exactly the tools that change something.
         if name in self._hidden_names:
             return True
@@ -334,10 +347,10 @@ class GuardedServer(MCPServer[Any]):
 
 
 def caller_of(context: Any) -> Key:
-    """Return the key of the caller.
+    """Return the key of the caller, which says who calls and what the caller may do.
 
-    Over HTTP that is the key of the token, as the gate has stored it; over stdio it is `LOCAL`,
-    which may do everything.
+    Over HTTP that is the key of the bearer token, which the gate (it checks each HTTP request
+    first) has stored in the ASGI scope. Over stdio it is `LOCAL`, which may do everything.
 
     Args:
         context: the context of a tool, or that of a request in the middleware.
@@ -345,7 +358,7 @@ def caller_of(context: Any) -> Key:
     Raises:
         KeyError: if an HTTP request did not pass the gate; such a call must fail.
     """
-    if isinstance(context, Context):
+    if isinstance(context, Context):  # that of a tool, which wraps that of the request
         try:
             context = context.request_context
         except ValueError:  # there is no request: this program itself calls the tool
@@ -384,18 +397,15 @@ def models_of(tool: str, arguments: Mapping[str, Any]) -> list[str]:
     values = [arguments.get("model"), arguments.get("compare_to")]
     if tool == "deploy":  # elsewhere a run_id names a run, not the model that it trained
         values.append(arguments.get("run_id"))
-    models = arguments.get("models")
-    if isinstance(models, list):
-        values += models
-    following_steps, varied_settings = arguments.get("then"), arguments.get("vary")
-    steps = [arguments, *(following_steps if isinstance(following_steps, list) else [])]
-    for step in steps:
-        settings = step.get("settings") if isinstance(step, dict) else None
+    values += _list_in(arguments, "models")
+    for step in _steps_of(arguments):
+        settings = step.get("settings")
         if isinstance(settings, dict):
             values.append(settings.get("teacher"))  # the model that a run by `distill` learns from
             values.append(_reflection_endpoint(settings))
-    if isinstance(varied_settings, dict) and isinstance(varied_settings.get("teacher"), list):
-        values += varied_settings["teacher"]
+    varied_settings = arguments.get("vary")  # setting -> values, one run for each
+    if isinstance(varied_settings, dict):
+        values += _list_in(varied_settings, "teacher")
     return [name for name in values if isinstance(name, str) and name]
 
 
@@ -404,19 +414,33 @@ def envs_of(arguments: Mapping[str, Any]) -> list[str]:
 
     The arguments are not checked yet, so values of a wrong type and empty texts are left out.
     """
-    following_steps = arguments.get("then")
-    steps = [arguments, *(following_steps if isinstance(following_steps, list) else [])]
-    values = [step.get("env_id") for step in steps if isinstance(step, dict)]
+    values = [step.get("env_id") for step in _steps_of(arguments)]
     return [name for name in values if isinstance(name, str) and name]
 
 
+def _steps_of(arguments: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the steps of the plan that a call asks for: its own arguments are the first, those in
+    `then` follow. A step that is no object is left out, because nothing is checked yet."""
+    following_steps = _list_in(arguments, "then")
+    return [arguments, *(step for step in following_steps if isinstance(step, dict))]
+
+
+def _list_in(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the list in the field `name`; [] if the field is missing or holds anything else."""
+    value = fields.get(name)
+    return value if isinstance(value, list) else []
+
+
 def _reflection_endpoint(settings: Mapping[str, Any]) -> object:
-    """Return the setting `reflection`, which names the endpoint that writes prompts in a search for
-    a prompt, with PREFIX before it. A value that is no name is returned unchanged."""
-    name = settings.get("reflection")
-    if not isinstance(name, str) or not name.strip() or name.strip().startswith(PREFIX):
-        return name
-    return f"{PREFIX}{name.strip()}"
+    """Return the setting `reflection` as a reference to a model, such as "openai:NAME".
+
+    The setting names the model endpoint that writes new prompts in a search for a prompt, with or
+    without the PREFIX "openai:". A value that is no name is returned unchanged.
+    """
+    value = settings.get("reflection")
+    if not isinstance(value, str) or not value.strip() or value.strip().startswith(PREFIX):
+        return value
+    return f"{PREFIX}{value.strip()}"
 
 
 def refusal(error: UserError) -> CallToolResult:

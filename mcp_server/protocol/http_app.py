@@ -91,27 +91,30 @@ class Gate:
         try:
             return await self._serve(scope, receive, send)
         finally:
+            # If this was an upload, its key may upload again.
             self._uploading.discard(scope.get(_UPLOAD_OF, ""))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an HTTP request on to the application, or answer it here if it is refused."""
         admission = await self._admit(scope, receive)
-        if isinstance(admission, Response):
+        if isinstance(admission, Response):  # the request is refused
             await admission(scope, receive, send)
             return None
         key, receive = admission
         scope[KEY_IN_SCOPE] = key
-        scope[LEFT_IN_SCOPE] = has_left = threading.Event()
+        client_left = threading.Event()  # set when the client closes its connection
+        scope[LEFT_IN_SCOPE] = client_left
         # Tells `ImpatientProtocol` to close connections of unknown clients before this one.
         scope[KNOWN] = True
         scope["user"] = _user_of(key)
         # `_admit` awaits nothing after its check of the sessions, so no other request comes between
         # that check and this, which counts the session.
         with self._sessions.watch_request(scope, key, send) as watched_send:
-            return await self._app(scope, _noting_end(receive, has_left), watched_send)
+            return await self._app(scope, _watching_disconnect(receive, client_left), watched_send)
 
     async def _admit(self, scope: Scope, receive: Receive) -> tuple[Key, Receive] | Response:
-        """Check a request.
+        """Check a request: its headers, token, rate, uploads, body and sessions, in this order. The
+        body is read only for a request that has passed the checks before.
 
         Returns:
             The key of the caller and a `receive` that gives the body; or, if the request is
@@ -129,7 +132,8 @@ class Gate:
         refusal = self._check_uploads(scope, key)
         if refusal is not None:
             return refusal
-        receive_body = await _read_body(scope, receive, *_limits_of_body(scope))
+        max_bytes, timeout_s = _limits_of_body(scope)
+        receive_body = await _read_body(scope, receive, max_bytes, timeout_s)
         if isinstance(receive_body, Response):
             return receive_body
         if not self._sessions.may_open(scope, key):
@@ -168,14 +172,15 @@ class Gate:
         return None
 
     def _check_uploads(self, scope: Scope, key: Key) -> Response | None:
-        """Count this request if it is an upload. Returns None, or the response that refuses it if
-        `key` uploads already, or too many others do."""
+        """Count this request if it is an upload. Returns None, or the response that refuses the
+        upload if another one by `key`, or `MAX_UPLOADS` by other keys, are under way."""
         if not _is_upload(scope):
             return None
         if key.name in self._uploading or len(self._uploading) >= MAX_UPLOADS:
             busy = _closing_refusal("Another upload is under way.", status=503)
-            busy.headers["Retry-After"] = "5"
+            busy.headers["Retry-After"] = "5"  # seconds
             return busy
+        # `__call__` removes the name again when the request has ended; it finds it in `scope`.
         self._uploading.add(key.name)
         scope[_UPLOAD_OF] = key.name
         return None
@@ -198,20 +203,23 @@ class Gate:
         if len(authorizations) != 1:
             return None
         scheme, _, token = authorizations[0].partition(b" ")
-        return self._keys.find(token.strip()) if scheme.lower() == b"bearer" else None
+        if scheme.lower() != b"bearer":
+            return None
+        return self._keys.find(token.strip())
 
 
-def _noting_end(receive: Receive, has_left: threading.Event) -> Receive:
-    """Wrap `receive` so that `has_left` is set when the client has closed its connection."""
+def _watching_disconnect(receive: Receive, client_left: threading.Event) -> Receive:
+    """Wrap `receive`, ASGI's function that returns the next message about a request, so that it
+    also sets `client_left` when the client has closed its connection."""
 
-    async def receive_and_note() -> Message:
-        """Return the next message of the client; if it has disconnected, set `has_left`."""
+    async def receive_and_watch() -> Message:
+        """Return the next message; if it says that the client has left, set `client_left`."""
         message = await receive()
         if message["type"] == "http.disconnect":
-            has_left.set()
+            client_left.set()
         return message
 
-    return receive_and_note
+    return receive_and_watch
 
 
 def _user_of(key: Key) -> AuthenticatedUser:
@@ -234,7 +242,7 @@ def _token_refusal() -> Response:
 
 
 def _is_upload(scope: Scope) -> bool:
-    """Whether a request brings an environment as files."""
+    """Whether the request with this ASGI `scope` uploads the files of an environment."""
     return scope["method"] == "PUT" and scope["path"].startswith(UPLOADS)
 
 
@@ -245,31 +253,33 @@ def _limits_of_body(scope: Scope) -> tuple[int, float]:
 
 
 async def _read_body(
-    scope: Scope, receive: Receive, most: int, seconds: float
+    scope: Scope, receive: Receive, max_bytes: int, timeout_s: float
 ) -> Receive | Response:
-    """Read the body of a request, of at most `most` bytes within `seconds`.
+    """Read the body of a request before the application sees it: at most `max_bytes` bytes, within
+    `timeout_s` seconds.
 
     Returns:
-        A `receive` that gives the whole body, or the original `receive` if there is no body. Or, if
-        the request is refused, the response to send.
+        A `receive` (ASGI's function that returns the next message about a request) that gives the
+        whole body, or the original `receive` if there is no body. Or, if the request is refused,
+        the response to send.
     """
     headers = dict(scope["headers"])
     declared_length = headers.get(b"content-length", b"0")
     # A length that is no number counts as too large. Only 20 digits are read: a number of more is
     # too large anyway, and slow to convert.
-    if not declared_length.isdigit() or int(declared_length[:20]) > most:
-        return _closing_refusal(f"The body is larger than {most} bytes.", status=413)
+    if not declared_length.isdigit() or int(declared_length[:20]) > max_bytes:
+        return _closing_refusal(f"The body is larger than {max_bytes} bytes.", status=413)
     # A chunked body (transfer-encoding) declares no length.
     if declared_length == b"0" and b"transfer-encoding" not in headers:
         return receive
-    with anyio.move_on_after(seconds):
-        return await _receive_whole_body(receive, most)
+    with anyio.move_on_after(timeout_s):
+        return await _receive_whole_body(receive, max_bytes)
     # Only reached if the time was up first.
-    return _closing_refusal(f"The body did not arrive within {seconds:g} s.", status=408)
+    return _closing_refusal(f"The body did not arrive within {timeout_s:g} s.", status=408)
 
 
-async def _receive_whole_body(receive: Receive, most: int) -> Receive | Response:
-    """Read a body of at most `most` bytes until its last message, however long that takes.
+async def _receive_whole_body(receive: Receive, max_bytes: int) -> Receive | Response:
+    """Read a body of at most `max_bytes` bytes until its last message, however long that takes.
 
     Returns:
         A `receive` that gives the whole body in one message, then the messages after it. Or, if the
@@ -285,8 +295,8 @@ async def _receive_whole_body(receive: Receive, most: int) -> Receive | Response
         chunk = message.get("body", b"")
         chunks.append(chunk)
         size += len(chunk)
-        if size > most:
-            return _closing_refusal(f"The body is larger than {most} bytes.", status=413)
+        if size > max_bytes:
+            return _closing_refusal(f"The body is larger than {max_bytes} bytes.", status=413)
         more_body = message.get("more_body", False)
     messages: list[Message] = [
         {"type": "http.request", "body": b"".join(chunks), "more_body": False}
@@ -300,8 +310,8 @@ async def _receive_whole_body(receive: Receive, most: int) -> Receive | Response
 
 
 def _closing_refusal(message: str, status: int) -> Response:
-    """Make a response that refuses a request and closes the connection, so that the server need not
-    read the rest of the body."""
+    """Make a response with the text `message` and the HTTP status `status` that refuses a request
+    and closes the connection, so that the server need not read the rest of the body."""
     return PlainTextResponse(message, status, headers={"Connection": "close"})
 
 
@@ -313,6 +323,7 @@ def http_app(server: MCPServer[Any], keys: Keys, hosts: Sequence[str]) -> ASGIAp
 
     @server.custom_route("/health", methods=["GET"])
     async def health(request: Request) -> Response:
+        """Answer that the server runs, and which version it is."""
         return JSONResponse({"status": "ok", "version": __version__})
 
     inner = server.streamable_http_app(
@@ -366,7 +377,7 @@ def serve_http(
         http_app(server, keys, hosts),
         http=ImpatientProtocol,
         limit_concurrency=max_connections(),
-        backlog=ACCEPTED_AT_ONCE,
+        backlog=ACCEPTED_AT_ONCE,  # `Server.startup` makes the queue itself longer
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -381,13 +392,15 @@ class Server(uvicorn.Server):
     """uvicorn's server, in which many connections may wait and few are accepted in one go."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start as uvicorn does, then make the queue of waiting connections long again.
+        """Start as uvicorn does, then let `WAITING_CONNECTIONS` connections wait in the kernel.
 
-        `sockets` are those that the server listens on.
+        `sockets` are those that the server listens on. asyncio takes one number, `backlog`, for how
+        many connections wait and for how many it accepts in one go. So the configuration has the
+        small number for the second, and the first is set again here.
         """
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(WAITING_CONNECTIONS)  # asyncio has set it to `backlog`
+            listener.listen(WAITING_CONNECTIONS)
 
 
 def max_connections() -> int:

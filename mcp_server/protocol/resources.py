@@ -22,7 +22,7 @@ from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.home.store import Store
 from mcp_server.access.log import log
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import addresses, verbs
 from mcp_server.api.replies import error_line
 
@@ -97,19 +97,19 @@ def _add_runs(add: Add, home: Home) -> None:
 
     def run_metrics(run_id: str) -> str:
         """Return the curves of a run as JSON."""
-        return _resource_text(lambda: addresses.run_metrics(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_metrics(caller_view(home), run_id))
 
     def run_config(run_id: str) -> str:
         """Return the settings of a run as JSON."""
-        return _resource_text(lambda: addresses.run_config(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_config(caller_view(home), run_id))
 
     def run_card(run_id: str) -> str:
         """Return the model card of a run, or of a base model, as Markdown."""
-        return _resource_text(lambda: addresses.run_card(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_card(caller_view(home), run_id))
 
     def run_report(run_id: str) -> str:
         """Return the report of a run as Markdown."""
-        return _resource_text(lambda: addresses.run_report(seen(home), run_id))
+        return _resource_text(lambda: addresses.run_report(caller_view(home), run_id))
 
     add(
         "run://{run_id}/metrics",
@@ -130,11 +130,11 @@ def _add_machine(add: Add, home: Home) -> None:
 
     def env_source(env_id: str) -> str:
         """Return the files of an environment version as Markdown."""
-        return _resource_text(lambda: addresses.read_source(seen(home), env_id))
+        return _resource_text(lambda: addresses.read_source(caller_view(home), env_id))
 
     def hardware() -> str:
         """Return the devices and their free memory as JSON."""
-        return _resource_text(lambda: addresses.hardware(seen(home)))
+        return _resource_text(lambda: addresses.hardware(caller_view(home)))
 
     def settings() -> str:
         """Return the names of all settings as Markdown."""
@@ -164,7 +164,8 @@ def _add_machine(add: Add, home: Home) -> None:
 def completer(
     home: Home,
 ) -> Callable[[Any, CompletionArgument, CompletionContext | None], Any]:
-    """Make the handler that completes run ids, env ids and playbook sections.
+    """Make the MCP handler that completes run ids, env ids and playbook sections while a client's
+    user types them.
 
     It returns at most `MAX_NAMES` values that begin with what the client has typed, and the number
     of all such values.
@@ -176,7 +177,7 @@ def completer(
         context: CompletionContext | None,
     ) -> Completion | None:
         """Complete the value of `argument`, whichever prompt or resource (`ref`) it belongs to."""
-        names = await anyio.to_thread.run_sync(_possible_values, seen(home), argument.name)
+        names = await anyio.to_thread.run_sync(_possible_values, caller_view(home), argument.name)
         matches = [name for name in names if name.startswith(argument.value)]
         return Completion(
             values=matches[:MAX_NAMES], total=len(matches), has_more=len(matches) > MAX_NAMES
@@ -186,7 +187,7 @@ def completer(
 
 
 def _possible_values(home: Home, argument: str) -> list[str]:
-    """Return the values that the argument named `argument` can have:
+    """Return the values that the argument named `argument` of a prompt or resource can have:
 
     - section: the sections of the playbook, in their order.
     - run_id, env_id: the newest runs or environments, at most `MAX_COMPLETED`.
@@ -205,7 +206,7 @@ def _possible_values(home: Home, argument: str) -> list[str]:
 
 
 def _resource_text(read_resource: Callable[[], str]) -> str:
-    """Call `read_resource` and return its text, cleaned and cut to the size of a result.
+    """Call `read_resource` and return its text, cleaned and cut to `RESULT_CHARS` characters.
 
     Every error is turned into an exception of the SDK, which sends the text of it to the client.
 

@@ -49,16 +49,16 @@ async def plain_broken_pipe() -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def answer_bad_lines(reader: Any, writer: Any) -> AsyncIterator[Any]:
-    """Yield the messages of `reader` as a stream, while the block runs.
+    """Context manager: yield a stream of the messages that `reader` reads, while the block runs.
 
     For a line that is not a message, the reader gives an exception. Such a line is repaired if
-    possible; otherwise an error is sent to `writer`. Blank lines are ignored.
+    possible; otherwise an error is sent to `writer`, which takes answers. Blank lines are ignored.
     """
     send, receive = anyio.create_memory_object_stream[Any](0)  # 0: no message waits in between
 
     async def pass_messages_on() -> None:
-        """Pass the messages of `reader` on to `send` until the reader ends. For a line that is not
-        a message, the reader gives an exception."""
+        """Pass the messages of `reader` on to `send` until the reader ends; handle the exceptions
+        that it gives for lines that are no messages."""
         async with send, reader:
             async for item in reader:
                 if isinstance(item, Exception):
@@ -76,7 +76,7 @@ async def _handle_bad_line(error: Exception, send: Any, writer: Any) -> None:
     """Handle a line that is no message: repair the line and pass the message on to `send`; if that
     is not possible, send an error to `writer`.
 
-    A blank line is ignored. `error` is what the reader gave for the line.
+    A blank line is ignored. `error` is the exception that the reader gave for the line.
     """
     line, json_object = _source_of(error)  # at most one of them is known; the other is None
     repaired_message = _repaired_message(line)

@@ -23,7 +23,7 @@ from engine.core.errors import UserError
 from engine.core.files import JsonObject
 from engine.home.rows import TERMINAL, viewer_id
 from engine.home.run_dir import Home
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import verbs
 from mcp_server.api.verbs import Reply
 from mcp_server.protocol.arguments import without_nulls
@@ -56,16 +56,18 @@ class Wait:
 
     @property
     def task_id(self) -> str:
-        """The id of the task: all fields joined by colons, e.g. "r-1:end:1785240000:CURSOR". A run
-        id holds no colon, so the id can be split again."""
+        """The id of the task: all fields joined by colons, e.g. "r-1:end:1785240000:CURSOR". The
+        server stores nothing about a task, so its id must hold all of it. No field but the last can
+        have a colon, so the id can be split again."""
         return f"{self.run_id}:{self.until}:{self.created}:{self.since}"
 
     @staticmethod
     def parse(task_id: str) -> "Wait":
-        """Read a task id. Raises ValueError if it is not one that `task_id` makes."""
+        """Read a task id: RUN:EVENT:SECONDS:CURSOR. Raises ValueError if it has another form, or if
+        its seconds (since 1970) are no date."""
         # At most 3 splits: the last part, a cursor, may hold colons.
         run_id, until, created, cursor = task_id.split(":", 3)
-        if not 0 <= int(created) <= LAST_S:  # no date, so the id was made up
+        if not 0 <= int(created) <= LAST_S:  # `datetime` cannot show it, so the id was made up
             raise ValueError(f"no task was made at {created}")
         return Wait(run_id, until, int(created), since=cursor)
 
@@ -162,12 +164,12 @@ class WaitTasks(Extension):
         UserError if there is no such run or the cursor is not one of `wait_run`.
         """
         # `run_id` may be only a prefix. If the status holds the full id, that one is returned.
-        status = verbs.wait_run(seen(self._home), run_id, until, timeout_s=0, cursor=since)
+        status = verbs.wait_run(caller_view(self._home), run_id, until, timeout_s=0, cursor=since)
         return {"run_id": run_id} | status
 
     async def _status_of(self, wait: Wait) -> Reply:
-        """Return the status now of the run that a task waits for. Raises UserError if the run or
-        its files cannot be read."""
+        """Return the present status of the run that a task waits for, read in a thread. Raises
+        UserError if the run or its files cannot be read."""
         return await anyio.to_thread.run_sync(
             partial(self._status_now, wait.run_id, wait.until, wait.since)
         )
@@ -181,7 +183,7 @@ class WaitTasks(Extension):
             MCPError: if the task id is malformed.
         """
         wait = _parse_wait(params)
-        if self._of_caller(wait) in self._cancelled:
+        if self._task_of_caller(wait) in self._cancelled:
             return _task_fields(wait, "cancelled", status={})
         status: Reply = {}  # stays empty if the run cannot be read
         try:
@@ -211,16 +213,18 @@ class WaitTasks(Extension):
         except UserError:
             raise _unknown_task(params) from None
         # A dict keeps the order of adding: a task is moved to the end, so the oldest stands first.
-        of_caller = self._of_caller(wait)
-        self._cancelled.pop(of_caller, None)
-        self._cancelled[of_caller] = None
+        task = self._task_of_caller(wait)
+        self._cancelled.pop(task, None)
+        self._cancelled[task] = None
         if len(self._cancelled) > MAX_CANCELLED:
-            del self._cancelled[next(iter(self._cancelled))]
+            oldest_task = next(iter(self._cancelled))
+            del self._cancelled[oldest_task]
         return {}
 
-    def _of_caller(self, wait: Wait) -> tuple[str, str]:
-        """Return the task as the caller of this request has it: (id of its key, id of the task)."""
-        return viewer_id(seen(self._home).viewer), wait.task_id
+    def _task_of_caller(self, wait: Wait) -> tuple[str, str]:
+        """Return what tells this task from those of other callers: (id of the caller's key, id of
+        the task). Two keys may wait for the same run, by tasks of the same id."""
+        return viewer_id(caller_view(self._home).viewer), wait.task_id
 
     async def _update(
         self, ctx: ServerRequestContext[Any, Any], params: TaskParams
@@ -242,7 +246,8 @@ def _supports_tasks(ctx: ServerRequestContext[Any, Any]) -> bool:
 
 
 def _parse_wait(params: TaskParams) -> Wait:
-    """Read the task id of a request. Raises MCPError if it is malformed or too long."""
+    """Return what the task named in a request waits for, read from its id. Raises MCPError if the
+    id is malformed or too long."""
     if len(params.task_id) > MAX_ID:
         raise _unknown_task(params)
     try:
@@ -259,7 +264,8 @@ def _unknown_task(params: TaskParams) -> MCPError:
 def _is_over(status: Reply, until: str) -> bool:
     """Whether a wait is over: the event `until` has come, or the run has ended.
 
-    `status` is the reply of `wait_run`; `until` what was waited for, such as "end" or "first_step".
+    `status` is the reply of `wait_run`; `until` is the event that was waited for, such as "end" or
+    "first_step".
     """
     if status.get("state") in TERMINAL:
         return True
@@ -291,7 +297,7 @@ def _task_fields(wait: Wait, state: str, status: Reply) -> Reply:
 
 
 def _iso(seconds: float) -> str:
-    """Unix seconds as an ISO 8601 date in UTC, such as 2026-07-28T12:00:00Z."""
+    """Return unix seconds as an ISO 8601 date in UTC, such as 2026-07-28T12:00:00Z."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

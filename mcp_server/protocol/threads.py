@@ -36,12 +36,12 @@ def asks_for_progress(ctx: Context) -> bool:
     return meta is not None and meta.get("progress_token") is not None
 
 
-def _has_left(ctx: Context) -> threading.Event:
+def _client_left_event(ctx: Context) -> threading.Event:
     """Return the event that is set when the client of a call closes its connection.
 
     Over stdio the event is never set, since the end of the connection is the end of the server.
     """
-    request = ctx.request_context.request
+    request = ctx.request_context.request  # the HTTP request; None over stdio
     event = None if request is None else request.scope.get(LEFT_IN_SCOPE)
     return event or threading.Event()
 
@@ -54,25 +54,21 @@ async def wait_in_thread(wait: Callable[..., Reply], ctx: Context) -> Reply:
     The thread also ends then if the client has closed its connection: no answer can reach it.
     """
     cancelled = threading.Event()
-    has_left = _has_left(ctx)
+    client_left = _client_left_event(ctx)
     last_reported = -_LEAST_PROGRESS  # the last progress that was reported
 
     def on_progress(status: Reply) -> None:
         """Report the step of the run to the client. Raises _ClientCancelled, which ends the wait,
         if the client has cancelled the call or closed its connection."""
         nonlocal last_reported
-        if cancelled.is_set() or has_left.is_set():
+        if cancelled.is_set() or client_left.is_set():
             raise _ClientCancelled
         # The protocol demands that each report is larger than the one before. A report is sent even
         # if no step was done, because it shows the client that the call is alive.
         last_reported = max(float(status.get("step") or 0), last_reported + _LEAST_PROGRESS)
-        total = status.get("total_steps")
-        anyio.from_thread.run(
-            ctx.report_progress,
-            last_reported,
-            float(total) if total else None,
-            _progress_line(status),
-        )
+        total_steps = status.get("total_steps")
+        total = float(total_steps) if total_steps else None  # None: not known yet
+        anyio.from_thread.run(ctx.report_progress, last_reported, total, _progress_line(status))
 
     return await _in_thread(partial(wait, on_progress=on_progress), cancelled)
 
@@ -93,12 +89,12 @@ class _TokenReport:
     `cancelled` is set when the client has cancelled the call."""
 
     def __init__(self, request: ChatRequest, ctx: Context, cancelled: threading.Event) -> None:
-        """Start with no tokens counted.
+        """Start with no tokens counted; the first report comes `TOKENS_EVERY_S` seconds from now.
 
         Args:
             request: the chat; with `compare_to` two models answer, each with up to `max_tokens`.
             ctx: the call whose client gets the progress.
-            cancelled: set when the client wants no answer any more.
+            cancelled: set when the client has cancelled the call.
         """
         self._ctx = ctx
         self._cancelled = cancelled
@@ -107,31 +103,36 @@ class _TokenReport:
         self._max_tokens = request.max_tokens * model_count
         self._reported_at = time.monotonic()
 
-    def hear(self, heard: Heard) -> None:
-        """Take one piece of an answer, and report the tokens of all answers so far to the client.
+    def hear(self, piece: Heard) -> None:
+        """Take the next piece of an answer, and report the tokens of all answers so far to the
+        client.
 
         Nothing is reported within `TOKENS_EVERY_S` seconds of the last report. Raises
         _ClientCancelled if the client has cancelled the call.
         """
         if self._cancelled.is_set():
             raise _ClientCancelled  # it passes through the engine, which then stops sampling
-        self._counts[heard.model] = heard.tokens
+        self._counts[piece.model] = piece.tokens
         now = time.monotonic()
         if now - self._reported_at < TOKENS_EVERY_S:
             return
         self._reported_at = now
-        state = "is busy with others" if heard.is_waiting else f"{heard.tokens} tokens"
+        # A model that is still busy with other answers has not begun with this one.
+        state = "is busy with others" if piece.is_waiting else f"{piece.tokens} tokens"
         anyio.from_thread.run(
             self._ctx.report_progress,
             float(sum(self._counts.values())),
             float(self._max_tokens),
-            f"{heard.model}: {state}",
+            f"{piece.model}: {state}",
         )
 
 
 async def _in_thread(call: Callable[[], Reply], cancelled: threading.Event) -> Reply:
-    """Run a blocking call in a thread and return its reply. If the client cancels the call, set
-    `cancelled`, which tells the thread to end, and end without waiting for the thread."""
+    """Run a blocking call in a thread and return its reply.
+
+    If the client cancels the call, `cancelled` is set, which tells the thread to end, and this
+    function ends at once without waiting for the thread.
+    """
     try:
         return await anyio.to_thread.run_sync(
             call, abandon_on_cancel=True, limiter=_held_calls_limiter()

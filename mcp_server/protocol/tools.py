@@ -23,7 +23,7 @@ from engine.runs.submit.requests import DryRunRequest, EvaluationRequest, TrainR
 from engine.serving.chat_request import ChatRequest
 from mcp_server.access.keys import Scope as Need
 from mcp_server.access.keys import stored_request_id
-from mcp_server.access.viewing import seen
+from mcp_server.access.viewing import caller_view
 from mcp_server.api import addresses, verbs
 from mcp_server.api.after_wait import (
     HELD_WAIT_S,
@@ -122,8 +122,8 @@ class Tools:
 
     @property
     def home(self) -> Home:
-        """The home as the caller sees it."""
-        return seen(self.whole_home)
+        """The home as the caller of the present request sees it."""
+        return caller_view(self.whole_home)
 
     def get_status(
         self, ctx: Context, scope: Scope = "all", limit: Limit = 20, cursor: Cursor = ""
@@ -144,7 +144,8 @@ class Tools:
         """Store an environment (tasks and reward) as a version: env_id, rows per split, reward
         audit, problems with file:line. Push after every edit."""
         key = guard.caller_of(ctx)
-        return verbs.push_env(self.home, path, name, install, self.roots, key, files or None)
+        sent_files = files or None  # {}: none were sent, so `path` names the folder
+        return verbs.push_env(self.home, path, name, install, self.roots, key, sent_files)
 
     def dry_run(
         self,
@@ -264,10 +265,12 @@ class Tools:
         """Wait for a run, evaluation, plan: state, step, ETA, last metrics, alerts; at its end the
         verdict or the error with its remedy. Not there yet is normal: call again."""
         # If the time is up first, the reply says how the run stands, and its cursor continues.
-        seconds = timeout_s if asks_for_progress(ctx) else min(timeout_s, MAX_WAIT_S)
-        wait = partial(verbs.wait_run, self.home, run_id, until, seconds, cursor)
+        # A client that gets no progress reports may give up a longer call, so its wait is cut.
+        wait_s = timeout_s if asks_for_progress(ctx) else min(timeout_s, MAX_WAIT_S)
+        wait = partial(verbs.wait_run, self.home, run_id, until, wait_s, cursor)
         status = essential(await wait_in_thread(wait, ctx))
-        status = with_cut_wait(status, timeout_s, seconds)
+        status = with_cut_wait(status, requested_s=timeout_s, waited_s=wait_s)
+        # A caller with a cursor has had a status before.
         return only_changes(status) if cursor else status
 
     def read_logs(
@@ -565,12 +568,16 @@ def _make_tool(
 
 
 def _drop_unread_fields(schema: dict[str, Any]) -> None:
-    """Remove from a schema, in place, the fields that pydantic adds and no agent reads; a default
-    of "" or false among them, which an argument that is not required has as a matter of course."""
+    """Remove from the JSON schema of a tool's arguments, in place, the fields that pydantic adds
+    and no agent needs, because every character costs room in the agent's context.
+
+    A default of "" or false is removed too: agents expect it of an argument that is not required.
+    """
     schema.pop("title", None)
     for property_schema in schema.get("properties", {}).values():
         property_schema.pop("title", None)
-        if property_schema.get("default") == "" or property_schema.get("default") is False:
+        default = property_schema.get("default")
+        if default == "" or default is False:  # not `== False`, which would match 0 too
             property_schema.pop("default")
         property_schema.pop("additionalProperties", None)
         property_schema.get("items", {}).pop("additionalProperties", None)

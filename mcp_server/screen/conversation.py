@@ -12,7 +12,7 @@ from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from engine.home.sanitize import clean_text
 from engine.serving.chat_request import OF_PEOPLE, ChatRequest, Heard, Listener, unheard
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.screen.terminal import print_error, show
 
@@ -29,12 +29,13 @@ def ask(home: Home, request: ChatRequest, as_json: bool) -> None:
     """Ask the question of `request` and print the reply. On a terminal the answer is printed while
     it is sampled, unless `as_json`."""
     if as_json or not sys.stdout.isatty():
-        show(_chat(home, request, unheard), as_json)  # `unheard` ignores the pieces of the answer
+        # `unheard` ignores the pieces of the answer: the whole reply is printed at the end.
+        show(_chat(home, request, unheard), as_json)
         return
     stream = _Stream(shows_names=bool(request.compare_to))
     reply = _chat(home, request, stream.hear)
     stream.end()
-    show(_without_shown(reply), as_json=False)
+    show(_without_answer_texts(reply), as_json=False)
 
 
 def talk(home: Home, request: ChatRequest) -> None:
@@ -93,7 +94,7 @@ def _next_turn(home: Home, request: ChatRequest) -> tuple[ChatRequest, bool]:
     reply = _shown_reply(home, request)
     if reply is None:
         return unchanged, False
-    _say_calls_and_warnings(reply)
+    _print_calls_and_warnings(reply)
     is_cut = any(answer["finish_reason"] in ("length", "timeout") for answer in reply["answers"])
     if is_cut:
         _print_line("(an empty line goes on)")
@@ -124,8 +125,9 @@ def _shown_reply(home: Home, request: ChatRequest) -> Reply | None:
     return reply
 
 
-def _say_calls_and_warnings(reply: Reply) -> None:
-    """Print the tool calls in the answers of a reply, and the warnings of the reply."""
+def _print_calls_and_warnings(reply: Reply) -> None:
+    """Print the tool calls that the model asks for in its answers, each on a line, and the warnings
+    of the reply. The tools are not called."""
     for answer in reply["answers"]:
         for call in answer.get("tool_calls", []):
             function = call["function"]
@@ -138,11 +140,12 @@ def _chat(home: Home, request: ChatRequest, listener: Listener) -> Reply:
     """Ask the question of `request` and record the call in the audit log. The call waits as long as
     a person may like to; `listener` gets each piece of an answer."""
     chat = partial(verbs.chat, patience=OF_PEOPLE, listener=listener)
-    return call_and_record(home, "chat", chat, request=request)
+    return call_with_audit_log(home, "chat", chat, request=request)
 
 
-def _without_shown(reply: Reply) -> Reply:
-    """Return a copy of a reply without the texts of its answers, which were already printed."""
+def _without_answer_texts(reply: Reply) -> Reply:
+    """Return a copy of the reply of a chat without the texts of its answers, which were printed
+    while they were sampled."""
     answers = [
         {name: value for name, value in answer.items() if name != "answer"}
         for answer in reply["answers"]
@@ -164,21 +167,23 @@ class _Stream:
     """
 
     def __init__(self, shows_names: bool) -> None:
-        """Start before the first piece of an answer; the docstring of the class explains more."""
+        """Start before the first piece of an answer. With `shows_names` the name of each model is
+        written above its answer."""
         self._shows_names = shows_names
-        self._model = ""
+        self._model = ""  # the model that answers; "" before the first piece
         self._is_in_line = False  # whether the text so far ends within a line
 
-    def hear(self, heard: Heard) -> None:
-        """Print the next piece of an answer, and before it the model's name if that has changed."""
-        if self._shows_names and heard.model != self._model:
+    def hear(self, piece: Heard) -> None:
+        """Print the next piece of an answer, and before it the model's name if another model
+        answers now (only if names are shown)."""
+        if self._shows_names and piece.model != self._model:
             self.end()
-            _print_line(f"{clean_text(heard.model)}:")
-        self._model = heard.model
-        if heard.text:
-            sys.stdout.write(clean_text(heard.text))
+            _print_line(f"{clean_text(piece.model)}:")
+        self._model = piece.model
+        if piece.text:
+            sys.stdout.write(clean_text(piece.text))
             sys.stdout.flush()
-            self._is_in_line = not heard.text.endswith("\n")
+            self._is_in_line = not piece.text.endswith("\n")
 
     def end(self) -> None:
         """End the line of the answer, unless the answer has ended it itself."""

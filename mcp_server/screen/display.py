@@ -47,7 +47,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """How long the step took, or has taken so far."""
+        """How long the step took, or has taken so far, in seconds."""
         return (self.ended or time.monotonic()) - self.began
 
 

@@ -23,9 +23,9 @@ def print_steps(out: Console, steps: Sequence[Mapping[str, Any]], *, settings: b
         settings: whether to print the settings of each run below the table.
     """
     columns = ["step", "run", "time", "money"]
-    rows = [_row(step) for step in steps]
-    is_money_known = any(row[-1] for row in rows)  # False if no price of a GPU-hour is set
-    if not is_money_known:
+    rows = [_step_cells(step) for step in steps]
+    is_money_known = any(money for *_, money in rows)  # False if no price of a GPU-hour is set
+    if not is_money_known:  # leave out the last column
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     out.print(grid(columns, rows))
     if settings:
@@ -40,8 +40,9 @@ def _settings_line(step: Mapping[str, Any]) -> str:
     return f"step {step['step']} {step.get('label', '')}: {', '.join(assignments)}"
 
 
-def _row(step: Mapping[str, Any]) -> list[str]:
-    """Return the table cells of one run of a plan: its number, what it is, its time and its cost.
+def _step_cells(step: Mapping[str, Any]) -> list[str]:
+    """Return the table cells of one run of a plan: its number, its name, its time and its cost. The
+    name is made of the algorithm, the environment and the label, such as "seed=2".
 
     The time is "?" and the cost is "" if the estimate does not know them.
     """
@@ -49,15 +50,15 @@ def _row(step: Mapping[str, Any]) -> list[str]:
     hours, money = step.get("hours"), step.get("money")
     time_text, money_text = "?", ""
     if hours:
-        time_text = _range([words(hours[level]) for level in _LEVELS])
+        time_text = _range_text([words(hours[level]) for level in _LEVELS])
     if money:
-        money_text = _range([f"{money[level]:.2f}" for level in _LEVELS])
+        money_text = _range_text([f"{money[level]:.2f}" for level in _LEVELS])
     name = " ".join(part for part in name_parts if part)
     return [str(step["step"]), name, time_text, money_text]
 
 
-def _range(texts: Sequence[str]) -> str:
-    """Join the texts (low, likely, high) of an estimate: "3 min (2 min to 5 min)"."""
+def _range_text(texts: Sequence[str]) -> str:
+    """Join the three texts (low, likely, high) of an estimate: "3 min (2 min to 5 min)"."""
     low, likely, high = texts
     return f"{likely} ({low} to {high})"
 
@@ -65,12 +66,15 @@ def _range(texts: Sequence[str]) -> str:
 def print_files(out: Console, files: Sequence[Mapping[str, Any]]) -> None:
     """Print for each of several merged TOML files what it sets and what it changes.
 
-    `files` are in the order of merging: a later file changes what earlier ones have set.
+    `files` are in the order of merging: a later file changes what earlier ones have set. Each has
+    the name of the `file`, what it `sets` (name -> value), and what it `changes` (name -> old and
+    new value).
     """
     for entry in files:
-        sets = [f"{name} = {compact(value)}" for name, value in entry["sets"].items()]
-        changes = [
-            f"{name} {compact(old)} -> {'taken away' if new is None else compact(new)}"
-            for name, (old, new) in entry["changes"].items()
-        ]
-        out.print(Text(f"{entry['file']}: {', '.join([*changes, *sets]) or 'changes nothing'}"))
+        assignments = [f"{name} = {compact(value)}" for name, value in entry["sets"].items()]
+        changes = []
+        for name, (old, new) in entry["changes"].items():
+            new_text = "taken away" if new is None else compact(new)
+            changes.append(f"{name} {compact(old)} -> {new_text}")
+        what_it_does = ", ".join([*changes, *assignments]) or "changes nothing"
+        out.print(Text(f"{entry['file']}: {what_it_does}"))

@@ -49,11 +49,12 @@ class _Trimmed:
     """A text stream that drops spaces at the ends of lines, with which rich fills its tables."""
 
     def __init__(self, stream: IO[str]) -> None:
-        """Wrap `stream`, which gets the trimmed text."""
+        """Wrap `stream`, which gets all text without the spaces at the ends of its lines."""
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write the text without blanks at the ends of its lines."""
+        """Write `text` to the wrapped stream, without the spaces at the ends of its lines. Returns
+        how many characters were written."""
         return self._stream.write("\n".join(line.rstrip(" ") for line in text.split("\n")))
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +69,7 @@ def console(stderr: bool = False) -> Console:
     variable COLUMNS says, or else `PIPED_WIDTH`, and its lines have no spaces at the end.
     """
     stream = sys.stderr if stderr else sys.stdout
-    if stream.isatty():
+    if stream.isatty():  # a terminal
         return Console(stderr=stderr, highlight=False, soft_wrap=False)
     columns = os.environ.get("COLUMNS", "")
     width = int(columns) if columns.isdigit() and int(columns) > 0 else PIPED_WIDTH
@@ -96,7 +97,7 @@ def reply(data: Any) -> None:
 
 
 def _print_text(out: Console, text: str) -> None:
-    """Print a text as Markdown on a terminal, and unchanged elsewhere."""
+    """Print a text: rendered as Markdown on a terminal, unchanged elsewhere."""
     if out.is_terminal:
         out.print(Markdown(text))
     else:
@@ -127,8 +128,8 @@ def run(data: Any) -> None:
 
 
 def _with_heldout_sentence(data: Reply) -> Reply:
-    """Return a reply whose field `heldout` (scores on held-out tasks), if it is an object, is
-    replaced by the sentence `about` in it."""
+    """Return a reply for people: if its field `heldout` (scores on held-out tasks) is an object,
+    the sentence `about` in that object takes its place. Any other reply is returned unchanged."""
     heldout = data.get("heldout")
     if not isinstance(heldout, Mapping):
         return data
@@ -154,7 +155,7 @@ def logs(data: Any, all_columns: bool = False) -> None:
         out.print(event_line(event), soft_wrap=True)
     columns, rows = _foremost_first(data.get("columns") or [], data.get("rows") or [])
     if "summary" not in data:  # a page of `logs --follow`
-        _print_steps(out, columns, rows)
+        _print_step_lines(out, columns, rows)
         return
     page = _with_heldout_sentence(data)
     if not rows:  # a view that has no table, or no metrics yet
@@ -167,10 +168,10 @@ def logs(data: Any, all_columns: bool = False) -> None:
     _print_advice(out, page)
 
 
-def _print_steps(out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
-    """Print each row of metrics as a line of names and values."""
-    for row in rows:
-        out.print(_step_line(columns, row), soft_wrap=True)
+def _print_step_lines(out: Console, columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> None:
+    """Print metrics, one line of names and values for each row, which is a training step."""
+    for cells in rows:
+        out.print(_step_line(columns, cells), soft_wrap=True)
 
 
 def _print_filled_fields(out: Console, fields: Mapping[str, Any]) -> None:
@@ -319,8 +320,8 @@ def _warnings_beside(
     printed_checks: Sequence[Mapping[str, Any]], warnings: Sequence[str]
 ) -> list[str]:
     """Return the warnings that do not end with the text of a check that was printed already."""
-    repeated = tuple(f"{item['name']}: {item.get('detail', '')}" for item in printed_checks)
-    return [warning for warning in warnings if not warning.endswith(repeated)]
+    check_texts = tuple(f"{item['name']}: {item.get('detail', '')}" for item in printed_checks)
+    return [warning for warning in warnings if not warning.endswith(check_texts)]
 
 
 def _print_check_names(out: Console, all_checks: Sequence[Mapping[str, Any]]) -> None:
@@ -400,7 +401,7 @@ def cost(data: Any) -> None:
 
 def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
     """Return the table rows of an estimate: time, GPU-hours and money, each with its name and its
-    value at each level of `LEVELS`."""
+    value at each level of `LEVELS` (low, likely, high). What is not known has no row."""
     rows = [["time", *(words(data["hours"][level]) for level in LEVELS)]]
     if data.get("device") != "cpu":  # a CPU takes no GPU-hours
         rows.append(["GPU-hours", *(f"{data['gpu_hours'][level]:.3g}" for level in LEVELS)])
@@ -412,7 +413,7 @@ def _level_rows(data: Mapping[str, Any]) -> list[list[str]]:
 def _cost_fields(data: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields that are printed below an estimate's table; "" or {} for those that are not
     known."""
-    durations = data.get("seconds", {})  # by phase of the run
+    durations = data.get("seconds", {})  # phase of the run -> seconds
     does_not_fit = data.get("fit") != "fits"
     return {
         "memory": _memory_text(data),
@@ -477,7 +478,8 @@ def custody(data: Any) -> None:
 
 
 def _marked(status: str, text: str) -> Text:
-    """Return `text` behind the mark and in the color of `status`: pass, warn or fail."""
+    """Return the mark of `status` (pass, warn or fail) and `text`, both in the color of the
+    status."""
     return Text(f"{MARKS[status]} {text}", style=STATES[status])
 
 
@@ -488,7 +490,9 @@ def trained_row(row: Mapping[str, Any]) -> Text:
 
     Args:
         row: the field `row` in the reply of a dry run. Each of its `pieces` has a `text` and says
-            whether it is `trained` on; `lost` holds the text that was cut away, if any was.
+            whether it is `trained` on. `tokens` and `trained` count all tokens and those with loss.
+            If text was cut away, `lost` holds it, and `cut_at` the limit in tokens. If one
+            conversation gives several training rows, `row` and `of_rows` say which one this is.
     """
     text = Text()
     for piece in row["pieces"]:

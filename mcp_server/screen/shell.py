@@ -64,7 +64,7 @@ def as_command(call: Call) -> str:
     command = _take_command(call.tool, arguments)
     words = ["honesmith", *command.name.split()]
     for name in command.positional:
-        value = arguments.pop(name, [])  # [] for an argument that is left out: no word
+        value = arguments.pop(name, [])  # []: the argument is left out, so it gets no word
         items = value if isinstance(value, list | tuple) else [value]
         words += [_typed_value(item) for item in items]
     return shlex.join([*words, *_options(arguments, command.options)])
@@ -97,7 +97,7 @@ def as_typed(hint: Hint) -> str:
 
 
 def _changed_options(change: Change) -> str:
-    """Return the options that make the change, such as "--install --set steps=3"."""
+    """Return the options by which a person makes the change, such as "--install --set steps=3"."""
     arguments = {**change.arguments, "settings": change.settings}
     return shlex.join(_options(arguments, names=_NO_NAMES))
 
@@ -124,17 +124,18 @@ def _option_words(name: str, value: object, option: str) -> list[str]:
     if name == "preview":  # the command has --save instead, for preview=false
         return [] if value else ["--save"]
     words: list[str] = []
-    if name == "vary" and isinstance(value, Mapping):
+    if name == "vary" and isinstance(value, Mapping):  # setting -> its values: --vary seed=[1,2]
         for setting, values in value.items():
             words += [option, f"{setting}={json.dumps(values)}"]
         return words
-    if value is True:
+    if value is True:  # a flag
         return [option]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):  # the option is repeated for each item
         for item in value:
             words += [option, _typed_value(item)]
         return words
-    # `is False` and not `== False`, because 0 equals False and "--limit 0" must be written.
+    # What is empty or false is left out. `is False` and not `== False`, because 0 equals False and
+    # "--limit 0" must be written.
     if value in ("", None) or value is False or name in _LEFT_OUT:
         return []
     return [option, _typed_value(value)]

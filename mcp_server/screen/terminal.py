@@ -59,7 +59,8 @@ class CommandGroup(TyperGroup):
     """
 
     def __init__(self, **options: Any) -> None:
-        """Make the group. In the help of the group and of its commands, hide the type of flags."""
+        """Make the group with these `options` of typer's group. In the help of the group and of its
+        commands, hide the type of flags."""
         super().__init__(**options)
         for shown_command in (self, *self.commands.values()):
             assert isinstance(shown_command, TyperGroup | TyperCommand)
@@ -143,11 +144,11 @@ def _call_and_print_error(
         print_error(error, as_json)
         # A home that cannot be used counts as wrong input, because the user has named it.
         has_work_failed = error.code in _WORK_FAILED and error.field != "home"
-        return FAILED if has_work_failed else WRONG
+        return FAILED if has_work_failed else WRONG  # WRONG: the input was wrong
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; runs go on\n")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader has left, as in `honesmith logs | head`
+    except BrokenPipeError:  # the reader of stdout has left, as in `honesmith logs | head`
         sys.stderr.close()  # otherwise Python would report the broken stdout there at its exit
         return OK
     except Exception as error:  # noqa: BLE001  the outermost handler of every command
@@ -199,18 +200,20 @@ def _internal_error(name: str, error: Exception, home: Path | None) -> UserError
     return UserError("INTERNAL", f"{type(error).__name__}: {error}", hint=hint)
 
 
-def show(reply: Any, as_json: bool, paint: str = "reply") -> None:
-    """Print a reply as JSON, or for a person.
+def show(reply: Any, as_json: bool, renderer: str = "reply") -> None:
+    """Print a reply on stdout: as JSON if `as_json`, otherwise for a person.
 
-    `paint` is the name of the function in `mcp_server.screen.render` that prints it for a person.
+    `renderer` is the name of the function in `mcp_server.screen.render` that prints it for a
+    person; "reply" prints any reply.
     """
     if as_json:
         typer.echo(json.dumps(clean(reply), ensure_ascii=False, allow_nan=False, indent=1))
         return
     # Imported late: it takes 40 ms, and `serve` never uses it.
-    from mcp_server.screen import render as painters  # noqa: PLC0415
+    from mcp_server.screen import render  # noqa: PLC0415
 
-    getattr(painters, paint)(clean(reply))
+    print_for_person = getattr(render, renderer)
+    print_for_person(clean(reply))
 
 
 @contextlib.contextmanager

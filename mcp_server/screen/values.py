@@ -57,8 +57,8 @@ def field(name: str, value: Any) -> RenderableType:
 
 
 def _one_line(name: str, value: Any) -> Text | None:
-    """Return a flat object or a list of plain values as one line, however long; None for any other
-    value. `name` is the field that holds the value.
+    """Return a flat object or a list of plain values as one line, however long it gets; None for
+    any other value. `name` is the field of a reply that holds the value.
     """
     if is_flat(value):
         return scalar(name, value)
@@ -136,7 +136,7 @@ def object_table(items: Sequence[Mapping[str, Any]]) -> RenderableType:
 def _filled_names(items: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the fields that have a value in any of these objects, in the order in
     which they first appear."""
-    names = list(dict.fromkeys(name for item in items for name in item))
+    names = dict.fromkeys(name for item in items for name in item)  # each once, in order
     return [name for name in names if any(item.get(name) not in (None, "") for item in items)]
 
 
@@ -172,7 +172,8 @@ def grid(columns: Sequence[Any], rows: Sequence[Sequence[Any]]) -> Table:
     for index, name in enumerate(columns):
         # A row may lack its last cells.
         only_numbers = all(isinstance(row[index], int | float) for row in rows if len(row) > index)
-        alignment = "right" if only_numbers and rows else "left"  # `rows`: all() of nothing is True
+        # `rows` is tested too, because all() is True if there is no row.
+        alignment = "right" if only_numbers and rows else "left"
         table.add_column(str(name), justify=alignment, overflow="fold")
     for row in rows:
         cells = [scalar(str(name), value) for name, value in zip(columns, row, strict=False)]

@@ -30,7 +30,7 @@ from engine.home.rows import TERMINAL
 from engine.home.run_dir import Home
 from engine.models import library
 from engine.models.known_models import KNOWN
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean
 from mcp_server.cli.demo.plans import DEFAULT, PLANS, DemoPlan, TrainingPlan
@@ -106,10 +106,11 @@ def run_demo(
 
 
 def _run_scene(scene: Scene, console: Console) -> bool:
-    """Run the demo, and afterwards stop everything that it started, however it ends.
+    """Run the demo described by `scene`, and afterwards stop everything that it started, however it
+    ends.
 
     If the demo fails, the reason is printed and stored in `scene.facts["error"]`. Returns False
-    only after a Ctrl-C.
+    only after a Ctrl-C, otherwise True, also after a failure.
     """
     try:
         asyncio.run(_run_with_client(scene, console))
@@ -146,7 +147,7 @@ async def _run_with_client(scene: Scene, console: Console) -> None:
     Raises:
         DemoFailed: if a tool call is refused or a run fails.
     """
-    examples = Path(str(envs.__file__)).resolve().parent / "examples"
+    examples = Path(str(envs.__file__)).resolve().parent / "examples"  # environments to train on
     # -P: modules in the current folder must not replace ours.
     argv = ["-P", "-m", "mcp_server.cli", "serve"]
     argv += ["--home", str(scene.home.root), "--root", str(examples)]
@@ -207,6 +208,7 @@ def _facts_of_trainings(scene: Scene, trainings: Sequence["_FinishedTraining"]) 
 
 def _write_reports(scene: Scene, trainings: Sequence["_FinishedTraining"]) -> list[str]:
     """Write a report of the last run on each environment, and return the paths of the reports."""
+    # A later training on the same environment replaces the earlier one.
     last_of_env = {training.env_id: training for training in trainings}
     return [str(write_report(scene.home, training.run_id)) for training in last_of_env.values()]
 
@@ -282,7 +284,14 @@ def _kept_skills(scene: Scene, training: _FinishedTraining) -> str:
 
 def _arguments(training: TrainingPlan, env_id: str, model: str, seed: int) -> JsonObject:
     """Return the arguments of `dry_run`, `estimate_cost` and `submit_train` that describe one
-    training of the demo."""
+    training of the demo.
+
+    Args:
+        training: its algorithm and settings.
+        env_id: the version of the environment.
+        model: the model that the training starts from.
+        seed: seed of training and sampling.
+    """
     settings = {**training.settings, "seed": seed}
     return {
         "env_id": env_id,
@@ -446,7 +455,7 @@ class _ToolCaller:
         try:
             reply = await asyncio.to_thread(
                 # name="": the model keeps the name that it is fetched by.
-                call_and_record,
+                call_with_audit_log,
                 home,
                 "add_model",
                 add,
@@ -533,17 +542,18 @@ class _ToolCaller:
             DemoFailed: if the call is refused; the text is that of the tool's error.
         """
         result = await self._client.call_tool(tool, arguments)
-        for _ in range(MAX_LOADING_CALLS):
-            if not (result.is_error and _is_loading(result)):
-                break
+        calls_left = MAX_LOADING_CALLS
+        while calls_left and result.is_error and _is_loading(result):
             result = await self._client.call_tool(tool, arguments)
+            calls_left -= 1
         if result.is_error or result.structured_content is None:
             raise DemoFailed(f"{tool}: {_text_of(result)}")
         return result.structured_content
 
 
 def _is_loading(result: CallToolResult) -> bool:
-    """Whether an error result says that a deployment only needs more time to load."""
+    """Whether an error result of a tool says that a model is still being loaded for serving, so
+    that the call can be made again. False for an error that is not JSON."""
     try:
         error = json.loads(_text_of(result))
     except ValueError:

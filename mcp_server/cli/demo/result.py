@@ -15,7 +15,8 @@ from mcp_server.screen.values import VERDICTS
 
 
 def ending(reply: Reply) -> str:
-    """Return one line on how a finished run went; `reply` is its last status.
+    """Return one line on how a finished run went; `reply` is its last status, as `wait_run` returns
+    it.
 
     Example: "r-1  held-out success 0.310 -> 0.870  better" (the values before and after training,
     and the verdict). For a run without these values, such as an evaluation, the line is its

@@ -8,7 +8,7 @@ import typer
 
 from engine.core.errors import UserError
 from engine.home.config_tables.hosts import RAY, SKY, SLURM
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.api import host_verbs
 from mcp_server.screen.terminal import (
     CommandGroup,
@@ -98,35 +98,40 @@ class HostOptions:
     ] = 0
     disk_gb: Annotated[int, typer.Option(min=0, help="Disk of a rented machine.")] = 0
 
-    def given(self) -> dict[str, str | int | float]:
-        """The options that were given, as keys of the table. Raises UserError BAD_ARGUMENT for a
-        machine that would be two kinds of cluster."""
+    def table_values(self) -> dict[str, str | int | float]:
+        """Return the keys and values of the table [hosts.NAME] that follow from the options. An
+        option that was left out gives no key.
+
+        The options `slurm`, `ray` and `sky` choose the `kind` of a cluster; the value of the last
+        two is its `address`. Raises UserError BAD_ARGUMENT if more than one of them was given.
+        """
         urls = {"ray": self.ray, "sky": self.sky}
-        kinds = ["--slurm"] if self.slurm else []
-        kinds += [f"--{kind}={url}" for kind, url in urls.items() if url]
-        if len(kinds) > 1:
+        cluster_options = ["--slurm"] if self.slurm else []
+        cluster_options += [f"--{kind}={url}" for kind, url in urls.items() if url]
+        if len(cluster_options) > 1:
             raise UserError(
                 "BAD_ARGUMENT",
-                f"{' and '.join(kinds)} are two kinds of cluster, and a host is one",
+                f"{' and '.join(cluster_options)} are two kinds of cluster, and a host is one",
                 hint="Leave one of them out; a machine that is both is added twice, by two names.",
                 field="sky" if self.sky else "ray",
             )
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        given = {name: value for name, value in values.items() if value}
-        if given.pop("slurm", False):
-            given["kind"] = SLURM
-        if "ray" in given:
-            given |= {"kind": RAY, "address": given.pop("ray")}
-        if "sky" in given:
-            given |= {"kind": SKY, "address": given.pop("sky")}
-        if given.pop("without_gpu", False):
-            given["on_gpu"] = False
-        return given
+        options = {option.name: getattr(self, option.name) for option in fields(self)}
+        values = {name: value for name, value in options.items() if value}
+        # These options are named otherwise than the keys of the table.
+        if values.pop("slurm", False):
+            values["kind"] = SLURM
+        if "ray" in values:
+            values |= {"kind": RAY, "address": values.pop("ray")}
+        if "sky" in values:
+            values |= {"kind": SKY, "address": values.pop("sky")}
+        if values.pop("without_gpu", False):
+            values["on_gpu"] = False
+        return values
 
 
 @app.command("list")
 @command
-def list_(home: HomeFolder = None, as_json: Json = False) -> None:
+def list_hosts(home: HomeFolder = None, as_json: Json = False) -> None:
     """The machines that this home knows, as their last check left them."""
     show(host_verbs.list_hosts(home_of(home)), as_json)
 
@@ -135,8 +140,8 @@ def list_(home: HomeFolder = None, as_json: Json = False) -> None:
 @command
 def add(name: Name, options: HostOptions, home: HomeFolder = None, as_json: Json = False) -> None:
     """Add a machine of your ssh config, or a cluster; nothing is connected to."""
-    values = options.given()
-    reply = call_and_record(
+    values = options.table_values()
+    reply = call_with_audit_log(
         home_of(home), "add_host", host_verbs.add_host, name=name, values=values
     )
     show(reply, as_json)
@@ -159,7 +164,7 @@ def setup(
 
     build = partial(host_verbs.set_up_host, say=print_progress)
     with working(f"setting up {name}", as_json):
-        reply = call_and_record(
+        reply = call_with_audit_log(
             home_of(home), "set_up_host", build, name=name, python=python, again=again
         )
     show(reply, as_json)
@@ -170,7 +175,7 @@ def setup(
 def check(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Look at a machine: what it has, and what of this home runs there."""
     with working(f"asking {name}", as_json):
-        reply = call_and_record(home_of(home), "check_host", host_verbs.check_host, name=name)
+        reply = call_with_audit_log(home_of(home), "check_host", host_verbs.check_host, name=name)
     show(reply, as_json)
 
 
@@ -185,7 +190,7 @@ def remove(
     as_json: Json = False,
 ) -> None:
     """Forget a machine."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home), "remove_host", host_verbs.remove_host, name=name, wipe=wipe
     )
     show(reply, as_json)

@@ -10,7 +10,7 @@ from engine.core.format import counted
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import keys
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.screen.terminal import CommandGroup, HomeFolder, Json, command, home_of, show
 
 app = typer.Typer(
@@ -60,10 +60,10 @@ class KeyLimits:
 @command
 def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = False) -> None:
     """Make a key and show its token once; only a digest of it is kept."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home),
         "add_key",
-        _add,
+        _add_key,
         name=name,
         scopes=limits.scopes,
         days=limits.days,
@@ -81,23 +81,28 @@ def add(name: Name, limits: KeyLimits, home: HomeFolder = None, as_json: Json = 
 
 @app.command("list")
 @command
-def list_(home: HomeFolder = None, as_json: Json = False) -> None:
+def list_keys(home: HomeFolder = None, as_json: Json = False) -> None:
     """The keys of this home, beside the owner's token."""
     from mcp_server.access import ledger  # noqa: PLC0415  it loads the database
 
-    place = home_of(home)
-    spent = ledger.spent_by_key(place)
-    shown_keys = [_public_fields(key) | spent.get(key.name, {}) for key in keys.list_keys(place)]
-    reply: Reply = {"summary": f"{counted(len(shown_keys), 'key')}.", "keys": shown_keys}
-    projects = ledger.spent_by_project(place)
-    show(reply | ({"projects": projects} if projects else {}), as_json)
+    located_home = home_of(home)
+    spent = ledger.spent_by_key(located_home)  # key name -> fields about the hours it has used
+    key_entries = [
+        _public_fields(key) | spent.get(key.name, {}) for key in keys.list_keys(located_home)
+    ]
+    reply: Reply = {"summary": f"{counted(len(key_entries), 'key')}.", "keys": key_entries}
+    projects = ledger.spent_by_project(located_home)
+    if projects:
+        reply["projects"] = projects
+    show(reply, as_json)
 
 
 @app.command("rotate")
 @command
 def rotate(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Give a key a new token; what it owns stays its own."""
-    reply = call_and_record(home_of(home), "rotate_key", _rotate, name=name)
+    reply = call_with_audit_log(home_of(home), "rotate_key", _rotate_key, name=name)
+    # `key` is for the audit log; a person sees the same as `name`.
     show({field: value for field, value in reply.items() if field != "key"}, as_json)
 
 
@@ -110,7 +115,7 @@ def budget(
     as_json: Json = False,
 ) -> None:
     """Set the GPU-hours that the runs of all keys of a project may take together."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home), "set_budget", _set_budget, project=project, gpu_hours=gpu_hours
     )
     show(reply, as_json)
@@ -120,12 +125,13 @@ def budget(
 @command
 def remove(name: Name, home: HomeFolder = None, as_json: Json = False) -> None:
     """Forget a key; servers that run refuse its next request."""
-    reply = call_and_record(home_of(home), "remove_key", _remove, name=name)
+    reply = call_with_audit_log(home_of(home), "remove_key", _remove_key, name=name)
     show({"summary": f"The key {name} is gone.", "name": reply["key"]}, as_json)
 
 
-def _add(home: Home, **arguments: Any) -> Reply:
-    """Make a key with these arguments of `keys.add_key`, and return the reply with its token."""
+def _add_key(home: Home, **arguments: Any) -> Reply:
+    """Make a key with these arguments of `keys.add_key`, and return the reply for a person: the
+    fields of the key and its token, with a warning that the token is shown only now."""
     key, token = keys.add_key(home, **arguments)
     return _public_fields(key) | {
         "key": key.name,
@@ -135,8 +141,9 @@ def _add(home: Home, **arguments: Any) -> Reply:
     }
 
 
-def _rotate(home: Home, name: str) -> Reply:
-    """Give a key a new token, and return the reply with it."""
+def _rotate_key(home: Home, name: str) -> Reply:
+    """Give the key called `name` a new token, and return the reply for a person: the fields of the
+    key and the token, with a warning that the token is shown only now."""
     key, token = keys.rotate_key(home, name)
     return _public_fields(key) | {
         "key": key.name,
@@ -147,26 +154,28 @@ def _rotate(home: Home, name: str) -> Reply:
 
 
 def _set_budget(home: Home, project: str, gpu_hours: float) -> Reply:
-    """Set the budget of a project, and return the reply."""
+    """Set the GPU-hours that the runs of all keys of a project may take together (0: no limit), and
+    return the reply that says so."""
     keys.set_project(home, project, gpu_hours)
     limit = f"{gpu_hours:g} GPU-hours in all" if gpu_hours else "any number of GPU-hours"
     return {"project": project, "summary": f"The project {project} may use {limit}."}
 
 
-def _remove(home: Home, name: str) -> Reply:
-    """Remove a key, and return its name as the reply that the audit log records."""
+def _remove_key(home: Home, name: str) -> Reply:
+    """Remove the key called `name`, and return a reply with its name, for the audit log."""
     keys.remove_key(home, name)
     return {"key": name}
 
 
 def _public_fields(key: keys.Key) -> dict[str, object]:
-    """Return the fields of a key that may be shown: its name, scopes, expiry and limits.
+    """Return the fields of a key that may be shown, for JSON: its name, scopes, expiry and limits,
+    but not the digest of its token.
 
-    The expiry or a limit is left out if the key has none.
+    What the key lacks or has by default is left out, such as the expiry, a limit or the project.
     """
     fields: dict[str, object] = {"name": key.name, "scopes": list(key.scopes)}
     if key.id not in ("", key.name):
-        fields["owner"] = key.id  # what it owns is listed under this id
+        fields["owner"] = key.id  # the things that the key owns are listed under this id
     if key.project:
         fields["project"] = key.project
     if key.priority != "normal":

@@ -7,7 +7,7 @@ import typer
 from engine.core.reply import Reply
 from engine.home.run_dir import Home
 from mcp_server.access import sharing
-from mcp_server.access.audit_log import call_and_record
+from mcp_server.access.audit_log import call_with_audit_log
 from mcp_server.screen.terminal import HomeFolder, Json, command, home_of, show
 
 
@@ -28,14 +28,14 @@ def share(
     as_json: Json = False,
 ) -> None:
     """Let other keys see or use something; only its owner can change it."""
-    if not name:
+    if not name:  # list what is shared
         return show(sharing.list_shares(home_of(home)), as_json)
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home),
         "share",
         sharing.share,
         name=name,
-        grantees=_split(grantees),
+        grantees=_split_names(grantees),
         may="use" if use else "read",
         stop=stop,
     )
@@ -50,19 +50,21 @@ def priority(
     as_json: Json = False,
 ) -> None:
     """Let a queued run start earlier or later."""
-    reply = call_and_record(
+    reply = call_with_audit_log(
         home_of(home), "set_priority", _set_priority, run_id=run, priority=level
     )
     show(reply, as_json)
 
 
 def _set_priority(home: Home, run_id: str, priority: str) -> Reply:
-    """Set the priority of a run, and return the reply."""
+    """Set the priority of a queued run to low, normal or high, and return the reply."""
     from engine.runs.lifecycle import set_priority  # noqa: PLC0415  a command starts faster
 
     return set_priority(home, run_id, priority)
 
 
-def _split(names: list[str] | None) -> list[str]:
-    """Return the names in all options; an option may hold several, with commas."""
-    return [name.strip() for option in names or [] for name in option.split(",") if name.strip()]
+def _split_names(options: list[str] | None) -> list[str]:
+    """Return the names in the values of a repeated option, each of which may hold several names
+    with commas. Empty names are left out; None, no such option, gives []."""
+    names = [name.strip() for option in options or [] for name in option.split(",")]
+    return [name for name in names if name]

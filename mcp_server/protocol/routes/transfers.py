@@ -26,23 +26,24 @@ from engine.home.team.owners import May
 from mcp_server.access import sharing
 from mcp_server.access.audit_log import Audit, Call
 from mcp_server.access.keys import Key, Scope
-from mcp_server.access.viewing import seen, viewing
+from mcp_server.access.viewing import caller_view, viewing
 from mcp_server.api import verbs
 from mcp_server.api.replies import clean, envelope, error_line
 from mcp_server.protocol.guard import KEY_IN_SCOPE, internal_error
 
 _BLOCK = 512  # bytes of a block of a tar file
 _CHUNK = 1 << 20  # bytes read at once
-_RouteAnswer = Callable[[Home, Request], Awaitable[Response]]
-_STATUS = {"FORBIDDEN": 403, "QUOTA": 429, "INTERNAL": 500, "DISK_FULL": 507}
+_RouteHandler = Callable[[Home, Request], Awaitable[Response]]
+_STATUS_BY_CODE = {"FORBIDDEN": 403, "QUOTA": 429, "INTERNAL": 500, "DISK_FULL": 507}
 
 
 def add_transfers(server: MCPServer[Any], home: Home) -> None:
-    """Register the routes on `server`, which serves `home`."""
+    """Register on `server`, which serves `home`, the HTTP routes that upload an environment,
+    download an export and change what is shared."""
 
-    def route(path: str, methods: list[str], answer: _RouteAnswer) -> None:
-        """Let `answer` answer requests for `path`."""
-        server.custom_route(path, methods)(partial(answer, home))
+    def route(path: str, methods: list[str], handler: _RouteHandler) -> None:
+        """Let `handler` answer requests for `path` by these HTTP methods."""
+        server.custom_route(path, methods)(partial(handler, home))
 
     route("/envs/{name}", ["PUT"], _put_env)
     route("/exports/{run_id}", ["GET"], _get_export)
@@ -51,39 +52,47 @@ def add_transfers(server: MCPServer[Any], home: Home) -> None:
 
 
 async def _put_env(home: Home, request: Request) -> Response:
-    """Answer PUT /envs/NAME: push what the body holds."""
+    """Answer PUT /envs/NAME: store the environment whose files the body holds as a version. The
+    body is a zip file, or JSON with the text of each file. Returns the reply of `push_env`."""
     name, install = request.path_params["name"], request.query_params.get("install") == "true"
     body = await request.body()
 
     def push(view: Home, key: Key) -> Reply:
-        """Push a zip, or the files of a JSON object."""
+        """Push the files in the body for the caller with this key and this view of the home."""
         files: Mapping[str, object] | bytes = body
-        if body.lstrip()[:1] == b"{":
+        is_json = body.lstrip()[:1] == b"{"  # no zip file begins so
+        if is_json:
             files = _files_in(body)
         return verbs.push_env(view, name=name, install=install, key=key, files=files)
 
     arguments = {"name": name, "install": install, "bytes": len(body)}
-    return await _answer(home, request, _Routed("push_env", "train", "use", arguments), push)
+    call = _RouteCall("push_env", scope="train", may="use", arguments=arguments)
+    return await _answer(home, request, call, push)
 
 
 async def _get_export(home: Home, request: Request) -> Response:
-    """Answer GET /exports/RUN: the export as a tar, or 202 while it is still made."""
+    """Answer GET /exports/RUN: export the model of a run, and return its files as a tar file.
+
+    While the export is still being made, the answer is its state with status 202; an error is
+    answered as JSON.
+    """
     run_id = request.path_params["run_id"]
-    form = request.query_params.get("format", "adapter")
-    reply: Reply = {}
+    export_format = request.query_params.get("format", "adapter")
+    reply: Reply = {}  # that of `deploy`, filled by `export`
 
     def export(view: Home, key: Key) -> Reply:
-        """Write the export into the home, where the caller has no part of the path to say."""
+        """Write the export into a folder of the home; a caller over HTTP cannot choose the path."""
         if not key.is_owner:
             from engine.models import catalog  # noqa: PLC0415  late: few calls need it
 
-            catalog.check_in_sight(view, run_id)
-        reply.update(verbs.deploy(view, run_id, "export", form, key=key))
+            catalog.check_in_sight(view, run_id)  # `run_id` could be the path of any file
+        reply.update(verbs.deploy(view, run_id, "export", export_format, key=key))
         return reply
 
-    call = _Routed("deploy", "deploy", "use", {"run_id": run_id, "format": form})
+    arguments = {"run_id": run_id, "format": export_format}
+    call = _RouteCall("deploy", scope="deploy", may="use", arguments=arguments)
     answer = await _answer(home, request, call, export)
-    if answer.status_code != 200:
+    if answer.status_code != 200:  # an error
         return answer
     if reply.get("state") != "exported":  # a merge goes on; the same call returns its result
         return JSONResponse(clean(reply), status_code=202, headers={"Retry-After": "10"})
@@ -96,38 +105,53 @@ async def _get_export(home: Home, request: Request) -> Response:
 
 
 async def _list_shares(home: Home, request: Request) -> Response:
-    """Answer GET /share: what the key shares."""
-    call = _Routed("", "read", "read", {})
-    return await _answer(home, request, call, lambda view, _: sharing.list_shares(view))
+    """Answer GET /share with what the caller shares with others."""
+
+    def list_shares(view: Home, _: Key) -> Reply:
+        """Return what the caller with this view of the home shares."""
+        return sharing.list_shares(view)
+
+    # No tool name: the call changes nothing, so the audit log has no line for it.
+    call = _RouteCall(tool="", scope="read", may="read", arguments={})
+    return await _answer(home, request, call, list_shares)
 
 
 async def _change_share(home: Home, request: Request) -> Response:
-    """Answer POST /share: share what the body names, or stop sharing it."""
+    """Answer POST /share: share what the body names with other keys, or stop sharing it.
+
+    The body is JSON: {"name": ..., "with": [names of keys], "may": "read" or "use", "stop": bool}.
+    """
     body = await request.body()
 
     def share(view: Home, _: Key) -> Reply:
-        """Read the body, and do as it says."""
-        wanted = _object_in(body)
-        grantees = wanted.get("with", [])
+        """Share or stop sharing, as the body says, for the caller with this view of the home."""
+        fields = _object_in(body)
+        grantees = fields.get("with", [])
         if not isinstance(grantees, list):
             raise _bad_body('"with" is a list of names of keys')
         return sharing.share(
             view,
-            str(wanted.get("name", "")),
-            [str(name) for name in grantees],
-            str(wanted.get("may", "read")),
-            wanted.get("stop") is True,
+            name=str(fields.get("name", "")),
+            grantees=[str(name) for name in grantees],
+            may=str(fields.get("may", "read")),
+            stop=fields.get("stop") is True,
         )
 
-    call = _Routed("share", "train", "change", {"body": body.decode("utf-8", "replace")})
+    arguments = {"body": body.decode("utf-8", "replace")}
+    call = _RouteCall("share", scope="train", may="change", arguments=arguments)
     return await _answer(home, request, call, share)
 
 
 @dataclass(frozen=True)
-class _Routed:
-    """A call of a route, as far as the guard of the tools would want to know it: its name in the
-    audit log ("" if it changes nothing), the scope that it needs, what it does with what it names,
-    and its arguments."""
+class _RouteCall:
+    """A call of a route, with what a call of a tool would be checked for.
+
+    Attributes:
+        tool: its name in the audit log; "" if it changes nothing, and so has no line there.
+        scope: the scope that the key of the caller needs.
+        may: what the call does with the things that it names: read, use or change.
+        arguments: of which the audit log stores the digest.
+    """
 
     tool: str
     scope: Scope
@@ -136,40 +160,46 @@ class _Routed:
 
 
 async def _answer(
-    home: Home, request: Request, call: _Routed, act: Callable[[Home, Key], Reply]
+    home: Home, request: Request, call: _RouteCall, act: Callable[[Home, Key], Reply]
 ) -> Response:
-    """Let `act` do the call in a thread, with the view that the caller has of the home, and return
-    its reply as JSON; an error as the JSON object that tools answer."""
+    """Check that the caller may make `call`, do it, and return its reply as a JSON response. An
+    error is returned as the JSON object of tools' errors, with a fitting HTTP status.
+
+    `act(view, key)` does the call, in a thread; `view` is the home as the caller sees it, `key` the
+    key of the caller.
+    """
     key: Key = request.scope[KEY_IN_SCOPE]
     try:
         key.require(call.scope, call.tool or request.url.path)
         with viewing(key, call.may):
-            view = seen(home)
+            view = caller_view(home)
         reply = await anyio.to_thread.run_sync(partial(_recorded, home, key, call, act, view))
         return JSONResponse(clean(envelope(reply, default_summary="Done.")))
     except Exception as error:  # noqa: BLE001  the outermost handler of the route
-        known = error if isinstance(error, UserError) else internal_error(call.tool, error)
-        is_absent = known.code.endswith("_NOT_FOUND")
-        status = 404 if is_absent else _STATUS.get(known.code, 400)
-        return Response(error_line(known), status, media_type="application/json")
+        # Any error but a UserError is a bug, of which the caller is told no details.
+        user_error = error if isinstance(error, UserError) else internal_error(call.tool, error)
+        is_absent = user_error.code.endswith("_NOT_FOUND")
+        status = 404 if is_absent else _STATUS_BY_CODE.get(user_error.code, 400)
+        return Response(error_line(user_error), status, media_type="application/json")
 
 
 def _recorded(
-    home: Home, key: Key, call: _Routed, act: Callable[[Home, Key], Reply], view: Home
+    home: Home, key: Key, call: _RouteCall, act: Callable[[Home, Key], Reply], view: Home
 ) -> Reply:
-    """Call `act`, and write the call into the audit log if it changes something."""
+    """Return the reply of `act(view, key)`, and write the call into the audit log of `home` if it
+    changes something (has a tool name). What cannot be recorded is not done."""
     if not call.tool:
         return act(view, key)
-    line = Call(key.name, "http", call.tool, call.arguments)
-    with Audit(home).recording(line) as record:
+    audited_call = Call(key.name, "http", call.tool, call.arguments)
+    with Audit(home).recording(audited_call) as record:
         reply = act(view, key)
         record.succeeded(reply)
     return reply
 
 
 def tar_of(folder: Path) -> Iterator[bytes]:
-    """Yield the files below `folder` as an uncompressed tar file, without reading any of them
-    whole; links are left out."""
+    """Yield the bytes of an uncompressed tar file with all files below `folder`. No file is read
+    whole into memory. Links are left out."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_file():
             continue
@@ -178,16 +208,20 @@ def tar_of(folder: Path) -> Iterator[bytes]:
             entry.size = path.stat().st_size
             entry.mode = 0o644
             yield entry.tobuf()
-            left = entry.size
-            while left and (chunk := file.read(min(_CHUNK, left))):
-                left -= len(chunk)
+            bytes_left = entry.size
+            while bytes_left and (chunk := file.read(min(_CHUNK, bytes_left))):
+                bytes_left -= len(chunk)
                 yield chunk
-        yield b"\0" * (left + -entry.size % _BLOCK)  # `left`: the file became shorter meanwhile
-    yield b"\0" * (2 * _BLOCK)
+        # Zeros fill the last block. They also stand for bytes that are missing because the file
+        # became shorter while it was read: the entry has promised its size.
+        bytes_to_full_block = -entry.size % _BLOCK
+        yield b"\0" * (bytes_left + bytes_to_full_block)
+    yield b"\0" * (2 * _BLOCK)  # two empty blocks end a tar file
 
 
 def _files_in(body: bytes) -> Mapping[str, object]:
-    """Return the files in a body of JSON: {"files": {path: text}}."""
+    """Return the files, path -> text, in the body {"files": {path: text}} of a request. The texts
+    are not checked. Raises UserError BAD_ARGUMENT for any other body."""
     files = _object_in(body).get("files")
     if not isinstance(files, dict):
         raise _bad_body('it is {"files": {"environment.py": "..."}}, or a zip')
@@ -195,7 +229,8 @@ def _files_in(body: bytes) -> Mapping[str, object]:
 
 
 def _object_in(body: bytes) -> dict[str, object]:
-    """Return the JSON object in a body. Raises UserError BAD_ARGUMENT if it holds none."""
+    """Return the JSON object that the body of a request holds. Raises UserError BAD_ARGUMENT if it
+    holds anything else."""
     try:
         value = json.loads(body)
     except ValueError as error:
@@ -206,5 +241,6 @@ def _object_in(body: bytes) -> dict[str, object]:
 
 
 def _bad_body(why: str) -> UserError:
-    """Make the error for a body that cannot be used."""
+    """Make the BAD_ARGUMENT error for the body of a request that cannot be used; `why` says what is
+    wrong with it. The message is cut to 300 characters."""
     return UserError("BAD_ARGUMENT", f"the body cannot be used: {why}"[:300], hint="Correct it.")

@@ -231,10 +231,10 @@ def test_each_changing_command_leaves_one_line_and_a_looking_one_none(
     monkeypatch.setattr("engine.runs.rerun.rerun_request", lambda home, run_id, changes: run_id)
     monkeypatch.setattr("engine.doctor.examine", lambda home: {"checks": [], "failed": False})
     monkeypatch.setattr(
-        "mcp_server.cli.team.key_commands._remove", lambda home, name: {"key": name}
+        "mcp_server.cli.team.key_commands._remove_key", lambda home, name: {"key": name}
     )
     monkeypatch.setattr(
-        "mcp_server.cli.team.key_commands._rotate", lambda home, name: {"key": name}
+        "mcp_server.cli.team.key_commands._rotate_key", lambda home, name: {"key": name}
     )
     monkeypatch.setattr("mcp_server.access.sharing.share", lambda home, **given: {"summary": "s"})
     monkeypatch.setattr("engine.runs.lifecycle.set_priority", lambda home, *given: dict(reply))

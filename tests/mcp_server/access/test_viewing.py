@@ -133,15 +133,16 @@ async def test_no_list_no_resource_and_no_completion_tells_of_what_others_have(
 
 
 def test_every_tool_has_a_word_for_what_it_does_with_names():
-    assert set(viewing.MAY) == set(NEEDS)
-    assert viewing.may_of("a_new_tool", {}) == "change", "what nobody has thought of sees its own"
-    assert viewing.may_of("submit_train", {"resume": "r-1"}) == "change"
-    assert viewing.may_of("deploy", {"action": "stop"}) == "change"
+    assert set(viewing.ACCESS_BY_TOOL) == set(NEEDS)
+    of_new_tool = viewing.access_of_call("a_new_tool", {})
+    assert of_new_tool == "change", "what nobody has thought of sees its own"
+    assert viewing.access_of_call("submit_train", {"resume": "r-1"}) == "change"
+    assert viewing.access_of_call("deploy", {"action": "stop"}) == "change"
 
 
 def test_outside_a_request_nobody_is_shown_anything(home: Home):
     with pytest.raises(LookupError):
-        viewing.seen(home)
+        viewing.caller_view(home)
 
 
 def test_a_path_into_the_home_leads_nowhere_for_a_key(home: Home, hers: Things, bob: Key):
@@ -258,13 +259,13 @@ def test_the_folder_of_a_run_says_whose_it_is(home: Home):
 def test_a_subscriber_hears_of_its_own_runs_alone(home: Home, hers: Things, ana: Key, bob: Key):
     from mcp.server.subscriptions import ResourceUpdated
 
-    from mcp_server.protocol.app import _listening_as_caller
+    from mcp_server.protocol.app import _listener_for_caller
 
     heard: dict[str, list[Any]] = {"ana": [], "bob": []}
     event = ResourceUpdated(uri=f"run://{hers.run}/metrics")
     for key in (ana, bob):
         with viewing.viewing(key):
-            listener = _listening_as_caller(home, heard[key.name].append)
+            listener = _listener_for_caller(home, heard[key.name].append)
         listener(event)
     assert heard == {"ana": [event], "bob": []}
 
