@@ -256,7 +256,7 @@ def _wrong_answer(core: Core, other_golds: Sequence[str], rng: random.Random) ->
     still be right.
     """
     if not core.is_prose:
-        return core.with_text(changed(core.text, rng))
+        return core.with_text(with_small_change(core.text, rng))
     return rng.choice(other_golds) if other_golds else ""
 
 
@@ -320,12 +320,12 @@ def _enumerated(core: Core, other_golds: Sequence[str], rng: random.Random) -> s
     values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
     while len(values) < 3:
         last_value = values[-1] if values else core.text
-        values.append(changed(last_value, rng))
+        values.append(with_small_change(last_value, rng))
     values.insert(len(values) // 2, core.text)
     return core.with_text(", ".join(values))
 
 
-def changed(text: str, rng: random.Random) -> str:
+def with_small_change(text: str, rng: random.Random) -> str:
     """Return `text` with one small change that makes it wrong.
 
     A number becomes 1 larger or smaller; in any other text one letter or digit changes.
@@ -370,7 +370,7 @@ def _with_changed_leaf(value: Any) -> Any:
         return value + 1
     if isinstance(value, str):
         # A generator of its own: drawing from that of the audit would change the other probes.
-        return changed(value, random.Random(0)) if value else "x"
+        return with_small_change(value, random.Random(0)) if value else "x"
     return 0  # the leaf is null
 
 
