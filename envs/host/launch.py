@@ -12,9 +12,7 @@ from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 from envs.json_types import JsonObject
 
-LARGEST_FILES = (
-    4  # the working folder of user code has room for this many files of the largest size
-)
+LARGEST_FILES = 4  # so many files of the largest size fit into the working folder of user code
 INSTALLER_MB = 256  # room of that folder during an installation, whose packages go elsewhere
 
 
