@@ -224,7 +224,8 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """Return for each file of a dataset the split that its name says (see `split_of`), or None.
+    """Return for each file of a dataset the split that its name says ("train", "dev" or "heldout"),
+    or None.
 
     "train" counts only if another file is "heldout" or "dev". A training file alone says nothing:
     the push then holds out some of its rows.
@@ -270,7 +271,10 @@ def jsonl_lines(
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     line_number = first_line - 1
     offset = file.tell()
-    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1: to notice longer ones
+    while offset < end:
+        line = file.readline(MAX_ROW_BYTES + 1)  # + 1: to notice longer ones
+        if not line:  # the end of the file
+            return
         line_number += 1
         start = offset
         offset += len(line)

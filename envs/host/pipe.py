@@ -91,19 +91,7 @@ class _TimeLimit:
 
 
 class Pipe:
-    """A running parent of user code (sandbox_parent.py) and the pipes to its child.
-
-    Args:
-        source: the environment's folder.
-        packages: where the environment's packages are.
-        limits: the resources user code may use.
-        secrets: name of an environment variable -> value, for user code alone.
-        log: the file that output is appended to; None drops the output.
-        sandbox: the isolation that must hold.
-        order: packages to install, or a program to run; otherwise the environment is served, which
-            may ask models by name if it has a relay.
-        reach: what the child may reach besides its own files; None for nothing more.
-    """
+    """A running parent of user code (sandbox_parent.py) and the pipes to its child."""
 
     def __init__(
         self,
@@ -116,8 +104,19 @@ class Pipe:
         order: InstallOrder | Program | Relay | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Start the parent process in a new private folder, with a pipe for requests, one for
-        replies and the lifeline. The arguments are explained at the class.
+        """Start the parent process, with a new private folder, a pipe for requests, one for replies
+        and the lifeline.
+
+        Args:
+            source: the environment's folder.
+            packages: where the environment's packages are.
+            limits: the resources user code may use.
+            secrets: name of an environment variable -> value, for user code alone.
+            log: the file that output is appended to; None drops the output.
+            sandbox: the isolation that must hold.
+            order: packages to install, or a program to run; otherwise the environment is served,
+                which may ask models by name if it has a relay.
+            reach: what the child may reach besides its own files; None for nothing more.
 
         Raises EnvProblem ENV_IMPORT if the interpreter does not start.
         """

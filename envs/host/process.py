@@ -55,16 +55,6 @@ class EpisodeFailed(Exception):
 class EnvProcess:
     """A client of one environment that runs in a process of its own.
 
-    Args:
-        source: the environment's folder.
-        python: the interpreter whose packages the environment may import; by default the present
-            one. The process always runs on the present interpreter.
-        limits: the resources it may use; by default those of its environment.toml.
-        secrets: names and values of environment variables that only this process gets.
-        log: the file its output is appended to, up to 1 MiB; by default output is dropped.
-        sandbox: the isolation that must hold; by default whatever works on this machine.
-        upstreams: the models that it may ask: name -> model. Those of the home are served first.
-
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
     """
@@ -80,8 +70,18 @@ class EnvProcess:
         sandbox: Sandbox | None = None,
         upstreams: Mapping[str, Upstream] | None = None,
     ) -> None:
-        """Store the arguments, which are explained at the class; the process starts with the first
-        call."""
+        """Store the arguments; the process starts with the first call.
+
+        Args:
+            source: the environment's folder.
+            python: the interpreter whose packages the environment may import; by default the
+                present one. The process always runs on the present interpreter.
+            limits: the resources it may use; by default those of its environment.toml.
+            secrets: names and values of environment variables that only this process gets.
+            log: the file its output is appended to, up to 1 MiB; by default output is dropped.
+            sandbox: the isolation that must hold; by default whatever works on this machine.
+            upstreams: the models it may ask: name -> model. Those of the home are served first.
+        """
         self.source = Path(source).absolute()
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})

@@ -86,7 +86,7 @@ def _encodings(value: str) -> Iterator[str]:
     for literal in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
         yield literal[1:-1]  # without the quotes around it
     # repr escapes single quotes only in a text that also holds double ones. So both kinds are put
-    # before the value, and [4:] cuts them off again: the opening quote, \' and ".
+    # before the value, and their four characters cut off again: the opening quote, \' and ".
     yield repr("'\"" + value)[4:-1]
     yield from _base64_cores(raw)
 

@@ -57,7 +57,7 @@ class JudgeUse:
 
     @staticmethod
     def from_json(data: object) -> "JudgeUse":
-        """Read the use that an env process sent (see `to_json`); user code may have forged it.
+        """Read the use that an env process sent as {field: number}; user code may have forged it.
 
         Only known names with finite numbers of at least 0 count; everything else is ignored. Data
         that are no object give an empty use.

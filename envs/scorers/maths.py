@@ -79,23 +79,23 @@ def maths(completion: str, expected: str) -> float:
     answers, targets = _items_of(answer), _items_of(target)
     if len(answers) != len(targets) or _brackets(answer) != _brackets(target):
         return 0.0
-    try:  # is_equal[i][j]: whether item i of the answer is the same as item j of the target
-        is_equal = [
-            [_is_same_expression(answer_item, target_item) for target_item in targets]
-            for answer_item in answers
-        ]
-    except (_Unreadable, ArithmeticError, ValueError, RecursionError):
+    is_equal: list[list[bool]] = []  # [i][j]: whether item i of the answer is item j of the target
+    try:
+        for item in answers:
+            is_equal.append([_is_same_expression(item, target_item) for target_item in targets])
+    except (_Unreadable, ArithmeticError, ValueError, RecursionError):  # no value to compare
         return 0.0
     if _brackets(target) == "{}":  # sets: each item of one must equal some item of the other
-        is_in_target = [any(row) for row in is_equal]
-        is_in_answer = [any(column) for column in zip(*is_equal, strict=True)]
+        is_in_target = [any(row) for row in is_equal]  # for each item of the answer
+        is_in_answer = [any(column) for column in zip(*is_equal, strict=True)]  # and the reverse
         return float(all(is_in_target) and all(is_in_answer))
-    return float(all(row[index] for index, row in enumerate(is_equal)))
+    # Lists: the items at the same place must be equal.
+    return float(all(is_equal[index][index] for index in range(len(answers))))
 
 
 def _clean(text: str) -> str:
-    """Return the text without formatting (such as \\left, $, %) and without a leading "x =" or
-    "f(x) =".
+    """Return the text without formatting (such as \\left, $, %), without commas between thousands,
+    and without a leading "x =" or "f(x) =".
 
     Short LaTeX is completed: \\frac12 becomes \\frac{1}{2}.
     """
@@ -191,7 +191,8 @@ class _Parser:
             match = _TOKEN.match(text, position)
             if match is None:
                 raise _Unreadable(text)
-            token = match.group(1) or match.group(2) or match.group(3)
+            number, word, sign = match.groups()  # exactly one of them has matched
+            token = number or word or sign
             self.tokens.append(_WORDS.get(token, token))
             position = match.end()
         self.place = 0
@@ -289,24 +290,24 @@ class _Parser:
             return self._root()
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
             return _combined(self._atom(), self._atom(), "/", counts=False)
-        if (name := token.lstrip("\\")) in _FUNCTIONS:
-            return _applied(_FUNCTIONS[name], self._power())
+        function_name = token.lstrip("\\")  # LaTeX writes \sin
+        if function_name in _FUNCTIONS:
+            return _applied(_FUNCTIONS[function_name], self._power())
         if len(token) == 1 and token.isalpha():
             return _Expression(lambda point: point[token], frozenset(token))
         raise _Unreadable(token or "the end")
 
     def _root(self) -> _Expression:
         """Parse what follows "sqrt": an optional degree in square brackets, then the radicand."""
-        degree: _Expression | None = None
+        degree = _Expression(lambda point: complex(2))  # a square root
         if self._take("["):
             degree = self._sum()
             self._expect("]")
-        inner = self._atom()
-        degree_value = degree.value if degree else lambda point: complex(2)
+        radicand = self._atom()
         return _Expression(
-            lambda point: inner.value(point) ** (1 / degree_value(point)),
-            inner.letters,
-            inner.operations,
+            lambda point: radicand.value(point) ** (1 / degree.value(point)),
+            radicand.letters,
+            radicand.operations,
         )
 
 

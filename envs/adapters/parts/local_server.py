@@ -49,8 +49,8 @@ def running(command: Sequence[str], folder: Path, port: int, seconds: float) -> 
 
 
 def start(command: Sequence[str], folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start the server program; the arguments are those of `running`. Raises ServerFault if it
-    cannot be started."""
+    """Start the server program `command` in `folder`, with its `port` in the environment variable
+    PORT; do not wait until it answers. Raises ServerFault if it cannot be started."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     try:
         return subprocess.Popen(
