@@ -4,7 +4,7 @@ base.py         Message, Task, Score, the two kinds of environment
 code_tests.py   code under tests, in a process of its own
 dataset.py      data files to tasks; every bad line by number
 json_schema.py  a subset of JSON Schema
-json_types.py   JSON objects that pass between processes, by name
+json_types.py   JSON objects that pass between processes, by name; strict reading of JSON
 judge.py        a model as judge behind hard checks
 rewards.py      scorers to combine
 row_shapes.py   the shapes of a data row, each as a task

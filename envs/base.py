@@ -125,7 +125,7 @@ class Message:
         """
         if self.role not in ROLES:
             raise ValueError(f"a message's role is one of {', '.join(ROLES)}, got {self.role!r}")
-        object.__setattr__(self, "content", _text(self.content))
+        object.__setattr__(self, "content", _content_text(self.content))
         if isinstance(self.tool_calls, str | Mapping):  # can be iterated too, but is no list
             raise ValueError(f"tool_calls is a list of calls, got {_short_repr(self.tool_calls)}")
         calls = [
@@ -206,11 +206,11 @@ class Task:
         Raises ValueError, naming the task and the field, for a field of the wrong form.
         """
         self.id = _checked_id(self.id)
-        self.prompt = _conversation(self.prompt, f"prompt of task {self.id!r}")
+        self.prompt = _checked_conversation(self.prompt, f"prompt of task {self.id!r}")
         if not self.prompt:
             raise ValueError(f"the prompt of task {self.id!r} is empty")
         if self.answer is not None:
-            self.answer = _conversation(self.answer, f"answer of task {self.id!r}")
+            self.answer = _checked_conversation(self.answer, f"answer of task {self.id!r}")
         if self.split is not None and not isinstance(self.split, str):
             raise ValueError(f"the split of task {self.id!r} is a string, got {self.split!r}")
         if not isinstance(self.metadata, dict):
@@ -231,8 +231,8 @@ class Task:
     def prompt_text(self) -> str:
         """The text of the prompt's last user message (of its last message if there is none)."""
         messages = self.messages
-        users = [message for message in messages if message.role == "user"]
-        return (users or messages)[-1].content
+        user_messages = [message for message in messages if message.role == "user"]
+        return (user_messages or messages)[-1].content
 
     @property
     def answer_messages(self) -> list[Message]:
@@ -244,8 +244,10 @@ class Task:
         """The text of the reference completion's last assistant message, without what stands
         before a closing think tag, because score() never sees a thought; "" if there is none."""
         texts = [message.content for message in self.answer_messages if message.role == "assistant"]
-        _, tag, text = (texts or [""])[-1].rpartition(_CLOSING_THINK_TAG)
-        return text.lstrip() if tag else text
+        if not texts:
+            return ""
+        _thought, tag, answer = texts[-1].rpartition(_CLOSING_THINK_TAG)
+        return answer.lstrip() if tag else answer  # without a tag the whole text is the answer
 
     @property
     def preference(self) -> tuple[list[Message], list[Message]] | None:
@@ -257,9 +259,8 @@ class Task:
         answers = []
         for key in (CHOSEN, REJECTED):
             try:
-                answers.append(
-                    _as_messages(_conversation(self.metadata.get(key), key), "assistant")
-                )
+                answer = _checked_conversation(self.metadata.get(key), key)
+                answers.append(_as_messages(answer, "assistant"))
             except ValueError:  # no answer, but other metadata of the author under that name
                 return None
         chosen, rejected = answers
@@ -275,19 +276,22 @@ class Task:
         answer = None
         if self.answer is not None:
             answer = [message.to_dict() for message in self.answer_messages]
-        given_as_text = [key for key in ("prompt", "answer") if isinstance(getattr(self, key), str)]
+        fields_given_as_text = [
+            name for name in ("prompt", "answer") if isinstance(getattr(self, name), str)
+        ]
         row: TaskRow = {
             "id": self.id,
             "prompt": [message.to_dict() for message in self.messages],
             "answer": answer,
             "split": self.split,
             "metadata": self.metadata,
-            "text": given_as_text,
+            "text": fields_given_as_text,
         }
-        optional: dict[str, Any] = {"group": self.group} if self.group else {}
+        if self.group:
+            row["group"] = self.group
         if self.tools is not None:
-            optional["tools"] = list(self.tools)
-        return {**row, **optional}
+            row["tools"] = list(self.tools)
+        return row
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> "Task":
@@ -296,13 +300,14 @@ class Task:
         If the row's `text` lists the prompt or the answer, that field becomes a string again: the
         content of its only message.
         """
-        fields: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
-        for key in row.get("text") or []:
-            fields[key] = fields[key][0]["content"]
+        conversations: JsonObject = {"prompt": row["prompt"], "answer": row.get("answer")}
+        for name in row.get("text") or []:
+            only_message = conversations[name][0]
+            conversations[name] = only_message["content"]
         return Task(
             row["id"],
-            prompt=fields["prompt"],
-            answer=fields["answer"],
+            prompt=conversations["prompt"],
+            answer=conversations["answer"],
             split=row.get("split"),
             metadata=row.get("metadata") or {},
             group=row.get("group") or "",
@@ -390,12 +395,19 @@ class MultiTurnEnv(Env):
     """An environment in which the model and the environment take turns."""
 
     def start(self, task: Task) -> Any:
-        """Return a fresh state for one rollout of `task`."""
+        """Return a fresh state for one rollout of `task`.
+
+        It may be any object: it is passed to each `step` of the rollout and to `score`.
+        """
         raise NotImplementedError("define start(task) and return a state")
 
     def step(self, state: Any, completion: Message) -> list[Message] | None:
         """Return the environment's reply to the assistant message `completion`, or None if the
-        rollout is over. `completion.tool_calls` holds the parsed tool calls of the message."""
+        rollout is over.
+
+        `state` is what `start` returned; change it in place. `completion.tool_calls` holds the
+        parsed tool calls of the message.
+        """
         raise NotImplementedError("define step(state, completion) and return messages or None")
 
     def score(self, task: Task, state: Any) -> Score:
@@ -410,15 +422,17 @@ def is_scored(env: Env) -> bool:
 
 
 def defines_score(env: Env) -> bool:
-    """Whether the class of `env` defines `score`."""
-    defined = getattr(type(env), "score", None)
-    return defined is not None and defined not in (SingleTurnEnv.score, MultiTurnEnv.score)
+    """Whether the class of `env` defines `score` itself; those of the base classes only raise."""
+    score = getattr(type(env), "score", None)
+    return score is not None and score not in (SingleTurnEnv.score, MultiTurnEnv.score)
 
 
 def compares_groups(env: Env) -> bool:
-    """Whether the class of `env` defines `score_group`."""
-    defined = getattr(type(env), "score_group", SingleTurnEnv.score_group)
-    return defined is not SingleTurnEnv.score_group
+    """Whether the class of `env` defines `score_group`, which scores all completions of one task
+    together."""
+    # A multi-turn environment has no `score_group` to inherit: that counts as not defined too.
+    score_group = getattr(type(env), "score_group", SingleTurnEnv.score_group)
+    return score_group is not SingleTurnEnv.score_group
 
 
 def is_async(env: Env) -> bool:
@@ -427,7 +441,7 @@ def is_async(env: Env) -> bool:
     return isinstance(env, SingleTurnEnv) and inspect.iscoroutinefunction(score)
 
 
-def has_own_words(env: Env) -> bool:
+def defines_perturb(env: Env) -> bool:
     """Whether the class of `env` defines `perturb`, its own way to reword tasks."""
     return getattr(type(env), "perturb", Env.perturb) is not Env.perturb
 
@@ -442,21 +456,22 @@ def kind_of(env: Env) -> str:
     return "multi" if isinstance(env, MultiTurnEnv) else "single"
 
 
-def _conversation(value: Any, where: str) -> str | list[Message]:
+def _checked_conversation(value: Any, value_name: str) -> str | list[Message]:
     """Check a prompt or an answer. Returns a string unchanged, a list with its dicts parsed as
     messages.
 
-    `where` names the value in errors, e.g. "prompt of task 'a-1'". Raises ValueError if the value
-    is neither text nor a list of messages.
+    `value_name` names the value in errors, e.g. "prompt of task 'a-1'". Raises ValueError if the
+    value is neither text nor a list of messages.
     """
-    if isinstance(value, str):  # a str is a Sequence too
-        return _check_encodable(value, f"the {where}")
+    if isinstance(value, str):  # before the next test, because a str is a Sequence too
+        return _check_encodable(value, f"the {value_name}")
     if isinstance(value, Mapping | Message) or not isinstance(value, Sequence):
-        raise ValueError(f"the {where} is a string or a list of messages, got {_short_repr(value)}")
+        shown = _short_repr(value)
+        raise ValueError(f"the {value_name} is a string or a list of messages, got {shown}")
     try:
         return [Message.from_dict(item) for item in value]
     except ValueError as problem:
-        raise ValueError(f"the {where}: {problem}") from None
+        raise ValueError(f"the {value_name}: {problem}") from None
 
 
 def _checked_id(task_id: Any) -> str:
@@ -468,7 +483,9 @@ def _checked_id(task_id: Any) -> str:
 
 
 def _checked_group(group: Any, task_id: str) -> str:
-    """Return a task's group as text. Raises ValueError if it is neither text nor a whole number."""
+    """Return a task's group as text. Raises ValueError, naming the task, if it is neither text nor
+    a whole number."""
+    # A bool is an int in Python, so it has to be refused separately.
     if isinstance(group, bool) or not isinstance(group, str | int):
         raise ValueError(f"the group of task {task_id!r} is a string, got {_short_repr(group)}")
     return _check_encodable(str(group), f"the group of task {task_id!r}")
@@ -496,7 +513,7 @@ def _as_messages(value: Any, role: str) -> list[Message]:
     return [Message(role, value)] if isinstance(value, str) else list(value)
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """Return the text of a message's content.
 
     `content` may be None (then it is ""), a string, or OpenAI's text parts: a list of them, which

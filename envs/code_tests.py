@@ -44,7 +44,7 @@ keeper = os.getpid()
 if pid := os.fork():
     signal.setitimer(signal.ITIMER_REAL, job["seconds"])
     os._exit(1 if os.waitpid(pid, 0)[1] else 0)
-inner_box.close(job["readable"], job["writable"], keeper)
+inner_box.confine_process(job["readable"], job["writable"], keeper)
 for name in [name for name in sys.modules if name.split(".")[0] == "envs"]:
     del sys.modules[name]
 del inner_box
@@ -90,19 +90,19 @@ def code(
     if not tests or len(calls) + len(programs) != len(tests):
         raise ValueError('tests are {"call", "expect"} or {"stdin", "stdout"}, at least one')
     run = partial(_run, extract(completion), timeout_s=timeout_s, memory_mb=memory_mb)
-    passed_count = _passed_calls(run, calls) if calls else 0
-    passed_count += sum(_passes(run, test) for test in programs)
+    passed_count = _count_passed_calls(run, calls) if calls else 0  # one process for all calls
+    passed_count += sum(_passes_program_test(run, test) for test in programs)
     return passed_count / len(tests)
 
 
-def _passes(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
+def _passes_program_test(run: Callable[..., str], test: Mapping[str, Any]) -> bool:
     """Whether a test {"stdin", "stdout"} passes. `run` is `_run` with the code and the limits
     filled in."""
     printed = run(calls=None, stdin=str(test["stdin"]))
     return _comparable_lines(printed) == _comparable_lines(str(test["stdout"]))
 
 
-def _passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
+def _count_passed_calls(run: Callable[..., str], tests: Sequence[Mapping[str, Any]]) -> int:
     """Return how many tests of the form {"call", "expect"} pass.
 
     `run` is `_run` with the code and the limits filled in; it takes the calls and standard input.
@@ -144,16 +144,16 @@ def _run(source: str, calls: list[str] | None, stdin: str, timeout_s: float, mem
         # Files, not pipes: their size is limited, so a flood cannot fill our memory.
         with (
             open(Path(folder, "stdin"), "rb") as input_file,
-            open(Path(folder, "out"), "wb+") as out,
+            open(Path(folder, "out"), "wb+") as output_file,
         ):
-            process = _start_runner(job_file, input_file, out)
+            process = _start_runner(job_file, input_file, output_file)
             has_finished = _wait_and_kill(process, timeout_s)
-            out.seek(0)
-            printed = out.read(OUTPUT_BYTES).decode("utf-8", "replace")
+            output_file.seek(0)
+            output = output_file.read(OUTPUT_BYTES).decode("utf-8", "replace")
         # Calls that returned before the kill count; the output of a killed program does not.
         if calls is None and not has_finished:
             return ""
-        return printed
+        return output
 
 
 def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, object]:
@@ -161,10 +161,11 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
 
     Args:
         folder: the private folder in which the code runs.
-        timeout_s: seconds that the code has; its keeper waits KEEPER_SECONDS longer.
+        timeout_s: seconds that the code has; its keeper, the process that ends it if this process
+            is gone, waits KEEPER_SECONDS longer.
         memory_mb: address space in MB.
     """
-    readable, writable = sandbox.inside(folder)
+    readable, writable = sandbox.nested_paths(folder)
     return {
         "limits": {
             "RLIMIT_AS": memory_mb << 20,
@@ -177,7 +178,7 @@ def _job_limits(folder: str, timeout_s: float, memory_mb: int) -> Mapping[str, o
         "readable": readable,
         "writable": writable,
         "envs": str(Path(__file__).resolve().parent),
-        "packages": packages.on_path(),
+        "packages": packages.folders_on_path(),
     }
 
 
@@ -186,7 +187,8 @@ def _start_runner(
 ) -> subprocess.Popen[bytes]:
     """Start the process that carries out the job in `job_file`, in that file's folder.
 
-    Its standard input is `input_file`, its standard output `output`; errors are discarded.
+    The job says what to run, and under which limits. The process reads its standard input from
+    `input_file` and writes to `output`; its standard error is discarded.
     """
     folder = str(job_file.parent)
     return subprocess.Popen(
@@ -222,8 +224,8 @@ def _wait_and_kill(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
 def _returned_value(line: str) -> Any:
     """Return the value in one line of results, such as 5 for '{"value": 5}'.
 
-    Returns `_Nothing` if the call failed (then the line has no value), or if the line is not a
-    result: the code may print lines of its own among the results.
+    Returns the class `_Nothing`, which equals no expected value, if the call failed (then the line
+    has no value), or if the line is not a result: the code may write lines of its own among them.
     """
     try:
         return json.loads(line).get("value", _Nothing)

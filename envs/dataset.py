@@ -10,12 +10,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from envs.base import SingleTurnEnv, Task, is_scored
 from envs.config.problem import EnvProblem
-from envs.json_types import JsonObject
+from envs.json_types import JsonObject, parse_strictly, refuse_constant, unique_keys
 from envs.row_shapes import shape_of, to_task
 
 MAX_ROW_BYTES = 16 << 20
@@ -71,7 +72,7 @@ class DatasetEnv(SingleTurnEnv):
         If nothing scores, every row must have an answer, unless `rows_need_answers` is False.
         Raises EnvProblem DATASET_INVALID, naming the bad lines, if a row or a file cannot be read.
         """
-        # A subclass that defines tasks() may add the answers there.
+        # A subclass that defines tasks() itself may add the answers there.
         adds_answers = type(self).tasks is not DatasetEnv.tasks
         needs_answer = self.rows_need_answers and not adds_answers and not is_scored(self)
         self._tasks = read_tasks(*files, require_answer=needs_answer)
@@ -126,10 +127,10 @@ def _raise_for_bad_lines(files: Sequence[DataFile], file_problems: Sequence[EnvP
 
     `file_problems`: errors of files that cannot be read at all; each is also a bad line in `files`.
     """
-    faulty = [data for data in files if data.bad]
-    if file_problems and len(faulty) == 1:  # this error, with its hint, says more than a list
+    faulty_files = [data for data in files if data.bad]
+    if file_problems and len(faulty_files) == 1:  # this error, with its hint, says more than a list
         raise file_problems[0]
-    if faulty:
+    if faulty_files:
         raise _bad_lines_error(files)
 
 
@@ -223,7 +224,8 @@ def _reader_of(path: Path) -> Callable[[DataFile], None]:
 
 
 def splits_of(files: Sequence[Path]) -> list[str | None]:
-    """Return for each file of a dataset the split that its name says (see `split_of`), or None.
+    """Return for each file of a dataset the split that its name says ("train", "dev" or "heldout"),
+    or None.
 
     "train" counts only if another file is "heldout" or "dev". A training file alone says nothing:
     the push then holds out some of its rows.
@@ -253,7 +255,7 @@ def _read_jsonl(data: DataFile) -> None:
             if content is None:
                 data.bad.append(BadRow(line, TOO_LONG))
             else:
-                _add_row(data, line, lambda raw=content: _loads(raw.decode("utf-8")))
+                _add_row(data, line, partial(_parse_json_bytes, content))
 
 
 def jsonl_lines(
@@ -269,9 +271,13 @@ def jsonl_lines(
     # Read as bytes, so that a line that is not UTF-8 spoils only itself.
     line_number = first_line - 1
     offset = file.tell()
-    while offset < end and (line := file.readline(MAX_ROW_BYTES + 1)):  # + 1: to notice longer ones
+    while offset < end:
+        line = file.readline(MAX_ROW_BYTES + 1)  # + 1: to notice longer ones
+        if not line:  # the end of the file
+            return
         line_number += 1
-        start, offset = offset, offset + len(line)
+        start = offset
+        offset += len(line)
         if len(line) > MAX_ROW_BYTES:
             if not line.endswith(b"\n"):
                 offset += _skip_line(file)
@@ -297,7 +303,7 @@ def _skip_line(file: BinaryIO) -> int:
 def parse_line(content: bytes) -> JsonObject:
     """Return the row in one line of JSONL. Raises ValueError if the line is not a JSON object."""
     try:
-        row = _loads(content.removeprefix(_BYTE_ORDER_MARK).decode("utf-8"))
+        row = _parse_json_bytes(content.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError) as error:
         raise ValueError(_fault_of(error)) from error
     if not isinstance(row, dict):
@@ -327,11 +333,11 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
     `text` is the whole file, `position` the index of the first character behind the opening
     bracket. At the first error the reason is added to `data.bad` and reading stops.
     """
-    decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=refuse_constant)
     cursor = _Cursor(text)
     cursor.move_to(position)  # every `move_to` also skips the white space that follows
-    is_end = cursor.is_before("]")  # an empty list
-    while not is_end:
+    at_end_of_list = cursor.is_before("]")  # an empty list
+    while not at_end_of_list:
         try:
             value, end = decoder.raw_decode(text, cursor.position)
         except (ValueError, RecursionError) as error:
@@ -339,8 +345,8 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
             return
         yield cursor.line, value
         cursor.move_to(end)
-        is_end = cursor.is_before("]")
-        if not is_end:
+        at_end_of_list = cursor.is_before("]")
+        if not at_end_of_list:
             if not cursor.is_before(","):
                 missing = "a comma or ] is missing here; the rest is not read"
                 data.bad.append(BadRow(cursor.line, missing))
@@ -351,8 +357,11 @@ def _elements(text: str, position: int, data: DataFile) -> Iterator[tuple[int, A
 
 
 def _bad_element(error: ValueError | RecursionError, first_line: int) -> BadRow:
-    """Return the bad row for a JSON list element that begins on `first_line` and raised `error`."""
-    # Other errors know no line, so the first line of the element is named.
+    """Return the bad row for an element of a JSON list whose decoding raised `error`.
+
+    `first_line` is the line on which the element begins.
+    """
+    # Other errors than JSONDecodeError know no line, so the element's first line is named.
     fault_line = error.lineno if isinstance(error, json.JSONDecodeError) else first_line
     return BadRow(fault_line, f"{_fault_of(error)}; the rest is not read")
 
@@ -375,7 +384,7 @@ class _Cursor:
         self.position = position
 
     def is_before(self, character: str) -> bool:
-        """Whether the text at this position begins with `character`."""
+        """Whether `character` is the one at this position; False at the end of the text."""
         return self._text.startswith(character, self.position)
 
 
@@ -408,7 +417,7 @@ def _add_csv_rows(data: DataFile, text: str) -> None:
             if len(set(header)) < len(header):
                 raise _unusable_file(data.path, f"the header names a column twice: {header}")
         elif any(cell.strip() for cell in cells):  # not a blank line
-            _add_row(data, line, lambda cells=cells, header=header: _csv_row(header, cells))
+            _add_row(data, line, partial(_csv_row, header, cells))
 
 
 def _csv_lines(text: str, delimiter: str, data: DataFile) -> Iterator[tuple[int, list[str]]]:
@@ -431,18 +440,20 @@ def _csv_row(header: Sequence[str], cells: Sequence[str]) -> JsonObject:
     """Return the row in the cells of one CSV line, as column -> text or parsed JSON.
 
     Cells of the columns messages, conversations, tools and metadata are parsed as JSON if they
-    begin with [ or {. Empty cells are left out, unless the rest has no known shape: then all are
-    kept, so that the error can name the empty one. Raises ValueError for a wrong number of cells or
-    bad JSON.
+    begin with [ or {. Empty cells are left out, unless the filled ones alone make no row that can
+    be read: then all are kept, so that the error can name the empty one. Raises ValueError for a
+    wrong number of cells or bad JSON.
     """
     if len(cells) != len(header):
         raise ValueError(f"{len(cells)} cells, but the header has {len(header)}")
     row: JsonObject = dict(zip(header, cells, strict=True))
     for name in ("messages", "conversations", "tools", "metadata"):
-        if isinstance(row.get(name), str) and row[name].lstrip()[:1] in ("[", "{"):
-            row[name] = _loads(row[name])
+        cell = row.get(name)
+        if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
+            row[name] = parse_strictly(cell)
     filled = {name: value for name, value in row.items() if value != ""}
-    return filled if shape_of(filled) else row
+    has_known_shape = shape_of(filled) != ""
+    return filled if has_known_shape else row
 
 
 def _read_parquet(data: DataFile) -> None:
@@ -465,16 +476,19 @@ def _read_parquet(data: DataFile) -> None:
             for batch in file.iter_batches(PARQUET_ROWS):  # a whole table takes far more memory
                 for row in batch.to_pylist():
                     number += 1
-                    # Through JSON and back: values that JSON cannot hold make a bad row.
-                    _add_row(data, number, lambda row=row: json.loads(_to_json(row)))
+                    _add_row(data, number, partial(_json_row_of_parquet, row))
     except (pyarrow.ArrowException, ValueError) as error:
         raise _unusable_file(data.path, f"is no readable parquet: {error}") from error
 
 
-def _to_json(row: JsonObject) -> str:
-    """Return a parquet row as JSON text, without the null keys inside its values: in parquet every
-    message of a column has the key `tool_calls`, null if the message makes no call."""
-    return json.dumps({key: _without_null(row[key]) for key in row}, allow_nan=False)
+def _json_row_of_parquet(row: JsonObject) -> Any:
+    """Return a parquet row as plain JSON values, without the null keys inside its values.
+
+    In parquet every message of a column has the key `tool_calls`, null if the message makes no
+    call. Raises TypeError or ValueError for a value that JSON cannot hold, such as a date or NaN.
+    """
+    columns = {name: _without_null(value) for name, value in row.items()}
+    return json.loads(json.dumps(columns, allow_nan=False))  # there and back, to find such values
 
 
 def _without_null(value: Any) -> Any:
@@ -487,8 +501,11 @@ def _without_null(value: Any) -> Any:
 
 
 def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
-    """Append the row that `parse` returns to `data.rows`, or its fault to `data.bad`. The row must
-    be an object. `parse` is a function so that errors of all formats are caught here."""
+    """Append the row that `parse` returns to `data.rows`; if it raises or returns no object, append
+    the fault to `data.bad`.
+
+    `parse` is a function, so that the errors of all formats are caught in this one place.
+    """
     try:
         row = parse()
         if not isinstance(row, dict):
@@ -499,24 +516,10 @@ def _add_row(data: DataFile, line: int, parse: Callable[[], Any]) -> None:
         data.bad.append(BadRow(line, _fault_of(error)))
 
 
-def _loads(text: str) -> Any:
-    """Parse JSON strictly. Raises ValueError for bad JSON, a repeated key, NaN or infinity."""
-    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
-    """Return the object with these (key, value) pairs. Raises ValueError if a key occurs twice."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated_key = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {repeated_key!r} occurs twice")
-    return row
-
-
-def _no_constant(name: str) -> Any:
-    """Raise ValueError; the JSON decoder calls this for NaN and the infinities."""
-    raise ValueError(f"{name} is no JSON number")
+def _parse_json_bytes(content: bytes) -> Any:
+    """Parse UTF-8 bytes as JSON. Raises ValueError if they are no UTF-8 or no JSON, or hold a
+    repeated key, NaN or infinity."""
+    return parse_strictly(content.decode("utf-8"))
 
 
 def _fault_of(error: BaseException) -> str:
@@ -535,24 +538,24 @@ def _bad_lines_error(files: Sequence[DataFile]) -> EnvProblem:
     """Return the error that lists the bad lines of all `files`; there must be at least one.
 
     For example "2 of 9 rows cannot be read: line 3: input is empty; line 7: is nested too deep". Up
-    to SHOWN lines are named, fewer if the text grows too long. The error's file and line are those
-    of the first bad line.
+    to SHOWN (20) lines are named, fewer if the text grows too long. The error's file and line are
+    those of the first bad line.
     """
-    faulty = [data for data in files if data.bad]
+    faulty_files = [data for data in files if data.bad]
     faults: list[tuple[DataFile, BadRow]] = []
-    for data in faulty:
+    for data in faulty_files:
         by_line = sorted(data.bad, key=lambda row: row.line)
         faults += [(data, row) for row in by_line]
-    texts = _fault_texts(faults[:SHOWN], name_files=len(faulty) > 1)
+    texts = _fault_texts(faults[:SHOWN], name_files=len(faulty_files) > 1)
     more = f"; and {len(faults) - len(texts)} more" if len(faults) > len(texts) else ""
     row_count = sum(_count_lines(data) for data in files)
-    data, first = faults[0]
+    first_file, first_fault = faults[0]
     return EnvProblem(
         "DATASET_INVALID",
         f"{len(faults)} of {row_count} rows cannot be read: {'; '.join(texts)}{more}",
         hint="Correct or remove those lines.",
-        file=_path_in_environment(data.path),
-        line=first.line,
+        file=_path_in_environment(first_file.path),
+        line=first_fault.line,
     )
 
 

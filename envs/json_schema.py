@@ -85,7 +85,8 @@ def _type_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]
     for name in names:
         if name not in TYPES:
             raise ValueError(f"the schema names an unknown type: {name!r}")
-    if names and not any(TYPES[name](value) for name in names):
+    has_a_type = any(TYPES[name](value) for name in names)  # TYPES: name -> whether a value is one
+    if names and not has_a_type:
         return [f"{place}: not of type {' or '.join(names)}"]
     return []
 
@@ -104,17 +105,18 @@ def _choice_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[st
 
 
 def _bound_errors(value: Any, schema: Mapping[str, Any], place: str) -> list[str]:
-    """Return one fault for each bound of the schema, such as `minimum` or `maxLength`, that is
-    broken.
+    """Return one fault for each bound of the schema, such as `minimum` or `maxLength`, that `value`
+    breaks, e.g. ["$.age: minimum is 0"].
 
     `place` is the path of the value in the whole document, for the text of the fault.
     """
-    return [
-        f"{place}: {name} is {schema[name]}"
-        for name, (kind, fits) in BOUNDS.items()
+    errors: list[str] = []
+    for name, (bounded_type, is_within) in BOUNDS.items():
         # A bound says nothing about a value of another type: `minimum` ignores a string.
-        if name in schema and TYPES[kind](value) and not fits(value, schema[name])
-    ]
+        applies = name in schema and TYPES[bounded_type](value)
+        if applies and not is_within(value, schema[name]):
+            errors.append(f"{place}: {name} is {schema[name]}")
+    return errors
 
 
 def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: str) -> list[str]:
@@ -130,7 +132,8 @@ def _object_errors(value: Mapping[str, Any], schema: Mapping[str, Any], place: s
     ]
     additional = schema.get("additionalProperties", True)
     for name, item in value.items():
-        errors += schema_errors(item, properties.get(name, additional), f"{place}.{name}")
+        item_schema = properties.get(name, additional)
+        errors += schema_errors(item, item_schema, f"{place}.{name}")
     return errors
 
 
@@ -174,15 +177,15 @@ def _is_number(value: Any) -> bool:
 def _canonical(value: Any) -> str:
     """Return a text that is the same for equal JSON values: for 1 and 1.0, but not for 1 and
     true."""
+    return json.dumps(_with_whole_floats_as_integers(value), sort_keys=True)
 
-    def plain(item: Any) -> Any:
-        """Return the value with whole floats as integers, at every depth."""
-        if isinstance(item, float) and item.is_integer():
-            return int(item)
-        if isinstance(item, list):
-            return [plain(element) for element in item]
-        if isinstance(item, dict):
-            return {key: plain(value) for key, value in item.items()}
-        return item
 
-    return json.dumps(plain(value), sort_keys=True)
+def _with_whole_floats_as_integers(value: Any) -> Any:
+    """Return a copy of a JSON value in which 1.0 is 1, at every depth."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_with_whole_floats_as_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_whole_floats_as_integers(item) for key, item in value.items()}
+    return value

@@ -1,9 +1,11 @@
-"""JSON objects that pass between an env process, its client and the stored versions, by name.
+"""JSON objects that pass between an env process, its client and the stored versions, by name; and
+the strict reading of JSON, which refuses what `json` lets pass.
 
 Their values are the environment's own, so they stay plain JSON; each is checked where it enters
 (`envs/host/process.py`). Standard library only.
 """
 
+import json
 from typing import Any, NotRequired, TypedDict
 
 # A JSON object that somebody else gives a shape: a row of a data file, metadata of a task,
@@ -56,3 +58,27 @@ class ScoreReply(TypedDict):
     lost: NotRequired[bool]
     reason: NotRequired[str]
     parts: NotRequired[dict[str, list[float]]]
+
+
+def parse_strictly(text: str) -> Any:
+    """Parse JSON. Raises ValueError for bad JSON, a repeated key, NaN or infinity."""
+    return json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse_constant)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> JsonObject:
+    """Return the object with these (key, value) pairs. Raises ValueError if a key occurs twice.
+
+    The JSON decoder calls this for each object (`object_pairs_hook`).
+    """
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated_key = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated_key!r} occurs twice")
+    return row
+
+
+def refuse_constant(name: str) -> Any:
+    """Raise ValueError. The JSON decoder calls this for NaN and the infinities
+    (`parse_constant`)."""
+    raise ValueError(f"{name} is no JSON number")

@@ -102,18 +102,24 @@ class Judge:
     _name: str = ""
 
     def __post_init__(self) -> None:
-        """Fill in what the home says of an endpoint asked by name. Raises ValueError as the class
-        says."""
+        """Replace a name in `url`, such as "openai:big", by the address and model it stands for.
+
+        Raises ValueError for a url without http:// or https://, and for a name that this process
+        may not ask.
+        """
         if is_reference(self.url):
             self._fill_in_endpoint(self.url)
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a judge's url begins with http:// or https://, got {self.url!r}")
 
     def _fill_in_endpoint(self, reference: str) -> None:
-        """Become the judge that the env process reaches by the name `reference`.
+        """Set url, model, key and time limit to those of the judge with the name `reference`, as an
+        env process reaches it.
 
         Raises ValueError if this is no env process, or if it may not ask that endpoint.
         """
+        # The parent of an env process puts what may be asked into the variable NAMES, as JSON, and
+        # the address of the relay that passes questions on into PLACE.
         known_endpoints = json.loads(os.environ.get(NAMES, "{}"))
         name = path_name(reference)
         if name not in known_endpoints:
@@ -146,12 +152,12 @@ class Judge:
                 'or "model:REF"'
             )
         for name, value in table.items():
-            kind = _JUDGE_TYPES.get(name)
-            if kind is None:
+            expected_type = _JUDGE_TYPES.get(name)
+            if expected_type is None:
                 raise ValueError(
                     f"{path}: [judge] has no {name!r}; known: {', '.join(_JUDGE_TYPES)}"
                 )
-            if not isinstance(value, kind) or isinstance(value, bool):
+            if not isinstance(value, expected_type) or isinstance(value, bool):
                 raise ValueError(f"{path}: {name} of [judge] cannot be {value!r}")
         key = None
         if "key" in table:  # the name of a variable, so that no secret stands in the file
@@ -160,16 +166,16 @@ class Judge:
 
     @property
     def judge_hash(self) -> str:
-        """A hash of the judge's url and model. A calibration is valid only for the judge with the
-        same hash."""
+        """A hash of the judge's url and model, 16 hexadecimal digits. A calibration is valid only
+        for the judge with the same hash."""
         return self._identity or judge_hash(self.url, self.model)
 
     @staticmethod
     def named(
         reference: str, url: str, model: str, identity: str, key: str | None = None
     ) -> "Judge":
-        """Return the judge `reference`, such as "model:pebble", that is asked outside an env
-        process at this url. `identity` is its `judge_hash`."""
+        """Return a judge with the name `reference`, such as "model:pebble", that is asked directly
+        at this url, outside an env process. `identity` is its `judge_hash`."""
         judge = Judge(url, model, key=key, timeout_s=120.0)
         judge._identity, judge._name = identity, reference
         return judge
@@ -186,9 +192,8 @@ class Judge:
         Raises JudgeError if the model cannot be reached, if the run allows no more judge calls, or
         if the reply holds no verdict.
         """
-        return self._cached_verdict(
-            _question(criteria, task, completion), lambda reply: _verdict_in(reply, criteria)
-        )
+        question = _question(criteria, task, completion)
+        return self._cached_verdict(question, lambda reply: _verdict_in(reply, criteria))
 
     def rank(
         self, criteria: Sequence[Criterion], task: Task, completions: Sequence[str]
@@ -201,9 +206,12 @@ class Judge:
         no verdict.
         """
         forward = self._grades_in_this_order(criteria, task, completions)
-        backward = self._grades_in_this_order(criteria, task, completions[::-1])[::-1]
-        pairs = zip(forward, backward, strict=True)
-        return [(grade + grade_backward) / 2 for grade, grade_backward in pairs]
+        of_reversed = self._grades_in_this_order(criteria, task, completions[::-1])
+        backward = of_reversed[::-1]  # in the order of `completions` again
+        return [
+            (grade + grade_backward) / 2
+            for grade, grade_backward in zip(forward, backward, strict=True)
+        ]
 
     def prefers_first(
         self, criteria: Sequence[Criterion], task: Task, first: str, second: str
@@ -222,27 +230,28 @@ class Judge:
     ) -> list[float]:
         """Return the model's value (0 to 1) for each completion, asked once with the completions in
         this order."""
+        # The question numbers the completions from 1 on; the verdict has a grade by each number.
         names = [str(number) for number in range(1, len(completions) + 1)]
-        verdict = self._cached_verdict(
-            _comparison(criteria, task, completions), lambda reply: _numbers_in(reply, names)
-        )
+        question = _comparison(criteria, task, completions)
+        verdict = self._cached_verdict(question, lambda reply: _grades_in(reply, names))
         return [verdict[name] for name in names]
 
     def _cached_verdict(
-        self, messages: list[dict[str, str]], read: Callable[[str], dict[str, float]]
+        self, messages: list[dict[str, str]], read_reply: Callable[[str], dict[str, float]]
     ) -> dict[str, float]:
-        """Return the verdict on a question: from memory, from the cache folder, or else from the
-        model.
+        """Return the verdict on a question (name -> value from 0 to 1): from memory, from the cache
+        folder, or else from the model.
 
-        `messages` is the question; `read` parses the model's reply into name -> value.
+        `messages` is the question; `read_reply` makes the verdict of the text of the model's reply.
+        Raises JudgeError if the model gives none.
         """
-        # The port of a named one is another in every process.
+        # A judge asked by name has another port, so another url, in every process.
         judge_identity = self._identity or self.url
         question = json.dumps([judge_identity, self.model, messages], sort_keys=True)
         question_hash = hashlib.sha256(question.encode()).hexdigest()
         verdict = self._verdicts.get(question_hash) or self._read_cached(question_hash)
         if verdict is None:
-            verdict = read(self._ask(messages))
+            verdict = read_reply(self._ask(messages))
             self._write_cached(question_hash, verdict)
         else:
             METER.count(JudgeUse(cached=1))
@@ -260,10 +269,12 @@ class Judge:
         for attempt in range(self.retries + 1):
             if not METER.admit():
                 raise JudgeError("the run allows no more calls (max_judge_calls, max_judge_cost)")
-            METER.count(JudgeUse(retries=float(attempt > 0)))
+            is_retry = attempt > 0
+            METER.count(JudgeUse(retries=float(is_retry)))
             try:
                 return self._reply_to(request)
             except urllib.error.HTTPError as error:
+                # The relay, which is asked in place of a judge with a name, counts calls itself.
                 if self._name and error.code == SPENT:
                     raise JudgeError("the run allows no more calls") from error
                 if error.code not in RETRY_STATUS or attempt == self.retries:
@@ -297,8 +308,10 @@ class Judge:
         )
 
     def _count(self, reply: Any, seconds: float) -> None:
-        """Count an answered request, its time, and the tokens and money that its `usage` says it
-        took."""
+        """Count an answered request that took `seconds`, with its tokens and money.
+
+        `reply` is the JSON object of the chat API; its `usage` says how many tokens it took.
+        """
         usage = reply.get("usage") or {}
         prompt = int(usage.get("prompt_tokens") or 0)
         completion = int(usage.get("completion_tokens") or 0)
@@ -306,7 +319,7 @@ class Judge:
         self.calls += 1
         self.tokens += tokens
         if self._name:
-            return  # it is counted where the call leaves the box, by the prices of the home
+            return  # the relay counts a judge with a name, by the prices in the home's config.toml
         cost = (prompt * self.prompt_price + completion * self.completion_price) / 1e6
         METER.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
 
@@ -334,7 +347,8 @@ class Judge:
 
 
 def judge_hash(url: str, model: str) -> str:
-    """Return the hash by which judges are told apart (`Judge.judge_hash`)."""
+    """Return the hash by which judges are told apart: 16 hexadecimal digits, equal for the same url
+    and model."""
     return hashlib.sha256(json.dumps([url, model]).encode()).hexdigest()[:16]
 
 
@@ -418,8 +432,9 @@ def _verdict_in(reply: str, criteria: Sequence[Criterion]) -> dict[str, float]:
     return verdict
 
 
-def _numbers_in(reply: str, names: Sequence[str]) -> dict[str, float]:
-    """Parse the JSON object in a judge's reply; returns name -> value from 0 to 1 for all `names`.
+def _grades_in(reply: str, names: Sequence[str]) -> dict[str, float]:
+    """Parse the JSON object in a judge's reply that compares answers; returns name of the answer ->
+    value from 0 to 1 for all `names`.
 
     Raises JudgeError if there is no object, or if a name has no number from 0 to 1 in it.
     """
@@ -428,10 +443,11 @@ def _numbers_in(reply: str, names: Sequence[str]) -> dict[str, float]:
 
 
 def _object_in(reply: str) -> Mapping[str, Any]:
-    """Return the JSON object in a reply. Raises JudgeError if there is none."""
-    match = re.search(r"\{.*\}", reply, re.DOTALL)  # from the first brace to the last
+    """Return the JSON object in a judge's reply, around which other text may stand. Raises
+    JudgeError if there is none."""
+    braces = re.search(r"\{.*\}", reply, re.DOTALL)  # from the first brace to the last
     try:
-        data = json.loads(match.group()) if match else None
+        data = json.loads(braces.group()) if braces else None
     except (ValueError, RecursionError):  # no JSON, or nested too deep
         data = None
     if not isinstance(data, dict):

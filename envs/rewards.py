@@ -19,6 +19,7 @@ from typing import Any
 from envs.base import Score
 from envs.code_tests import code
 from envs.json_schema import schema_errors
+from envs.json_types import refuse_constant
 
 __all__ = [
     "choice",
@@ -49,7 +50,8 @@ def combine(
     require: Sequence[str] = (),
     success_at: float = 1.0,
 ) -> Score:
-    """Combine named parts into a score: their weighted mean, or 0 if a required part is below 1.
+    """Combine named parts into a score. The reward is their weighted mean, or 0 if a required part
+    is below 1.
 
     Args:
         parts: name -> (weight, value from 0 to 1), at least one; the values become metrics.
@@ -62,7 +64,7 @@ def combine(
     no parts.
     """
     _check_parts(parts, require)
-    metrics = {name: float(value) for name, (_, value) in parts.items()}
+    metrics = {name: float(value) for name, (_weight, value) in parts.items()}
     required_met = all(metrics[name] >= 1.0 for name in require)
     reward = _weighted_mean(parts.values())
     if not required_met:
@@ -76,15 +78,15 @@ def combine(
 def _check_parts(parts: Mapping[str, tuple[float, float]], require: Sequence[str]) -> None:
     """Raise ValueError if a weight is not above 0, if a required name is not a part, or if there
     are no parts."""
-    has_unknown = any(name not in parts for name in require)
-    has_low_weight = any(weight <= 0 for weight, _ in parts.values())
-    if has_unknown or has_low_weight or not parts:
+    requires_unknown = any(name not in parts for name in require)
+    has_low_weight = any(weight <= 0 for weight, _value in parts.values())
+    if requires_unknown or has_low_weight or not parts:
         raise ValueError(f"parts need weights above 0 and the required names {list(require)}")
 
 
 def _weighted_mean(weighted_values: Collection[tuple[float, float]]) -> float:
     """Return the weighted mean of (weight, value) pairs; there must be at least one."""
-    total_weight = math.fsum(weight for weight, _ in weighted_values)
+    total_weight = math.fsum(weight for weight, _value in weighted_values)
     return math.fsum(weight * value for weight, value in weighted_values) / total_weight
 
 
@@ -158,16 +160,18 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> int | float | None:
-    """Return the last number in `text`; None if it contains none.
+    """Return the last number in `text`, an int if it has neither point nor exponent; None if the
+    text contains no number.
 
     Do not use this as a scorer, because "it is not 7" ends with 7 too; use `number`.
     """
     numbers = NUMBER.findall(text)
     if not numbers:
         return None
-    digits = numbers[-1].replace(",", "")
+    last = numbers[-1].replace(",", "")
     # int() refuses thousands of digits; float() makes infinity of them.
-    return int(digits) if re.fullmatch(r"[-+]?\d{1,300}", digits) else float(digits)
+    is_short_integer = re.fullmatch(r"[-+]?\d{1,300}", last) is not None
+    return int(last) if is_short_integer else float(last)
 
 
 def choice(completion: str, expected: str, options: str | Mapping[str, str] = "ABCD") -> float:
@@ -188,7 +192,7 @@ def choice(completion: str, expected: str, options: str | Mapping[str, str] = "A
     return float(_is_option(answer, expected, str(options[expected])))
 
 
-def _is_option(answer: str, letter: str, text: str) -> bool:
+def _is_option(answer: str, letter: str, option: str) -> bool:
     """Whether an answer is the text of an option, possibly after the option's letter, as in "b)
     red".
 
@@ -196,7 +200,7 @@ def _is_option(answer: str, letter: str, text: str) -> bool:
     """
     # Lower case like the two texts below; casefold changes nothing in this pattern but the letter.
     letter_prefix = rf"(?:[(\[]?{re.escape(letter)}[)\].:]\s*)?".casefold()
-    option_text = " ".join(text.split()).casefold().rstrip(".")
+    option_text = " ".join(option.split()).casefold().rstrip(".")
     answer_text = " ".join(answer.split()).casefold().rstrip(".")
     return re.fullmatch(letter_prefix + re.escape(option_text), answer_text) is not None
 
@@ -223,12 +227,13 @@ def json_value(completion: str) -> Any:
     deep.
     """
     text = completion.strip()
-    blocks = FENCE.findall(text)
+    fenced_blocks = FENCE.findall(text)
     # Only a block that is the whole completion: text around it would hide other answers.
-    if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
-        text = blocks[0]
+    is_one_block = len(fenced_blocks) == 1 and text.startswith("```") and text.endswith("```")
+    if is_one_block:
+        text = fenced_blocks[0]
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=refuse_constant)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
@@ -305,8 +310,3 @@ def _inside_braces(text: str, start: int) -> str | None:
             words_follow = re.search(r"\w", text[position + 1 :])
             return text[start:] if words_follow else text[start:position]
     return None
-
-
-def _no_constant(name: str) -> Any:
-    """Raise ValueError; the JSON decoder calls this for NaN and the infinities."""
-    raise ValueError(f"{name} is no JSON number")

@@ -59,10 +59,11 @@ def shape_of(row: JsonObject) -> str:
       preference (a better and a worse answer)
     - "": none of these
     """
-    shape = _plain_shape(row)
-    has_answer = "/" in shape or (shape in CHATS and _ends_with_assistant(row[shape]))
+    shape = _shape_without_preference(row)
+    names_answer_key = "/" in shape
+    is_answered_chat = shape in CHATS and _ends_with_assistant(row[shape])
     # A row with an answer of its own is no preference, whatever `chosen` and `rejected` hold.
-    if has_answer:
+    if names_answer_key or is_answered_chat:
         return shape
     return _preference_shape(row) or shape
 
@@ -73,18 +74,23 @@ def _preference_shape(row: JsonObject) -> str:
     if _has_value(row.get("preferred_output")) and _has_value(row.get("non_preferred_output")):
         return PREFERENCE_OPENAI
     if _has_value(row.get(CHOSEN)) and _has_value(row.get(REJECTED)):
-        return PREFERENCE if _prompt_key(row) else PREFERENCE_CHATS
+        has_prompt = _prompt_key(row) != ""
+        return PREFERENCE if has_prompt else PREFERENCE_CHATS
     return ""
 
 
 def _ends_with_assistant(chat: list[Any]) -> bool:
-    """Whether the last message of a chat (OpenAI's or ShareGPT's format) is the assistant's."""
-    last = chat[-1] if chat and isinstance(chat[-1], dict) else {}
-    role = last.get("role") or SHAREGPT.get(str(last.get("from")))
+    """Whether the last message of a chat (OpenAI's or ShareGPT's format) is the assistant's; False
+    for an empty chat."""
+    if not chat or not isinstance(chat[-1], dict):
+        return False
+    last_message = chat[-1]
+    # OpenAI's messages have a role, those of ShareGPT a speaker under "from".
+    role = last_message.get("role") or SHAREGPT.get(str(last_message.get("from")))
     return role == "assistant"
 
 
-def _plain_shape(row: JsonObject) -> str:
+def _shape_without_preference(row: JsonObject) -> str:
     """Return the name of a row's shape, made of the keys that hold its prompt and its answer.
 
     The keys `chosen` and `rejected` are ignored here. Returns "" if the row has no prompt.
@@ -92,7 +98,7 @@ def _plain_shape(row: JsonObject) -> str:
     for chat_key in CHATS:
         if isinstance(row.get(chat_key), list):
             return chat_key
-    for prompt_key, answer_keys in PAIRS:
+    for prompt_key, answer_keys in PAIRS:  # such as ("question", ("answer",))
         if not _has_value(row.get(prompt_key)):
             continue
         for answer_key in answer_keys:
@@ -116,25 +122,25 @@ def to_task(row: JsonObject, default_id: str, split: str | None = None) -> Task:
     shape = shape_of(row)
     _refuse_untrainable(row, shape)
     if shape in (PREFERENCE, PREFERENCE_CHATS, PREFERENCE_OPENAI):
-        prompt, pair, used_keys = _preference(row, shape)
+        prompt, preference, used_keys = _read_preference(row, shape)
         answer = None
     else:
         prompt, answer, used_keys = _prompt_and_answer(row, shape)
-        pair = _pair_beside_answer(row)  # a preference in a row that also has an answer
-    metadata = _metadata(row)
+        preference = _preference_beside_answer(row)
+    metadata = _row_metadata(row)
     unused = _unused_values(row, shape, used_keys)
-    task_split = row.get("split") if _has_value(row.get("split")) else split
+    row_names_split = _has_value(row.get("split"))
     return Task(
         _task_id(row, default_id),
         prompt,
         answer=answer,
-        split=task_split,
-        metadata=unused | metadata | pair,
-        group=_group(row),
+        split=row["split"] if row_names_split else split,
+        metadata=unused | metadata | preference,
+        group=_row_group(row),
     )
 
 
-def _group(row: JsonObject) -> str:
+def _row_group(row: JsonObject) -> str:
     """Return the group that the row names; "" if it names none. The value stays in the metadata
     too.
 
@@ -164,7 +170,7 @@ def _unused_values(row: JsonObject, shape: str, used_keys: set[str]) -> JsonObje
     return unused
 
 
-def _metadata(row: JsonObject) -> JsonObject:
+def _row_metadata(row: JsonObject) -> JsonObject:
     """Return the row's own `metadata`; {} if it has none. Raises ValueError if it is not an
     object."""
     metadata = row.get("metadata")
@@ -178,7 +184,7 @@ def _metadata(row: JsonObject) -> JsonObject:
 def _tools_value(row: JsonObject, shape: str) -> Any:
     """Return the row's unchecked value for the tools of its task; empty or None if it has none."""
     tools = row.get("tools")
-    if shape == PREFERENCE_OPENAI:  # OpenAI's rows may hold the tools beside the prompt, in "input"
+    if shape == PREFERENCE_OPENAI:  # these rows may hold the tools beside the prompt, in "input"
         return tools or row["input"].get("tools")
     return tools
 
@@ -203,8 +209,9 @@ def _refuse_untrainable(row: JsonObject, shape: str) -> None:
     """
     if not shape and isinstance(row.get("text"), str) and row["text"]:
         raise ValueError(_plain_text_message(row["text"]))
-    if not shape and (_has_value(row.get(CHOSEN)) or _has_value(row.get(REJECTED))):
-        missing = REJECTED if _has_value(row.get(CHOSEN)) else CHOSEN
+    has_chosen, has_rejected = _has_value(row.get(CHOSEN)), _has_value(row.get(REJECTED))
+    if not shape and (has_chosen or has_rejected):
+        missing = REJECTED if has_chosen else CHOSEN
         raise ValueError(f"a preference needs chosen and rejected; {missing} is missing")
     has_prompt_and_answer = "/" in shape
     if isinstance(row.get("label"), bool) and has_prompt_and_answer:
@@ -222,7 +229,7 @@ def _plain_text_message(text: str) -> str:
     return f"text {reason}: write prompt and completion, or messages"
 
 
-def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
+def _read_preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]:
     """Read a preference row: a prompt and two answers to it, one better than the other.
 
     Returns the prompt (a string or messages), the answers as {"chosen": messages, "rejected":
@@ -232,20 +239,21 @@ def _preference(row: JsonObject, shape: str) -> tuple[Any, JsonObject, set[str]]
     Raises ValueError if an answer is not the assistant's, if both answers are equal, or if the row
     has no prompt of its own and its two chats have no common beginning.
     """
-    answer_keys = (CHOSEN, REJECTED)
+    better_key, worse_key = CHOSEN, REJECTED
     if shape == PREFERENCE_OPENAI:
-        answer_keys = ("preferred_output", "non_preferred_output")
+        better_key, worse_key = "preferred_output", "non_preferred_output"
     prompt, prompt_keys = _preference_prompt(row, shape)
-    answers = [_answer_messages(row[key], key) for key in answer_keys]
+    better = _answer_messages(row[better_key], better_key)
+    worse = _answer_messages(row[worse_key], worse_key)
     # Without a prompt of its own the row holds two whole chats, which begin with the prompt.
     if prompt is None:
-        prompt = _common_start(answers[0], answers[1])
+        prompt = _common_start(better, worse)
     prompt_messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
-    chosen = _after_prompt(answers[0], prompt_messages, answer_keys[0])
-    rejected = _after_prompt(answers[1], prompt_messages, answer_keys[1])
+    chosen = _after_prompt(better, prompt_messages, better_key)
+    rejected = _after_prompt(worse, prompt_messages, worse_key)
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same answer")
-    return prompt, {CHOSEN: chosen, REJECTED: rejected}, prompt_keys | {*answer_keys}
+    return prompt, {CHOSEN: chosen, REJECTED: rejected}, prompt_keys | {better_key, worse_key}
 
 
 def _after_prompt(answer: list[Message], prompt: list[Message], key: str) -> list[ChatMessage]:
@@ -270,13 +278,13 @@ def _preference_prompt(row: JsonObject, shape: str) -> tuple[Any, set[str]]:
     if shape == PREFERENCE_OPENAI:
         if not isinstance(row.get("input"), dict):
             raise ValueError("input is an object with messages beside preferred_output")
-        return _messages(row["input"].get("messages"), "input.messages"), {"input"}
+        return _parsed_messages(row["input"].get("messages"), "input.messages"), {"input"}
     prompt_key = _prompt_key(row)
     if not prompt_key:
         return None, set()
     if prompt_key in CHATS:
-        return _messages(row[prompt_key], prompt_key), {prompt_key}
-    return _prompt_of(row, prompt_key)
+        return _parsed_messages(row[prompt_key], prompt_key), {prompt_key}
+    return _read_prompt(row, prompt_key)
 
 
 def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Message]:
@@ -293,29 +301,30 @@ def _without_prompt(answer: list[Message], prompt: list[Message]) -> list[Messag
     return answer
 
 
-def _pair_beside_answer(row: JsonObject) -> JsonObject:
-    """Return the chosen and the rejected answer of a row that also has an answer of its own.
+def _preference_beside_answer(row: JsonObject) -> JsonObject:
+    """Return the preference of a row that also has an answer of its own: {"chosen": messages,
+    "rejected": messages} in plain dicts.
 
-    Returns {} if the row has no such pair or if the pair cannot be read: those values then stay
-    ordinary metadata.
+    Returns {} if the row has no preference or if it cannot be read: its values then stay ordinary
+    metadata.
     """
     shape = _preference_shape(row)
     if not shape:
         return {}
     try:
-        _prompt, pair, _used = _preference(row, shape)
+        _prompt, preference, _used_keys = _read_preference(row, shape)
     except ValueError:
         return {}
-    return pair
+    return preference
 
 
 def _answer_messages(value: Any, key: str) -> list[Message]:
     """Return one answer of a preference as messages. Raises ValueError unless it is text or
     messages."""
     if isinstance(value, dict):  # ShareGPT's pairs hold a single message
-        return [_message(value)]
+        return [_parsed_message(value)]
     if isinstance(value, list):
-        return _messages(value, key)
+        return _parsed_messages(value, key)
     text = _text_or_chat(value, key)
     assert isinstance(text, str)  # a list was handled above
     return [Message("assistant", text)]
@@ -327,8 +336,9 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
     Assistant messages at the end of this common part belong to the answers and are left out. Raises
     ValueError if nothing remains, because then the prompt is missing.
     """
-    count = 0  # how many messages both chats have in common
-    while count < min(len(chosen), len(rejected)) and chosen[count] == rejected[count]:
+    shorter = min(len(chosen), len(rejected))
+    count = 0  # how many messages the prompt has
+    while count < shorter and chosen[count] == rejected[count]:
         count += 1
     while count and chosen[count - 1].role == "assistant":  # the prompt ends before an answer
         count -= 1
@@ -343,8 +353,11 @@ def _common_start(chosen: list[Message], rejected: list[Message]) -> list[Messag
 def _prompt_key(row: JsonObject) -> str:
     """Return the key that holds the prompt of a preference row; "" if the answers hold the
     prompt."""
-    keys = [*(key for key, _ in PAIRS), *CHATS]
-    return next((key for key in keys if _has_value(row.get(key))), "")
+    prompt_keys = [prompt_key for prompt_key, _answer_keys in PAIRS]
+    for key in (*prompt_keys, *CHATS):
+        if _has_value(row.get(key)):
+            return key
+    return ""
 
 
 def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]:
@@ -359,10 +372,10 @@ def _prompt_and_answer(row: JsonObject, shape: str) -> tuple[Any, Any, set[str]]
     if not shape:
         raise ValueError(_no_prompt_message(row))
     if shape in CHATS:
-        prompt, answer = _chat(row[shape])
+        prompt, answer = _split_chat(row[shape])
         return _with_system(prompt, row.get("system")), answer, {shape}
     prompt_key, _, answer_key = shape.partition("/")
-    prompt, prompt_keys = _prompt_of(row, prompt_key)
+    prompt, prompt_keys = _read_prompt(row, prompt_key)
     answer = _text_or_chat(row[answer_key], answer_key) if answer_key else None
     # Without an answer `answer_key` is "", which is harmless here because no row has that key.
     return prompt, answer, prompt_keys | {answer_key}
@@ -377,15 +390,16 @@ def _with_system(prompt: list[Message], system: Any) -> list[Message]:
 
 
 def _no_prompt_message(row: JsonObject) -> str:
-    """Return the error text for a row in which no prompt was found."""
-    empty_key = next((key for key, _ in PAIRS if key in row and not _has_value(row[key])), "")
-    if empty_key:
-        return f"{empty_key} is empty"
+    """Return the error text for a row in which no prompt was found: that the key of a prompt is
+    empty, or else which keys the row has (at most 8)."""
+    for prompt_key, _answer_keys in PAIRS:
+        if prompt_key in row and not _has_value(row[prompt_key]):
+            return f"{prompt_key} is empty"
     keys = ", ".join(sorted(row)[:8]) or "none"
     return f"no prompt found among its keys ({keys})"
 
 
-def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
+def _read_prompt(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
     """Return the prompt that the row holds under `prompt_key` (text or messages), and the keys of
     the row that went into the prompt.
 
@@ -403,7 +417,7 @@ def _prompt_of(row: JsonObject, prompt_key: str) -> tuple[Any, set[str]]:
     return prompt, prompt_keys
 
 
-def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
+def _split_chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     """Split a chat into (prompt, answer) before its first assistant message.
 
     `items` are messages in OpenAI's format ("role", "content") or ShareGPT's ("from", "value"). The
@@ -412,7 +426,7 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     Raises ValueError if the chat is empty, begins with the assistant, has an answer but does not
     end with the assistant, or holds a message that cannot be read.
     """
-    messages = [_message(item) for item in items]
+    messages = [_parsed_message(item) for item in items]
     if not messages:
         raise ValueError("messages is empty")
     roles = [message.role for message in messages]
@@ -426,18 +440,18 @@ def _chat(items: list[Any]) -> tuple[list[Message], list[Message] | None]:
     return messages[:answer_start], messages[answer_start:]
 
 
-def _messages(value: Any, key: str) -> list[Message]:
-    """Parse a list of messages in OpenAI's or ShareGPT's format.
+def _parsed_messages(value: Any, key: str) -> list[Message]:
+    """Return a list of messages in OpenAI's or ShareGPT's format as `Message` objects.
 
     Raises ValueError if `value` is not a list, is empty, or holds a message that cannot be read.
     `key` is the row's field, for the error message.
     """
     if not isinstance(value, list) or not value:
         raise ValueError(f"{key} is a list of messages")
-    return [_message(item) for item in value]
+    return [_parsed_message(item) for item in value]
 
 
-def _message(item: Any) -> Message:
+def _parsed_message(item: Any) -> Message:
     """Parse one message in OpenAI's or ShareGPT's format. Raises ValueError if it cannot be read.
 
     A ShareGPT message from `function_call` becomes an assistant message with that tool call.
@@ -464,7 +478,10 @@ def _role_of_speaker(speaker: Any) -> str:
 
 
 def _check_weight(weight: Any) -> None:
-    """Raise ValueError unless a message's `weight` is 1, which means that the message is learnt."""
+    """Raise ValueError unless a message's `weight` is 1, which means that the message is learnt.
+
+    The weight 0 (not learnt) is a known value that cannot be followed here; it gets its own text.
+    """
     if weight not in (0, 1) or isinstance(weight, bool):
         raise ValueError(f"weight is 0 or 1, got {weight!r}")
     if weight == 0:
@@ -503,7 +520,7 @@ def _text_or_chat(value: Any, key: str) -> str | list[Message]:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return [_message(item) for item in value]
+        return [_parsed_message(item) for item in value]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise ValueError(f"{key} is text or messages, got {type(value).__name__}")

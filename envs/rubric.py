@@ -38,7 +38,7 @@ from envs.json_types import JsonObject
 
 FILE = "rubric.toml"
 Check = Callable[[Task, str], float]
-_TYPES: dict[str, type | tuple[type, ...]] = {
+_CRITERION_TYPES: dict[str, type | tuple[type, ...]] = {
     "id": str,
     "description": str,
     "weight": (int, float),
@@ -97,7 +97,11 @@ class Rubric:
     """
 
     def __init__(self, *criteria: Criterion, pass_at: float = 0.999) -> None:
-        """Check the criteria. Raises ValueError as the class says."""
+        """Check and store the criteria; `pass_at` is the value from which a required one is met.
+
+        Raises ValueError for equal ids, a weight that is not above 0, a single level, or no
+        criteria.
+        """
         ids = [criterion.id for criterion in criteria]
         if not criteria or len(set(ids)) < len(ids):
             raise ValueError(f"a rubric needs criteria with ids of their own, got {ids}")
@@ -123,8 +127,9 @@ class Rubric:
         if not isinstance(tables, list) or not tables:
             raise ValueError(f"{path} has no [[criteria]]")
         try:
-            criteria = [_criterion_of(table, checks) for table in tables]
-            return Rubric(*(criterion for criterion in criteria if criterion is not None))
+            criteria = [_criterion_from_table(table, checks) for table in tables]
+            used_criteria = [criterion for criterion in criteria if criterion is not None]
+            return Rubric(*used_criteria)
         except ValueError as problem:
             raise ValueError(f"{path}: {problem}") from None
 
@@ -160,7 +165,7 @@ class Rubric:
         judge gives no verdict, or if no criterion is left. Raises ValueError if a check returns a
         value that is not from 0 to 1.
         """
-        values = {
+        values = {  # id of the criterion -> its value from 0 to 1; first those with a check
             criterion.id: _checked_value(criterion.check(task, completion))
             for criterion in self.criteria
             if criterion.check
@@ -168,7 +173,8 @@ class Rubric:
         failed = self._failed_required(self.criteria, values)
         if failed:
             reason = f"required and not met: {', '.join(failed)}"
-            return Score(0.0, False, values, reason=reason, parts=self._parts(values))
+            parts = self._parts(values)
+            return Score(0.0, success=False, metrics=values, reason=reason, parts=parts)
         if self.for_judge and judge is not None:
             try:
                 values |= judge.grade(self.for_judge, task, completion)
@@ -194,11 +200,16 @@ class Rubric:
         if not has_required:
             return Score(reward, success=reward >= self.pass_at, metrics=values, parts=parts)
         failed = self._failed_required(decided, values)
-        reason = f"required and not met: {', '.join(failed)}" if failed else ""
-        return Score(0.0 if failed else reward, not failed, values, reason=reason, parts=parts)
+        if failed:
+            reason = f"required and not met: {', '.join(failed)}"
+            return Score(0.0, success=False, metrics=values, reason=reason, parts=parts)
+        return Score(reward, success=True, metrics=values, parts=parts)
 
     def _parts(self, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-        """Return id -> (weight, value) of each decided criterion."""
+        """Return what the reward is made of: id -> (weight, value) of each decided criterion.
+
+        `values` maps the ids of the decided criteria to their values.
+        """
         return {
             criterion.id: (criterion.weight, values[criterion.id])
             for criterion in self.criteria
@@ -206,15 +217,17 @@ class Rubric:
         }
 
     def _is_met(self, criterion: Criterion, values: Mapping[str, float]) -> bool:
-        """Whether a criterion is met. One that is not in `values` is undecided and counts as
-        met."""
+        """Whether a criterion's value (in `values`, by id) reaches `pass_at`. One that is not in
+        `values` is undecided and counts as met."""
         return values.get(criterion.id, 1.0) >= self.pass_at
 
     def _failed_required(
         self, criteria: Sequence[Criterion], values: Mapping[str, float]
     ) -> list[str]:
-        """Return the ids of those criteria that are required and not met by their `values` (id ->
-        value). Criteria that are not in `values` are ignored: the judge has not decided them yet.
+        """Return the ids of those `criteria` that are required and whose value in `values` (id ->
+        value) is below `pass_at`.
+
+        Criteria that are not in `values` are left out: the judge has not decided them yet.
         """
         return [
             criterion.id
@@ -239,35 +252,37 @@ def read_rubric_file(path: str | Path) -> JsonObject:
     return data
 
 
-def _criterion_of(table: Any, checks: Mapping[str, Check] | None) -> Criterion | None:
+def _criterion_from_table(table: Any, checks: Mapping[str, Check] | None) -> Criterion | None:
     """Return the criterion that one [[criteria]] table describes; None if it has a check and
     `checks` is None.
 
     Raises ValueError for an unknown key, a missing or wrong value, or a check that is not in
     `checks`.
     """
-    _check_table(table)
+    _check_criterion_table(table)
     if "check" in table and checks is None:
         return None
     check = None
-    if "check" in table:
+    if "check" in table:  # the name of a function; the others of the table are plain values
         check = (checks or {}).get(table["check"])
         if check is None:
             raise ValueError(f"the check {table['check']!r} of {table['id']!r} was not given")
     values = {name: value for name, value in table.items() if name not in ("check", "levels")}
-    return Criterion(**values, check=check, levels=tuple(map(str, table.get("levels", ()))))
+    levels = tuple(str(level) for level in table.get("levels", ()))
+    return Criterion(**values, check=check, levels=levels)
 
 
-def _check_table(table: Any) -> None:
+def _check_criterion_table(table: Any) -> None:
     """Raise ValueError unless `table` is a dict with an id, a description, and only keys of a
     criterion with values of the right types."""
     if not isinstance(table, dict):
         raise ValueError("criteria are tables: [[criteria]]")
-    known = [field.name for field in fields(Criterion)]
+    known_names = [field.name for field in fields(Criterion)]
     for name, value in table.items():
-        if name not in known:
-            raise ValueError(f"a criterion has no {name!r}; known: {', '.join(known)}")
-        if not isinstance(value, _TYPES[name]) or (isinstance(value, bool) and name == "weight"):
+        if name not in known_names:
+            raise ValueError(f"a criterion has no {name!r}; known: {', '.join(known_names)}")
+        is_bool_weight = name == "weight" and isinstance(value, bool)  # a bool is an int in Python
+        if not isinstance(value, _CRITERION_TYPES[name]) or is_bool_weight:
             raise ValueError(f"{name} of a criterion cannot be {value!r}")
     missing = [name for name in ("id", "description") if not table.get(name)]
     if missing:

@@ -14,7 +14,7 @@ from envs.config.settings import SCORERS
 from envs.dataset import DatasetEnv
 
 # `contains` accepts completions of up to 4 * (words of the answer) + 12 words.
-_MOST_WORDS = 4
+_WORDS_PER_ANSWER_WORD = 4
 _SPARE_WORDS = 12
 _SHORT_ANSWER = 80  # characters; a model hardly ever repeats a longer answer exactly
 
@@ -44,12 +44,14 @@ def contains(completion: str, answer: str) -> float:
     A completion of more than 4 * (words of the answer) + 12 words earns 0, so that listing every
     possible answer is not rewarded. A completion that denies the answer is still accepted.
     """
-    words, target = completion.split(), answer.split()
-    if len(words) > _MOST_WORDS * len(target) + _SPARE_WORDS:
+    answer_words = answer.split()
+    most_words = _WORDS_PER_ANSWER_WORD * len(answer_words) + _SPARE_WORDS
+    if len(completion.split()) > most_words:
         return 0.0
     # The answer's words with any white space between them, not inside of longer words.
-    pattern = r"(?<!\w)" + r"\s+".join(map(re.escape, target)) + r"(?!\w)"
-    return float(re.search(pattern, completion, re.IGNORECASE) is not None)
+    answer_pattern = r"\s+".join(re.escape(word) for word in answer_words)
+    match = re.search(rf"(?<!\w){answer_pattern}(?!\w)", completion, re.IGNORECASE)
+    return float(match is not None)
 
 
 # The keys are the words in `envs.config.settings.SCORERS`.
@@ -65,7 +67,7 @@ class ScoredRows(DatasetEnv):
     """Rows of data files as tasks; each completion is scored against its row's answer."""
 
     def __init__(self, scorer: str, *files: str | Path) -> None:
-        """Read the files; `scorer` is one of `settings.SCORERS`.
+        """Read the files; `scorer` is the name of a scorer: exact, number, json or contains.
 
         Raises EnvProblem DATASET_INVALID if a row is bad, or if the scorer cannot compare with its
         answer.
@@ -89,7 +91,8 @@ class ScoredRows(DatasetEnv):
 
 
 def fault_of(scorer: str, task: Task) -> str:
-    """Return why a scorer cannot score a task, as the end of a sentence; "" if it can score it."""
+    """Return why a scorer (exact, number, json or contains) cannot use a task's answer, as the end
+    of a sentence such as "has no answer of one text"; "" if it can."""
     if task.preference:
         return "has a better and a worse answer"
     if len(task.answer_messages) != 1 or not task.answer_text.strip():
@@ -102,9 +105,10 @@ def fault_of(scorer: str, task: Task) -> str:
 
 
 def fitting_scorer(answers: Sequence[str]) -> str:
-    """Return the scorer that fits the answers of data files; "" if none does.
+    """Return the name of the scorer that fits the answers of data files; "" if none does.
 
-    "number" or "json" if every answer is of that kind, else "exact" if every answer is short.
+    "number" or "json" if every answer is of that kind, else "exact" if every answer is short. None
+    fits if there are no answers or one is empty.
     """
     if not answers or not all(answer.strip() for answer in answers):
         return ""

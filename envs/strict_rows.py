@@ -17,12 +17,13 @@ def good_rows(path: Path) -> list[tuple[int, JsonObject]]:
     """
     data = read_rows(path)
     if data.bad:
-        first = data.bad[0]
+        first_bad = data.bad[0]
         raise EnvProblem(
             "DATASET_INVALID",
-            f"{path.name}: {len(data.bad)} bad lines, first line {first.line}: {first.message}",
+            f"{path.name}: {len(data.bad)} bad lines, "
+            f"first line {first_bad.line}: {first_bad.message}",
             hint="Correct or remove those lines.",
-            line=first.line,
+            line=first_bad.line,
         )
     return data.rows
 
@@ -40,9 +41,11 @@ def tasks_beside(
 
     Raises EnvProblem DATASET_INVALID if a file cannot be read or has a bad line.
     """
-    tasks = (
-        task_of(row, f"{path.stem}-{line}", split_of(path))
-        for path in data_files(Path(source).parent)
-        for line, row in good_rows(path)
-    )
-    return [task for task in tasks if task is not None]
+    tasks: list[Task] = []
+    for path in data_files(Path(source).parent):
+        split = split_of(path)
+        for line, row in good_rows(path):
+            task = task_of(row, f"{path.stem}-{line}", split)
+            if task is not None:
+                tasks.append(task)
+    return tasks

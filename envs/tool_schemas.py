@@ -16,7 +16,7 @@ _SHOWN_CHARS = 120  # how much of a faulty schema an error message shows
 
 
 def tools_of(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
-    """Return the tools of a task.
+    """Return the function schemas of the tools that the model may call on a task.
 
     The first of these that exists: the task's own tools ([] means none), the `tools` in its
     metadata (from its row in a data file), the tools of the environment (`env_tools`).
@@ -29,10 +29,10 @@ def tools_of(task: TaskRow, env_tools: list[ToolSchema]) -> list[ToolSchema]:
 
 
 def checked_tools(tools: Any) -> list[ToolSchema]:
-    """Return `tools` as a list of function schemas.
+    """Return `tools` as a list of OpenAI function schemas.
 
-    Raises ValueError if `tools` is not a list, or names the first item that is not a function
-    schema.
+    Raises ValueError if `tools` is not a list, or for the first item that is not a function schema;
+    the message names its position.
     """
     # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
@@ -51,7 +51,7 @@ def is_function_schema(tool: Any) -> bool:
 
 
 def _are_schemas(value: Any) -> TypeGuard[list[ToolSchema]]:
-    """Whether `value` is a list of function schemas as rows of data files hold them.
+    """Whether `value` is a list of function schemas, at least one, as rows of data files hold them.
 
     The function's fields are under `function` or directly in the schema. The check is needed
     because other metadata may be called `tools` too.
@@ -70,7 +70,7 @@ def check_tools(tools: Any) -> None:
 
     Raises EnvProblem ENV_INVALID if it is not, or if all schemas together exceed MAX_TOOLS_BYTES.
     """
-    size = 0  # bytes of the schemas so far, as JSON
+    size = 0  # of all schemas so far, as JSON, in bytes
     # A text or a dict can be iterated too, but is no list of schemas.
     if isinstance(tools, str | dict) or not isinstance(tools, Iterable):
         raise EnvProblem("ENV_INVALID", f"tools is a list of functions, got {type(tools).__name__}")

@@ -45,7 +45,8 @@ class _SdkEnvironment:
     """An environment of the SDK with its rows and evaluation suites."""
 
     def __init__(self, env: Any, folder: Path, options: Options) -> None:
-        """Import the SDK's types and load the folder's evaluation suites."""
+        """Wrap `env`, an environment of the SDK: import the SDK's types, and load the evaluation
+        suites of the environment's folder."""
         self.env = env
         self.folder = folder
         self.options = options
@@ -56,23 +57,22 @@ class _SdkEnvironment:
     def tasks(self) -> list[Task]:
         """Return the rows as tasks, followed by the cases of the SDK's evaluation suites as
         held-out tasks."""
-        tasks = [self._task(number, split, record) for number, split, record in self._rows()]
+        tasks = [self._row_task(number, split, record) for number, split, record in self._rows()]
         for suite_number, suite in enumerate(self.suites):
             for case_number, case in enumerate(suite.cases()):
                 example = self._example_of_case(case)
                 prompt = self.env.start_episode(example, self.options.prompt)
-                tasks.append(
-                    Task(
-                        f"{suite.name}-{case_number}",
-                        _messages(prompt),
-                        split="heldout",
-                        metadata={"suite": suite_number, "case": case_number},
-                    )
+                task = Task(
+                    f"{suite.name}-{case_number}",
+                    _messages(prompt),
+                    split="heldout",
+                    metadata={"suite": suite_number, "case": case_number},
                 )
+                tasks.append(task)
         return tasks
 
-    def example(self, task: Task) -> Any:
-        """Return the SDK's example from which a task was made."""
+    def example_of(self, task: Task) -> Any:
+        """Rebuild the SDK's example from which the task of a row was made, by its metadata."""
         example = self.records.task_example_from_record(task.metadata["record"])
         return _with_id(example, task.metadata["example"])
 
@@ -80,26 +80,27 @@ class _SdkEnvironment:
         """Return the score that the suite of a held-out case gives to an answer."""
         suite = self.suites[task.metadata["suite"]]
         case = suite.cases()[task.metadata["case"]]
-        return self.scored(suite.score(case, text))
+        return self.as_score(suite.score(case, text))
 
-    def scored(self, result: Any) -> Score:
-        """Convert what the SDK's scorer returned (a `RewardResult`, a suite's result or a number)
-        to a score."""
+    def as_score(self, result: Any) -> Score:
+        """Return as a `Score` what a scorer of the SDK returned: a `RewardResult`, a suite's
+        result, a bool or a number."""
         if isinstance(result, bool):
             return Score(float(result), success=result)
         if isinstance(result, int | float):
             return Score(float(result), success=None)
         passed = getattr(result, "passed", None)  # only a suite's result has it
         success = result.resolved_success() if passed is None else passed
-        metrics: dict[str, float] = {}
+        metrics: dict[str, float] = {}  # those that are numbers
         for metric in getattr(result, "metrics", ()):
             value = metric.score if metric.score is not None else metric.value
             if isinstance(value, bool | int | float):
                 metrics[metric.name] = float(value)
         return Score(float(result.score), success=success, metrics=metrics, error=result.error)
 
-    def _task(self, number: int, split: str | None, record: JsonObject) -> Task:
-        """Make the task of row `number`; `record` is the row in the SDK's form."""
+    def _row_task(self, number: int, split: str | None, record: JsonObject) -> Task:
+        """Make the task of row `number`. `record` is the row in the SDK's form; a `split` of None
+        is undecided."""
         example_id = self.records.stable_example_id(number)
         example = _with_id(self.records.task_example_from_record(record), example_id)
         prompt = self.env.start_episode(example, self.options.prompt)
@@ -127,7 +128,8 @@ class _SdkEnvironment:
             yield number, row.split, row.value
 
     def _example_of_case(self, case: Any) -> Any:
-        """Return a case as an example of the SDK; some suites have examples as cases already."""
+        """Return a case of an evaluation suite as an example of the SDK; some suites have examples
+        as cases already."""
         if hasattr(case, "record"):
             return case
         record = {"input": case.input, "output": case.expected, "metadata": case.metadata or {}}
@@ -150,9 +152,9 @@ class FlashSingleTurn(SingleTurnEnv):
         with the suite."""
         if "suite" in task.metadata:
             return self.foreign.score_case(task, completion)
-        env, example = self.foreign.env, self.foreign.example(task)
+        env, example = self.foreign.env, self.foreign.example_of(task)
         text = env.normalize_response_text(example, completion)
-        return self.foreign.scored(env.score_response(example, text))
+        return self.foreign.as_score(env.score_response(example, text))
 
 
 @dataclass
@@ -162,7 +164,7 @@ class State:
     Attributes:
         example: the SDK's example.
         messages: the messages so far.
-        prompt: how many of them are the prompt.
+        prompt_length: how many of them are the prompt.
         turns: how many completions there were.
         final: the text that counts as the final response.
         metadata: what the steps reported.
@@ -170,7 +172,7 @@ class State:
 
     example: Any
     messages: list[ChatMessage]
-    prompt: int
+    prompt_length: int
     turns: int = 0
     final: str = ""
     metadata: JsonObject = field(default_factory=dict)
@@ -190,13 +192,13 @@ class FlashMultiTurn(MultiTurnEnv):
     def start(self, task: Task) -> State:
         """Begin a rollout with the SDK's `start_episode`."""
         foreign = self.foreign
-        example = foreign.example(task)
+        example = foreign.example_of(task)
         messages = list(foreign.env.start_episode(example, foreign.options.prompt))
-        return State(example, messages, prompt=len(messages))
+        return State(example, messages, prompt_length=len(messages))
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
-        """Return the reply of the SDK's `step_episode`; None once it is done or its turns are used
-        up."""
+        """Pass the completion to the SDK's `step_episode` and return its reply; None once the
+        rollout is done or its turns are used up."""
         env, text = self.foreign.env, completion.content
         state.messages.append(completion.to_dict())
         state.turns += 1
@@ -209,18 +211,19 @@ class FlashMultiTurn(MultiTurnEnv):
         return _messages(result.messages)
 
     def score(self, task: Task, state: State) -> Score:
-        """Return what `score_episode` gives for the whole transcript."""
+        """Return the score that the SDK's `score_episode` gives for the whole conversation."""
         types = self.foreign.types
+        turns = tuple(  # the messages after the prompt
+            types.EnvironmentTurn(role=message["role"], content=message["content"])
+            for message in state.messages[state.prompt_length :]
+        )
         episode = types.EnvironmentEpisode(
             messages=tuple(state.messages),
             response_text=state.final,
-            turns=tuple(
-                types.EnvironmentTurn(role=message["role"], content=message["content"])
-                for message in state.messages[state.prompt :]
-            ),
+            turns=turns,
             metadata=state.metadata,
         )
-        return self.foreign.scored(self.foreign.env.score_episode(state.example, episode))
+        return self.foreign.as_score(self.foreign.env.score_episode(state.example, episode))
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
@@ -229,11 +232,12 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     Raises EnvProblem ENV_INVALID if that is not an environment of the SDK.
     """
     options = read_options(adapter, Options)
-    base = importlib.import_module(f"{SDK}.environments")
-    env = load_name(folder, options.file, "load_environment")(**params)
-    if isinstance(env, base.EnvironmentMultiTurn):
+    sdk_environments = importlib.import_module(f"{SDK}.environments")
+    load_environment = load_name(folder, options.file, "load_environment")
+    env = load_environment(**params)
+    if isinstance(env, sdk_environments.EnvironmentMultiTurn):
         return FlashMultiTurn(_SdkEnvironment(env, folder, options))
-    if isinstance(env, base.EnvironmentSingleTurn):
+    if isinstance(env, sdk_environments.EnvironmentSingleTurn):
         return FlashSingleTurn(_SdkEnvironment(env, folder, options))
     message = f"load_environment() returned {type(env).__name__}, no environment of {SDK}"
     hint = "Return an EnvironmentSingleTurn or EnvironmentMultiTurn."
@@ -241,18 +245,23 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
 
 
 def _suites(folder: Path, env: Any) -> Iterable[Any]:
-    """Return the evaluation suites of the folder; none without an evaluations.py."""
+    """Return the evaluation suites that `load_evaluations` of the folder's evaluations.py returns;
+    none without that file.
+
+    `env` is the environment of the SDK, which the function may ask for by a parameter
+    `environment` without a default.
+    """
     if not (folder / EVALUATIONS).is_file():
         return []
-    make = load_name(folder, EVALUATIONS, "load_evaluations")
-    parameter = inspect.signature(make).parameters.get("environment")
-    takes_environment = parameter is not None and parameter.default is inspect.Parameter.empty
-    suites = make(environment=env) if takes_environment else make()
+    load_evaluations = load_name(folder, EVALUATIONS, "load_evaluations")
+    parameter = inspect.signature(load_evaluations).parameters.get("environment")
+    needs_environment = parameter is not None and parameter.default is inspect.Parameter.empty
+    suites = load_evaluations(environment=env) if needs_environment else load_evaluations()
     return suites if isinstance(suites, Sequence) else [suites]
 
 
 def _with_id(example: Any, example_id: str) -> Any:
-    """Return a copy of the example with this id."""
+    """Return a copy of an example of the SDK (a dataclass) with this id."""
     return replace(example, id=example_id)
 
 

@@ -64,12 +64,14 @@ class GymnasiumText(MultiTurnEnv):
     """One gymnasium environment under many seeds."""
 
     def __init__(self, folder: Path, options: Options) -> None:
-        """Import gymnasium and read the names of the environment's actions."""
+        """Import gymnasium, and the folder's module if the options name one; read the names of the
+        environment's actions."""
         self.options = options
         self.gym = importlib.import_module(PACKAGE)
         if options.module:
             load_file(folder, options.module)
-        space = self._reset_environment(options.seed)[0].action_space
+        env, _observation = self._reset_environment(options.seed)
+        space = env.action_space
         self.action_names = _action_names(space, options)
         self.first_action = int(getattr(space, "start", 0))  # the number of the first action
 
@@ -80,7 +82,8 @@ class GymnasiumText(MultiTurnEnv):
 
     def start(self, task: Task) -> State:
         """Begin a rollout: an environment of its own, reset with the task's seed."""
-        return State(self._reset_environment(task.metadata["seed"])[0])
+        env, _observation = self._reset_environment(task.metadata["seed"])
+        return State(env)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Take the action that the completion names; return the next observation, or None at the
@@ -104,7 +107,7 @@ class GymnasiumText(MultiTurnEnv):
         return Score(reward, success=reward >= self.options.success_reward, metrics=metrics)
 
     def _task(self, seed: int) -> Task:
-        """Make the task for a seed."""
+        """Make the task for a seed: the instructions and the environment's first observation."""
         env, observation = self._reset_environment(seed)
         first_observation = self._observation_text(env, observation)
         env.close()
@@ -120,21 +123,24 @@ class GymnasiumText(MultiTurnEnv):
         return env, observation
 
     def _observation_text(self, env: Any, observation: Any) -> str:
-        """Return the text of an observation that the model reads."""
-        return str(env.render() if self.options.observe == "render" else observation).strip()
+        """Return the text that the model reads after a reset or a step: the observation itself, or
+        what the environment renders, as the options say."""
+        is_rendered = self.options.observe == "render"
+        return str(env.render() if is_rendered else observation).strip()
 
     def _action(self, text: str) -> Any:
-        """Return the last action that a completion names; None if it names none."""
-        if not self.action_names:  # in a Text space any text is an action
+        """Return the last action that a completion names, as its number in the action space; None
+        if it names none. In a Text space the completion itself is the action."""
+        if not self.action_names:  # a Text space
             return text
-        words = "|".join(
-            re.escape(name) for name in sorted(self.action_names, key=len, reverse=True)
-        )
-        named = re.findall(rf"(?<![\w-])(?:{words})(?!\w)", text, re.IGNORECASE)
-        if not named:
+        # The longest first, because a regular expression takes the first alternative that fits.
+        longest_first = sorted(self.action_names, key=len, reverse=True)
+        any_name = "|".join(re.escape(name) for name in longest_first)
+        names_in_text = re.findall(rf"(?<![\w-])(?:{any_name})(?!\w)", text, re.IGNORECASE)
+        if not names_in_text:
             return None
-        lowered = [name.lower() for name in self.action_names]
-        return self.first_action + lowered.index(named[-1].lower())
+        lower_names = [name.lower() for name in self.action_names]
+        return self.first_action + lower_names.index(names_in_text[-1].lower())
 
 
 def _action_names(space: Any, options: Options) -> Sequence[str]:
@@ -143,18 +149,21 @@ def _action_names(space: Any, options: Options) -> Sequence[str]:
     Raises EnvProblem ENV_INVALID for a space other than Text and Discrete, or for names that do not
     fit the space.
     """
-    kind = type(space).__name__
-    if kind == "Text":
+    space_type = type(space).__name__  # by name: gymnasium is not imported here
+    if space_type == "Text":
         return ()
-    if kind != "Discrete":
-        message = f"{options.env} has actions of {kind}; words can name those of Text and Discrete"
+    if space_type != "Discrete":
+        message = (
+            f"{options.env} has actions of {space_type}; words can name those of Text and Discrete"
+        )
         raise EnvProblem("ENV_INVALID", message, hint="Wrap it in an environment of one of these.")
     count = int(space.n)
     first_action = int(space.start)
     action_names = options.actions or tuple(
         str(number) for number in range(first_action, first_action + count)
     )
-    if len(action_names) != count or len({name.lower() for name in action_names}) != count:
+    distinct_names = {name.lower() for name in action_names}
+    if len(action_names) != count or len(distinct_names) != count:
         message = f"[adapter] actions names {len(action_names)} actions, {options.env} has {count}"
         raise EnvProblem("ENV_INVALID", message, hint="Name each once, in their order.")
     return action_names

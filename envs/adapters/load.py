@@ -22,5 +22,5 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     ModuleNotFoundError if the foreign package is not installed, and any error of the foreign code.
     """
     add_source(folder)
-    module = importlib.import_module(f"envs.adapters.{adapter.of.module}")
+    module = importlib.import_module(f"envs.adapters.{adapter.format.module}")
     return module.load(folder, adapter, params)

@@ -60,11 +60,11 @@ class McpTools(MultiTurnEnv):
         """Start a server to read its tools; keep it only if all rollouts share it."""
         self.folder = folder
         self.options = options
-        first = self._start_server()
-        self.tools = first.tools()
-        self.shared_server = first if options.shared else None
+        server = self._start_server()
+        self.tools = server.tools()
+        self.shared_server = server if options.shared else None
         if self.shared_server is None:
-            first.close()
+            server.close()
 
     def tasks(self) -> list[Task]:
         """Return the rows as tasks; each needs an answer."""
@@ -102,7 +102,7 @@ class McpTools(MultiTurnEnv):
         return Message("tool", text, tool_call_id=call.id, name=call.name)
 
     def _start_server(self) -> McpServer:
-        """Start a server."""
+        """Start the MCP server that the options name, in the environment's folder."""
         return McpServer(self.options.server, self.folder)
 
 

@@ -92,7 +92,8 @@ class OpenEnv(MultiTurnEnv):
 
     def start(self, task: Task) -> State:
         """Begin a rollout: a session of its own, reset with the task's seed."""
-        return State(self._reset_session(task.metadata["seed"])[0])
+        client, _observation = self._reset_session(task.metadata["seed"])
+        return State(client)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Take the action in the completion; return the next observation, or None at the end."""
@@ -103,9 +104,9 @@ class OpenEnv(MultiTurnEnv):
         result = state.client.step(action)
         if result.reward is not None:
             state.rewards.append(float(result.reward))
-        return (
-            None if result.done else [Message("user", self._observation_text(result.observation))]
-        )
+        if result.done:
+            return None
+        return [Message("user", self._observation_text(result.observation))]
 
     def score(self, task: Task, state: State) -> Score:
         """Return the sum of the rewards, and close the session."""
@@ -118,7 +119,7 @@ class OpenEnv(MultiTurnEnv):
         )
 
     def _task(self, seed: int) -> Task:
-        """Make the task for a seed."""
+        """Make the task for a seed: the instructions and the server's first observation."""
         client, observation = self._reset_session(seed)
         client.close()
         first_observation = self._observation_text(observation)
@@ -128,14 +129,16 @@ class OpenEnv(MultiTurnEnv):
         return Task(f"seed-{seed}", prompt, metadata={"seed": seed})
 
     def _reset_session(self, seed: int) -> tuple[Any, Any]:
-        """Return (a session that was reset with `seed`, its first observation)."""
+        """Open a session with the server. Returns (the session, reset with `seed`; its first
+        observation)."""
         client = self.module.GenericEnvClient(base_url=self.url).sync()
         client.connect()
         result = client.reset(seed=seed, **self.options.reset)
         return client, result.observation
 
     def _observation_text(self, observation: Any) -> str:
-        """Return the part of an observation that the model reads."""
+        """Return the text of an observation that the model reads: the field that the options name,
+        or all of it as JSON."""
         name = self.options.observation
         if name and isinstance(observation, dict):
             return str(observation.get(name, ""))
@@ -147,7 +150,7 @@ class OpenEnv(MultiTurnEnv):
         if not self.options.json_action:
             return {self.options.action: text}
         value: Any = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):  # the text is no JSON
             value = rewards.json_value(text)
         return value if isinstance(value, dict) else None
 

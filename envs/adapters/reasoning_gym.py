@@ -50,7 +50,8 @@ class ReasoningGym(SingleTurnEnv):
         self.grade = self.module.get_score_answer_fn(options.family)
 
     def tasks(self) -> list[Task]:
-        """Return the tasks, each with the package's entry, which the package's scorer needs."""
+        """Return the generated tasks; the metadata of each hold the package's entry, which its
+        scorer needs."""
         options = self.options
         entries = self.module.create_dataset(
             options.family, size=options.size, seed=options.seed, **options.settings
@@ -89,8 +90,8 @@ def family_module(family: str) -> Any:
     except Exception:  # noqa: BLE001 - the normal import works whatever a release has moved
         # Remove what `_import_family_alone` has put into sys.modules, so that the package is
         # imported as usual.
-        loaded = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
-        for name in loaded:
+        module_names = [name for name in sys.modules if name.split(".")[0] == PACKAGE]
+        for name in module_names:
             del sys.modules[name]
         return importlib.import_module(PACKAGE)
 
@@ -105,11 +106,13 @@ def _import_family_alone(family: str) -> Any:
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(PACKAGE)
     root = Path(next(iter(spec.submodule_search_locations)))
-    (path,) = root.glob(f"*/{family}.py")
-    for name, folder in ((PACKAGE, root), (f"{PACKAGE}.{path.parent.name}", path.parent)):
+    (path,) = root.glob(f"*/{family}.py")  # exactly one, such as algebra/simple_equations.py
+    subpackage = f"{PACKAGE}.{path.parent.name}"
+    # The __init__ of these packages would import all families, so they are put there without it.
+    for name, folder in ((PACKAGE, root), (subpackage, path.parent)):
         if name not in sys.modules:
             sys.modules[name] = _package_without_init(name, folder)
-    importlib.import_module(f"{PACKAGE}.{path.parent.name}.{family}")
+    importlib.import_module(f"{subpackage}.{family}")  # registers the family
     factory = importlib.import_module(f"{PACKAGE}.factory")
     if family not in factory.DATASETS:
         raise ImportError(f"{path} does not register {family}")
@@ -119,8 +122,9 @@ def _import_family_alone(family: str) -> Any:
 def _package_without_init(name: str, folder: Path) -> ModuleType:
     """Return an empty package for `folder`: its modules can be imported, but its `__init__` is not
     run."""
+    spec = ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
     module = ModuleType(name)
     module.__path__ = [str(folder)]
-    module.__spec__ = spec = ModuleSpec(name, None, is_package=True)
-    spec.submodule_search_locations = [str(folder)]
+    module.__spec__ = spec
     return module

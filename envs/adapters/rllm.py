@@ -49,7 +49,7 @@ class ForeignTask(dict[Any, Any]):
     `Task`."""
 
     def __init__(self, task: Task, folder: Path) -> None:
-        """Make the foreign form of a task; `folder` is the environment's folder."""
+        """Make the form that evaluators read of `task`; `folder` is the environment's folder."""
         super().__init__(task.metadata["row"])
         self.id = task.id
         self.instruction = task.prompt_text
@@ -62,8 +62,9 @@ class Rllm(SingleTurnEnv):
     """The rows of a folder as tasks, scored by an evaluator."""
 
     def __init__(self, folder: Path, options: Options) -> None:
-        """Import rLLM's types, or our stand-ins for them, and load the evaluator."""
-        rllm_names.provide()
+        """Import rLLM's types, or our stand-ins if it is not installed, and load the evaluator that
+        the options name from the environment's folder."""
+        rllm_names.provide()  # the stand-ins, before the evaluator imports rLLM
         self.folder = folder
         self.options = options
         self.types = importlib.import_module(f"{rllm_names.PACKAGE}.types")
@@ -94,38 +95,43 @@ class Rllm(SingleTurnEnv):
         return _score_of(self._call_evaluator(foreign, episode, completion))
 
     def _call_evaluator(self, task: ForeignTask, episode: Any, completion: str) -> Any:
-        """Call the evaluator with the arguments that its parameters name, else with (task,
-        episode)."""
+        """Call the evaluator and return its result.
+
+        It gets those of the arguments below that its parameters name; if they name none, it gets
+        `task` and `episode` by position.
+        """
         argument_by_name = {
             "task": task,
             "metadata": task.metadata,
             "episode": episode,
             "trajectory": {"output": completion, "steps": [{"output": completion}]},
         }
-        names = list(inspect.signature(self.evaluate).parameters)
-        if any(name in argument_by_name for name in names):
-            return self.evaluate(
-                **{name: argument_by_name[name] for name in names if name in argument_by_name}
-            )
-        return self.evaluate(task, episode)
+        parameters = inspect.signature(self.evaluate).parameters
+        arguments = {
+            name: argument_by_name[name] for name in parameters if name in argument_by_name
+        }
+        return self.evaluate(**arguments) if arguments else self.evaluate(task, episode)
 
     def _task(self, row_id: str, split: str | None, row: JsonObject) -> Task:
-        """Make the task of a row.
+        """Make the task of a row (column -> value); a `split` of None is undecided.
 
         Raises EnvProblem DATASET_INVALID if the row has no column with a question.
         """
         options = self.options
-        column = options.question or next((name for name in QUESTIONS if name in row), "")
+        first_question = next((name for name in QUESTIONS if name in row), "")
+        column = options.question or first_question
         if column not in row:
             raise EnvProblem(
                 "DATASET_INVALID",
                 f"the row {row_id} has no {column or 'question'}",
                 hint=f"Name the column: [adapter] question; it has {', '.join(row)}.",
             )
-        system = [{"role": "system", "content": options.system}] if options.system else []
+        prompt = [{"role": "user", "content": str(row[column])}]
+        if options.system:
+            prompt.insert(0, {"role": "system", "content": options.system})
         return Task(
             row_id,
-            [*system, {"role": "user", "content": str(row[column])}],
+            prompt,
             answer=str(row[options.answer]) if options.answer else None,
             split=split,
             metadata={"row": row},
@@ -133,15 +139,16 @@ class Rllm(SingleTurnEnv):
 
 
 def _evaluator_function(evaluator: Any) -> Callable[..., Any]:
-    """Return the function that evaluates: for an object or a class, its method `evaluate`."""
+    """Return the function that evaluates: `evaluator` itself, or the method `evaluate` of an
+    object, or of a new object of a class."""
     if inspect.isclass(evaluator):
         evaluator = evaluator()
     return evaluator.evaluate if hasattr(evaluator, "evaluate") else evaluator
 
 
 def _score_of(result: Any) -> Score:
-    """Return an evaluator's result as a score. Raises TypeError for a result that rLLM would
-    refuse."""
+    """Return an evaluator's result (a number, a bool, a pair of reward and correctness, a dict, or
+    an `EvalOutput`) as a score. Raises TypeError for any other result."""
     if isinstance(result, bool | int | float):
         return Score(float(result), success=float(result) > 0)
     if isinstance(result, tuple):
@@ -155,7 +162,7 @@ def _score_of(result: Any) -> Score:
 
 
 def _score_of_output(output: Any) -> Score:
-    """Return an `EvalOutput` as a score. Raises TypeError if `output` is not one."""
+    """Return an `EvalOutput` of rLLM as a score. Raises TypeError if `output` is not one."""
     if not hasattr(output, "is_correct"):
         raise TypeError(f"the evaluator returned {type(output).__name__}")
     signals = {signal.name: float(signal.value) for signal in output.signals}

@@ -69,7 +69,8 @@ class SkyrlGym(MultiTurnEnv):
 
     def start(self, task: Task) -> State:
         """Begin a rollout with an environment of its own."""
-        return State(self._begin_environment(task.metadata["row"])[0])
+        env, _prompt = self._begin_environment(task.metadata["row"])
+        return State(env)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
         """Return the environment's reply to the completion; None once it is done."""
@@ -93,7 +94,8 @@ class SkyrlGym(MultiTurnEnv):
         return Score(reward, success=reward >= self.options.success_reward, metrics=numbers)
 
     def _begin_environment(self, row: JsonObject) -> tuple[Any, list[Message]]:
-        """Return (an environment that has begun with the row, the prompt for the model)."""
+        """Make the environment that a row names, and begin its rollout. Returns (the environment,
+        the prompt that it makes of the row's)."""
         name = row.get("env_class") or self.options.env
         prompt = row["prompt"]
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -104,7 +106,7 @@ class SkyrlGym(MultiTurnEnv):
 
 
 def _as_config(options: JsonObject) -> Any:
-    """Return the options as the configuration object that SkyRL's trainer passes."""
+    """Return the options as an OmegaConf object, which SkyRL's trainer passes to environments."""
     return importlib.import_module("omegaconf").OmegaConf.create(dict(options))
 
 

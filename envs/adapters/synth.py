@@ -79,11 +79,13 @@ class SynthApp(SingleTurnEnv):
 
 
 def _task(url: str, seed: int) -> Task:
-    """Make the task for a seed. Raises ServerFault if the app does not answer /task_info."""
+    """Make the task for a seed from what the app at `url` says of it. Raises ServerFault if the app
+    does not answer /task_info."""
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     query = urlencode({"seed": seed})
     headers = {"X-API-Key": key} if key else None
     answer = local_server.request_json(f"{url}/task_info?{query}", INFO_S, headers=headers)
+    # Some apps answer with a list, one entry for each seed that was asked about.
     info = answer[0] if isinstance(answer, list) and answer else answer
     return Task(f"seed-{seed}", _prompt_text(info, seed), metadata={"seed": seed})
 
@@ -93,14 +95,14 @@ def _prompt_text(info: Any, seed: int) -> str:
 
     The real prompt is unknown until the app asks the model.
     """
-    facts = info if isinstance(info, Mapping) else {}
-    task = facts.get("task")
-    task = task if isinstance(task, Mapping) else {}
-    description = task.get("description") or task.get("name") or "A task app"
+    fields = info if isinstance(info, Mapping) else {}
+    task = fields.get("task")
+    task_fields = task if isinstance(task, Mapping) else {}
+    description = task_fields.get("description") or task_fields.get("name") or "A task app"
     parts = [f"{description} (seed {seed})"]
     for name in ("task_metadata", "observation"):
-        if facts.get(name):
-            parts.append(json.dumps(facts[name], ensure_ascii=False)[:SHOWN_CHARS])
+        if fields.get(name):
+            parts.append(json.dumps(fields[name], ensure_ascii=False)[:SHOWN_CHARS])
     return "\n".join(parts)
 
 

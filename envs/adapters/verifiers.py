@@ -14,8 +14,14 @@ from typing import Any
 
 from envs.adapters.parts.options import read_options
 from envs.adapters.parts.verifiers_play import Play
-from envs.adapters.parts.verifiers_plugin import Plugin, load_plugin, refused
-from envs.adapters.parts.verifiers_trace import Exchange, as_message, new_loop, opening, run
+from envs.adapters.parts.verifiers_plugin import Plugin, load_plugin, unsupported
+from envs.adapters.parts.verifiers_trace import (
+    Exchange,
+    as_message,
+    new_loop,
+    opening_messages,
+    run_in_loop,
+)
 from envs.base import Env, Message, MultiTurnEnv, Score, SingleTurnEnv, Task
 from envs.config.adapters import Adapter
 from envs.json_types import JsonObject
@@ -63,36 +69,35 @@ class _VerifiersTaskset:
         if options.size:
             taskset = taskset.take(options.size)
         elif not taskset.bounded:
-            raise refused(
+            raise unsupported(
                 f"the taskset {options.taskset!r} yields tasks for ever",
                 "Say how many are taken: [adapter] size = 200.",
             )
-        for foreign in taskset:
-            self.plugin.check_task(foreign)
-            data = foreign.data
+        for foreign_task in taskset:
+            self.plugin.check_task(foreign_task)
+            data = foreign_task.data
             task_id = data.id or f"task-{data.idx}"
             answer = self._answer(data) if options.answer else None
-            yield foreign, task_id, answer, {"data": data.model_dump(mode="json")}
+            yield foreign_task, task_id, answer, {"data": data.model_dump(mode="json")}
 
-    def task_of(self, task: Task) -> Any:
-        """Rebuild the foreign task from which a task of ours was made."""
-        kind = self.plugin.task_type
-        data = kind.data_type().model_validate(task.metadata["data"])
-        return kind(data, self.plugin.taskset.config.task)
+    def foreign_task(self, task: Task) -> Any:
+        """Rebuild the task of verifiers from which `task` was made, by its metadata."""
+        task_type = self.plugin.task_type
+        data = task_type.data_type().model_validate(task.metadata["data"])
+        return task_type(data, self.plugin.taskset.config.task)
 
-    def scored(self, trace: Any) -> Score:
-        """Return a scored trace as a score: the sum of its weighted rewards, each reward as a part,
-        and its metrics."""
-        rewards = {name: reward for name, reward in trace.rewards.items() if reward is not None}
-        reward = float(trace.reward)
-        return Score(
-            reward,
-            success=reward >= self.options.success_reward,
-            metrics={
-                name: float(value) for name, value in trace.metrics.items() if value is not None
-            },
-            parts={name: (float(part.weight), float(part.score)) for name, part in rewards.items()},
-        )
+    def score_of_trace(self, trace: Any) -> Score:
+        """Return the score that stands on a trace of verifiers: the sum of its weighted rewards,
+        each reward as a part, and its metrics. Rewards and metrics that are None are left out."""
+        parts = {
+            name: (float(reward.weight), float(reward.score))
+            for name, reward in trace.rewards.items()
+            if reward is not None
+        }
+        metrics = {name: float(value) for name, value in trace.metrics.items() if value is not None}
+        total = float(trace.reward)
+        success = total >= self.options.success_reward
+        return Score(total, success=success, metrics=metrics, parts=parts)
 
     def _answer(self, data: Any) -> str:
         """Return the reference answer in the field that the options name.
@@ -100,9 +105,9 @@ class _VerifiersTaskset:
         Raises EnvProblem ENV_INVALID if the data have no such field.
         """
         name = self.options.answer
-        if name not in dict(data):
-            fields = sorted(name for name, _ in data)
-            raise refused(
+        if name not in dict(data):  # a pydantic model gives (field, value) pairs
+            fields = sorted(field_name for field_name, _value in data)
+            raise unsupported(
                 f"tasks of {self.options.taskset!r} have no field {name!r}",
                 f"Name another: [adapter] answer; they have {', '.join(fields)}.",
             )
@@ -113,7 +118,7 @@ class VerifiersSingleTurn(SingleTurnEnv):
     """A taskset whose tasks are answered with one message."""
 
     def __init__(self, foreign: _VerifiersTaskset) -> None:
-        """Wrap a taskset."""
+        """Wrap a taskset of verifiers."""
         self.foreign = foreign
 
     def tasks(self) -> list[Task]:
@@ -121,18 +126,20 @@ class VerifiersSingleTurn(SingleTurnEnv):
         send."""
         tasks = []
         for foreign_task, task_id, answer, metadata in self.foreign.rows():
-            messages = [as_message(message) for message in opening(foreign_task)]
+            messages = [as_message(message) for message in opening_messages(foreign_task)]
             tasks.append(Task(task_id, messages, answer, metadata=metadata))
         return tasks
 
     def score(self, task: Task, completion: str) -> Score:
         """Return what the task's own rewards and metrics give for a trace with this one answer."""
         foreign = self.foreign
-        return foreign.scored(run(foreign.loop, self._trace_of_answer(task, completion)))
+        trace = run_in_loop(foreign.loop, self._trace_of_answer(task, completion))
+        return foreign.score_of_trace(trace)
 
     async def _trace_of_answer(self, task: Task, completion: str) -> Any:
-        """Return the scored trace of an exchange with this one answer."""
-        exchange = Exchange(self.foreign.task_of(task))
+        """Return the scored trace of a conversation in which `completion` answers the task's
+        prompt."""
+        exchange = Exchange(self.foreign.foreign_task(task))
         async with exchange.open():
             exchange.ask(exchange.messages_of(task.messages))
             exchange.commit(completion)
@@ -151,30 +158,31 @@ class VerifiersMultiTurn(MultiTurnEnv):
     """A taskset whose own `Env` talks with one agent."""
 
     def __init__(self, foreign: _VerifiersTaskset) -> None:
-        """Wrap a taskset and start its `Env`."""
+        """Wrap a taskset of verifiers and start its `Env`."""
         self.foreign = foreign
-        run(foreign.loop, foreign.plugin.env.start())
+        run_in_loop(foreign.loop, foreign.plugin.env.start())
 
     def tasks(self) -> list[Task]:
-        """Return the taskset's tasks. If its `Env` speaks first, each task is begun once to get the
-        opening messages."""
+        """Return the taskset's tasks. If a task has no prompt, because the `Env` speaks first, a
+        rollout of it is begun to get the opening messages, and dropped."""
         tasks = []
         for foreign_task, task_id, answer, metadata in self.foreign.rows():
-            opening_messages = opening(foreign_task)
-            if foreign_task.data.prompt is None:
+            foreign_messages = opening_messages(foreign_task)
+            if foreign_task.data.prompt is None:  # the `Env` says what the model reads first
                 play = Play(self.foreign.loop, self.foreign.plugin.env, foreign_task)
-                opening_messages = play.until_asked() or []
+                foreign_messages = play.until_asked() or []
                 play.drop()
-            messages = [as_message(message) for message in opening_messages]
+            messages = [as_message(message) for message in foreign_messages]
             tasks.append(Task(task_id, messages, answer, metadata=metadata))
         return tasks
 
     def start(self, task: Task) -> State:
         """Begin a rollout; the `Env` runs until it asks the model. Raises ValueError if it ends
         before that."""
-        play = Play(self.foreign.loop, self.foreign.plugin.env, self.foreign.task_of(task))
+        foreign_task = self.foreign.foreign_task(task)
+        play = Play(self.foreign.loop, self.foreign.plugin.env, foreign_task)
         if play.until_asked() is None:
-            raise ValueError("the Env's run() ended before it asked the model")
+            raise ValueError("the Env's run_in_loop() ended before it asked the model")
         return State(play)
 
     def step(self, state: State, completion: Message) -> list[Message] | None:
@@ -187,8 +195,8 @@ class VerifiersMultiTurn(MultiTurnEnv):
         return [as_message(message) for message in question]
 
     def score(self, task: Task, state: State) -> Score:
-        """Return what the `Env` and the task recorded on the trace."""
-        return self.foreign.scored(state.play.finish())
+        """Return the score that the `Env` and the task recorded on the trace of the rollout."""
+        return self.foreign.score_of_trace(state.play.finish())
 
 
 def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
@@ -200,5 +208,6 @@ def load(folder: Path, adapter: Adapter, params: JsonObject) -> Env:
     options = read_options(adapter, Options)
     importlib.import_module(PACKAGE)  # a missing package is reported like any other
     plugin = load_plugin(folder, options.taskset, options.config)
-    foreign = _VerifiersTaskset(options, plugin)
-    return VerifiersMultiTurn(foreign) if plugin.env is not None else VerifiersSingleTurn(foreign)
+    taskset = _VerifiersTaskset(options, plugin)
+    # A taskset with an `Env` of its own is played turn by turn.
+    return VerifiersMultiTurn(taskset) if plugin.env is not None else VerifiersSingleTurn(taskset)

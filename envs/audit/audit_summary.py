@@ -61,12 +61,12 @@ def _causes(names: Sequence[str], means: Mapping[str, float], failing: tuple[int
         failing: how many reference answers fail, and how many there are.
     """
     causes = []
-    if GOLD in names:  # the number that fail says more than their mean reward
+    if GOLD in names:  # how many fail says more than their mean reward
         failing_count, gold_count = failing
         causes.append(f"{failing_count} of {gold_count} reference answers fail")
-    other_names = [name for name in names if name != GOLD]
-    if other_names:
-        causes.append(f"look at: {', '.join(_with_means(name, means) for name in other_names)}")
+    other_causes = [_with_means(name, means) for name in names if name != GOLD]
+    if other_causes:
+        causes.append(f"look at: {', '.join(other_causes)}")
     return "; ".join(causes)
 
 
@@ -87,10 +87,11 @@ def _with_means(name: str, means: Mapping[str, float]) -> str:
 
 
 def best_degenerate(table: Sequence[Line]) -> Line | None:
-    """Return the line of `table` about the degenerate probe that earned most; None if there is
-    none.
+    """Return the line of `table` about the degenerate probe with the highest mean reward; None if
+    there is none.
 
     Degenerate are all probes except those shown for information only and near misses (NEAR).
+    `table` has one line per probe.
     """
     degenerate = [line for line in table if line["verdict"] != "info" and line["probe"] not in NEAR]
     return max(degenerate, key=lambda line: line["mean"], default=None)
@@ -99,7 +100,8 @@ def best_degenerate(table: Sequence[Line]) -> Line | None:
 def pays_for_length(table: Sequence[Line]) -> bool:
     """Whether junk earns more the longer it is, or the right answer earns more with junk behind it.
 
-    An increase below `_least_increase` does not count. `table` has one line per probe.
+    An increase counts from a tenth of what the right answer earns on. `table` has one line per
+    probe.
     """
     means = {line["probe"]: line["mean"] for line in table}
     if _pays_for_junk(means):
@@ -108,9 +110,9 @@ def pays_for_length(table: Sequence[Line]) -> bool:
     # least_increase is 0 if gold earns nothing and all means are equal.
     if least_increase <= 0 or not all(name in means for name in LENGTHS):
         return False
-    by_length = [means[name] for name in LENGTHS]
-    never_falls = by_length == sorted(by_length)
-    return never_falls and by_length[-1] - by_length[0] >= least_increase
+    means_by_length = [means[name] for name in LENGTHS]  # of junk, the shortest first
+    never_falls = means_by_length == sorted(means_by_length)
+    return never_falls and means_by_length[-1] - means_by_length[0] >= least_increase
 
 
 def _pays_for_junk(means: Mapping[str, float]) -> bool:
@@ -129,9 +131,9 @@ def _pays_for_junk(means: Mapping[str, float]) -> bool:
 def _least_increase(means: Mapping[str, float]) -> float:
     """Return the smallest increase of a mean reward that counts as paying for length.
 
-    It is the share LENGTH_PAYS of what gold (the reference answer) earns. If there is no gold, or
-    gold earns 0 or less, it is that share of the distance between the highest and the lowest mean
-    in `means` (probe -> mean).
+    It is the share LENGTH_PAYS (a tenth) of what gold (the reference answer) earns. If there is no
+    gold, or gold earns 0 or less, it is that share of the distance between the highest and the
+    lowest mean in `means` (probe -> mean).
     """
     gold_mean = means.get(GOLD, 0.0)
     if gold_mean > 0:

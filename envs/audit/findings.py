@@ -42,13 +42,13 @@ class Tally:
 
     @property
     def mean(self) -> float:
-        """The mean reward over all rows; there must be at least one."""
+        """The mean reward over all rows that were scored; there must be at least one."""
         return math.fsum(self.rewards) / len(self.rewards)
 
     def count(
         self, result: Mapping[str, Any], gold_reward: float | None, answer: Any, task_id: str
     ) -> None:
-        """Add one row to the tally.
+        """Add what this probe's answer earned on one row to the tally.
 
         Args:
             result: the score of `answer`: reward, success and error.
@@ -142,9 +142,9 @@ class Findings:
     stopped_in_row: bool = False
 
     def to_json(self) -> JsonObject:
-        """Return the counts as a JSON object; the answers to be scored again are left out."""
+        """Return the counts as a JSON object; the answers kept to be scored again are left out."""
         return {
-            "tallies": {name: asdict(tally) for name, tally in self.tallies.items()},
+            "tallies": {probe: asdict(tally) for probe, tally in self.tallies.items()},
             **{name: getattr(self, name) for name in _COUNTED_FIELDS},
         }
 
@@ -184,18 +184,20 @@ def findings_from_json(data: JsonObject) -> Findings:
 
 
 def merged(parts: Sequence[Findings]) -> Findings:
-    """Add the findings of several parts of the rows up to the findings of all of them."""
+    """Return the sum of several findings, each about other rows of the same environment. Lists are
+    joined in the order of `parts`."""
     total = Findings()
     for part in parts:
-        for name, tally in part.tallies.items():
-            total.tallies.setdefault(name, Tally()).add(tally)
-        for name in _COUNTED_FIELDS:
+        for probe, tally in part.tallies.items():
+            total.tallies.setdefault(probe, Tally()).add(tally)
+        for name in _COUNTED_FIELDS:  # numbers are added, lists are joined
             setattr(total, name, getattr(total, name) + getattr(part, name))
     return total
 
 
 def shortened(answer: Any) -> str:
-    """Return the first EXAMPLE_CHARS characters of an answer; messages are joined by slashes."""
+    """Return the first EXAMPLE_CHARS (160) characters of an answer: a text, or messages, whose
+    texts are joined by slashes."""
     if isinstance(answer, str):
         return answer[:EXAMPLE_CHARS]
     return " / ".join(message["content"] for message in answer)[:EXAMPLE_CHARS]

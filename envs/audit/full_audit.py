@@ -57,21 +57,21 @@ class FullAudit:
             seconds: returns how long the audit took so far, including earlier runs that were
                 interrupted.
         """
-        done = self.done()
+        done_rows = self.findings_by_row()
         idle_scorers: queue.SimpleQueue[Scorer] = queue.SimpleQueue()
         for scorer in scorers:
             idle_scorers.put(scorer)
-        missing = [index for index in range(len(self.rows)) if index not in done]
+        missing = [index for index in range(len(self.rows)) if index not in done_rows]
         with (
             ThreadPoolExecutor(len(scorers), thread_name_prefix="audit") as threads,
             self.file.open("a", encoding="utf-8") as file,
         ):
             futures = [threads.submit(self._line_of_row, index, idle_scorers) for index in missing]
             try:
-                for number, future in enumerate(as_completed(futures), len(done) + 1):
+                for done_count, future in enumerate(as_completed(futures), len(done_rows) + 1):
                     file.write(future.result() + "\n")
-                    file.flush()
-                    self.on_row(number)
+                    file.flush()  # so that an audit that is killed has lost no more than this row
+                    self.on_row(done_count)
             except BaseException:  # also Ctrl-C: rows that still wait are not scored
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -90,9 +90,11 @@ class FullAudit:
             idle_scorers.put(scorer)
         return json.dumps({"row": index, "findings": findings.to_json()})
 
-    def done(self) -> dict[int, Findings]:
-        """Return the findings of the rows that the file holds, by row number. A torn last line is
-        dropped."""
+    def findings_by_row(self) -> dict[int, Findings]:
+        """Return the findings that the file holds: row number -> findings of that row.
+
+        A line that cannot be read, because the audit was killed while it was written, is left out.
+        """
         by_row: dict[int, Findings] = {}
         for line in self._lines():
             try:
@@ -115,30 +117,37 @@ class FullAudit:
     def _report(
         self, scorer: Scorer, fresh: Callable[[], Scorer], seconds: Callable[[], float]
     ) -> AuditReport:
-        """Return the report on all rows.
+        """Return the report on all rows, once each is in the file.
 
         Some answers are scored again by a new process, and if the environment scores groups, some
         groups are audited too.
+
+        Args:
+            scorer: an env process.
+            fresh: starts an env process that has scored nothing.
+            seconds: returns how long the audit took.
         """
-        by_row = self.done()
-        findings = merged([by_row[index] for index in sorted(by_row)])
-        answers = [
-            self._answer_to_rescore(index, by_row[index]) for index in self._sample(sorted(by_row))
-        ]
-        findings.rescoring = rescore.score_again(
-            [answer for answer in answers if answer is not None], fresh, lambda: False
-        )
+        by_row = self.findings_by_row()
+        row_numbers = sorted(by_row)
+        findings = merged([by_row[index] for index in row_numbers])
+        answers = []
+        for index in self._sample(row_numbers):
+            answer = self._answer_to_rescore(index, by_row[index])
+            if answer is not None:
+                answers.append(answer)
+        findings.rescoring = rescore.score_again(answers, fresh, time_is_up=lambda: False)
         if compares_groups(scorer, self.kind):
             findings.of_groups = GroupFindings()
             for index in self._sample(range(len(self.rows))):
-                answers = self._row_with_probes(index).answers
-                audit_group(findings.of_groups, scorer.score_group, self.rows[index], answers)  # type: ignore[attr-defined]
+                probes = self._row_with_probes(index).answers
+                audit_group(findings.of_groups, scorer.score_group, self.rows[index], probes)  # type: ignore[attr-defined]
         return verdict.report(findings, len(self.rows), self.seed, seconds())
 
-    def _sample(self, rows: Sequence[int]) -> list[int]:
-        """Return up to 2 * FRESH of the row numbers, spread evenly."""
-        count = min(2 * FRESH, len(rows))
-        return [rows[index * len(rows) // count] for index in range(count)]
+    def _sample(self, row_numbers: Sequence[int]) -> list[int]:
+        """Return up to 2 * FRESH (24) of the row numbers, spread evenly."""
+        total = len(row_numbers)
+        count = min(2 * FRESH, total)
+        return [row_numbers[position * total // count] for position in range(count)]
 
     def _answer_to_rescore(self, index: int, findings: Findings) -> Scored | None:
         """Return one answer of row `index`, with the reward it earned, to be scored again; None if
@@ -153,7 +162,7 @@ class FullAudit:
         """Return row `index` with its probes. The random choices depend on the seed and the row
         number alone."""
         rng = random.Random(f"{self.seed} {index}")
-        size = len(self.rows)
-        others = rng.sample(range(size), min(POOL, size))
-        pool = [Task.from_row(self.rows[other]) for other in others]
+        row_count = len(self.rows)
+        pool_indices = rng.sample(range(row_count), min(POOL, row_count))
+        pool = [Task.from_row(self.rows[pool_index]) for pool_index in pool_indices]
         return probed_row(self.rows[index], self.kind, pool, rng)

@@ -84,7 +84,7 @@ FILLER = (
     "say that the answer follows from the question, as one would expect. In conclusion, this is "
     "what we have found, and it is hoped that it helps. "
 )
-ENDLESS = 300  # words of junk: about 2,000 characters, more than most token limits allow
+LONG_JUNK_WORDS = 300  # words of junk: about 2,000 characters, more than most token limits allow
 LONG_WORDS = 6  # a core of more words is prose: changing one letter does not make it wrong
 MANY = 12  # values in an answer that lists many
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -99,7 +99,10 @@ MARKED = re.compile(
 
 @dataclass(frozen=True)
 class Core:
-    """A reference answer in three parts: `head` + `text` + `tail`, where `text` has to be right."""
+    """A reference answer in three parts: `head` + `text` + `tail`, where `text` has to be right.
+
+    `is_json` is True if the whole answer is a JSON object or list; head and tail are then "".
+    """
 
     head: str
     text: str
@@ -133,7 +136,7 @@ def take_apart(gold: str) -> Core:
         match = pattern.fullmatch(gold)
         if match and match["core"].strip():
             return Core(match["head"], match["core"], match["tail"])
-    return _last_line_apart(gold)
+    return _core_in_last_line(gold)
 
 
 def _is_json_container(text: str) -> bool:
@@ -147,10 +150,10 @@ def _is_json_container(text: str) -> bool:
     return True
 
 
-def _last_line_apart(gold: str) -> Core:
+def _core_in_last_line(gold: str) -> Core:
     """Split a reference answer into what has to be right and the text before and after it.
 
-    If the last line contains a number and at most LONG_WORDS words, its last number has to be
+    If the last line contains a number and at most LONG_WORDS (6) words, its last number has to be
     right, else the whole line.
     """
     stripped = gold.rstrip()
@@ -181,32 +184,34 @@ def text_probes(
     if gold is None:
         return probes
     core = take_apart(gold)  # what has to be right, and the text around it
-    # Another row may have the same reference answer.
-    wrong_others = [other_gold for other_gold in other_golds if _plain(other_gold) != _plain(gold)]
+    plain_gold = _plain(gold)
+    # Another row may have the same reference answer, which is then not wrong here.
+    wrong_golds = [other_gold for other_gold in other_golds if _plain(other_gold) != plain_gold]
     probes[OVERLONG] = f"{gold}\n{probes['long junk']}"
     if core.is_json:
-        probes |= _json_probes(core, wrong_others)
+        probes |= _json_probes(core, wrong_golds)
     else:
-        probes |= _core_probes(core, wrong_others, rng)
-    if wrong_others:
-        probes["other gold"] = rng.choice(wrong_others)
-    unlike_gold = {name: text for name, text in probes.items() if _plain(text) != _plain(gold)}
+        probes |= _core_probes(core, wrong_golds, rng)
+    if wrong_golds:
+        probes["other gold"] = rng.choice(wrong_golds)
+    unlike_gold = {name: text for name, text in probes.items() if _plain(text) != plain_gold}
     return {GOLD: gold, **unlike_gold}
 
 
 def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
-    """Make the probes that need no reference answer, as name -> completion.
+    """Make the probes (answers that a scorer should not pay) that need no reference answer, as name
+    -> completion.
 
     `prompt` is the text of the task's prompt.
     """
     junk = "".join(rng.choices(string.ascii_lowercase + " ", k=28)).strip()
     junk = junk or "qx"  # if only spaces were drawn
-    endless = _endless(junk)
+    long_junk = _random_words(junk)
     return {
         "empty": "",
-        "short junk": endless[:2],  # two letters
+        "short junk": long_junk[:2],  # two letters, because a word has at least three
         "junk": junk,
-        "long junk": endless,
+        "long junk": long_junk,
         "prompt echo": prompt,
         "opener only": OPENER,
         "filler": FILLER * 2,
@@ -214,21 +219,26 @@ def _probes_without_gold(prompt: str, rng: random.Random) -> dict[str, str]:
     }
 
 
-def _endless(seed: str) -> str:
-    """Return ENDLESS words of random letters, always the same for the same `seed`."""
+def _random_words(seed: str) -> str:
+    """Return LONG_JUNK_WORDS (300) words of 3 to 9 random letters, always the same for the same
+    `seed`."""
     # A generator of its own: drawing from that of the audit would change the other probes.
     rng = random.Random(seed)
-    return " ".join(
-        "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 9))) for _ in range(ENDLESS)
-    )
+    words = []
+    for _ in range(LONG_JUNK_WORDS):
+        letter_count = rng.randint(3, 9)
+        words.append("".join(rng.choices(string.ascii_lowercase, k=letter_count)))
+    return " ".join(words)
 
 
 def _core_probes(core: Core, other_golds: Sequence[str], rng: random.Random) -> dict[str, str]:
-    """Make the probes from a reference answer that is text, as name -> completion.
+    """Make the probes (wrong answers to try on a scorer) from a reference answer that is text, as
+    name -> completion.
 
-    `other_golds` are reference answers of other rows.
+    `core` is the reference answer, with the part that has to be right; `other_golds` are reference
+    answers of other rows.
     """
-    wrong = _wrong_answer(core, other_golds, rng)  # "" for prose where there are no other golds
+    wrong = _wrong_answer(core, other_golds, rng)  # "" for prose if there are no other golds
     probes = {
         "enumerated": _enumerated(core, other_golds, rng),
         "format only": _contentless(core),
@@ -256,22 +266,25 @@ def _wrong_answer(core: Core, other_golds: Sequence[str], rng: random.Random) ->
     still be right.
     """
     if not core.is_prose:
-        return core.with_text(changed(core.text, rng))
+        return core.with_text(with_small_change(core.text, rng))
     return rng.choice(other_golds) if other_golds else ""
 
 
 def _contentless(core: Core) -> str:
     """Return the form of a reference answer without its content.
 
-    If the answer has a head or a tail, these stay around a "?"; otherwise an x replaces each letter
-    and digit.
+    If text stands around the part that has to be right, it stays, around a "?"; otherwise an x
+    replaces each letter and digit.
     """
     has_frame = bool(core.head + core.tail)
-    return core.with_text("?" if has_frame else re.sub(r"\w", "x", core.text))
+    if has_frame:
+        return core.with_text("?")
+    return core.with_text(re.sub(r"\w", "x", core.text))
 
 
 def _json_probes(core: Core, other_golds: Sequence[str]) -> dict[str, str]:
-    """Make the probes from a reference answer that is a JSON object or list, as name -> completion.
+    """Make the probes (wrong answers to try on a scorer) from a reference answer that is a JSON
+    object or list, as name -> completion.
 
     `other_golds` are reference answers of other rows. A probe that equals the right value, because
     there is nothing to change or to empty, is left out.
@@ -316,24 +329,25 @@ def _enumerated(core: Core, other_golds: Sequence[str], rng: random.Random) -> s
     """
     # Take more than MANY, because equal values are dropped; not all of them, to stay fast.
     other_texts = [take_apart(other_gold).text for other_gold in other_golds[: 4 * MANY]]
-    values = list(dict.fromkeys(other_texts))
-    values = [value for value in values if _plain(value) != _plain(core.text)][:MANY]
+    distinct_texts = list(dict.fromkeys(other_texts))
+    wrong_texts = [text for text in distinct_texts if _plain(text) != _plain(core.text)]
+    values = wrong_texts[:MANY]
     while len(values) < 3:
         last_value = values[-1] if values else core.text
-        values.append(changed(last_value, rng))
+        values.append(with_small_change(last_value, rng))
     values.insert(len(values) // 2, core.text)
     return core.with_text(", ".join(values))
 
 
-def changed(text: str, rng: random.Random) -> str:
+def with_small_change(text: str, rng: random.Random) -> str:
     """Return `text` with one small change that makes it wrong.
 
     A number becomes 1 larger or smaller; in any other text one letter or digit changes.
     """
     if NUMBER.fullmatch(text):
-        plain = text.replace(",", "")
+        digits = text.replace(",", "")  # without the commas between thousands
         step = rng.choice((-1, 1))
-        return str(float(plain) + step) if "." in plain else str(int(plain) + step)
+        return str(float(digits) + step) if "." in digits else str(int(digits) + step)
     return _with_changed_letter(text)
 
 
@@ -343,13 +357,16 @@ def _with_changed_letter(text: str) -> str:
     z, Z and 9 are replaced by the one before. If the text has no letter or digit, " x" is appended.
     """
     positions = [
-        position for position, letter in enumerate(text) if letter.isascii() and letter.isalnum()
+        position
+        for position, character in enumerate(text)
+        if character.isascii() and character.isalnum()
     ]
     if not positions:
         return text + " x"
     last = positions[-1]
     step = -1 if text[last] in "zZ9" else 1  # after these comes no letter or digit
-    return text[:last] + chr(ord(text[last]) + step) + text[last + 1 :]
+    neighbour = chr(ord(text[last]) + step)
+    return text[:last] + neighbour + text[last + 1 :]
 
 
 def _with_changed_leaf(value: Any) -> Any:
@@ -370,7 +387,7 @@ def _with_changed_leaf(value: Any) -> Any:
         return value + 1
     if isinstance(value, str):
         # A generator of its own: drawing from that of the audit would change the other probes.
-        return changed(value, random.Random(0)) if value else "x"
+        return with_small_change(value, random.Random(0)) if value else "x"
     return 0  # the leaf is null
 
 
@@ -387,7 +404,7 @@ def _emptied(value: Any) -> Any:
         return ""
     if value is None:
         return None
-    return False if isinstance(value, bool) else 0
+    return False if isinstance(value, bool) else 0  # bool first: it is an int in Python
 
 
 def _plain(text: str) -> str:
@@ -417,16 +434,16 @@ def message_probes(
     other_texts = [_text_of_last(other_gold) for other_gold in other_golds if other_gold]
     # If `gold` does not end with a text, None makes only the probes that need no reference answer.
     last_message_probes = text_probes(prompt, last_text or None, other_texts, rng)
-    alone_probes = _alone_probes(last_message_probes, rng)
+    single_message_probes = _single_message_probes(last_message_probes, rng)
     if not gold:
-        return alone_probes
-    return _gold_probes(gold, other_golds, last_message_probes, rng) | alone_probes
+        return single_message_probes
+    return _gold_probes(gold, other_golds, last_message_probes, rng) | single_message_probes
 
 
-def _alone_probes(
+def _single_message_probes(
     last_message_probes: Mapping[str, str], rng: random.Random
 ) -> dict[str, list[ChatMessage]]:
-    """Make the probes of a multi-turn task that are played as a single message.
+    """Make the probes of a multi-turn task that are played as a single message: name -> messages.
 
     `last_message_probes` are the text probes for the last message of the reference answer, as name
     -> text.
@@ -436,9 +453,8 @@ def _alone_probes(
         for name in PLAYED_ALONE
         if name in last_message_probes
     }
-    # About half of the rows try a broken tool call instead of an odd text. The odd text is missing
-    # if it equals the reference answer.
-    odd_text = last_message_probes.get("exception trigger")
+    odd_text = last_message_probes.get("exception trigger")  # None: it equals the reference answer
+    # About half of the rows try a broken tool call instead of an odd text.
     if rng.random() < 0.5 or odd_text is None:
         trigger = _assistant("") | {"tool_calls": [_bad_call(rng)]}
     else:
@@ -502,8 +518,8 @@ def _assistant(text: str) -> ChatMessage:
 
 
 def _bad_call(rng: random.Random) -> ChatMessage:
-    """Return a faulty tool call as a model might make it: an unknown or empty name, or bad
-    arguments."""
-    names_and_arguments = (("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{"))
-    name, arguments = rng.choice(names_and_arguments)
+    """Return a faulty tool call as a model might make it: an unknown or empty name, or arguments
+    that are no JSON object."""
+    faulty_calls = (("nothing", "{}"), ("", "{}"), ("lookup", "[1, 2]"), ("x", "{"))
+    name, arguments = rng.choice(faulty_calls)
     return {"id": "call_1", "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -84,7 +84,7 @@ def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Re
     changed = progress.changed
     failed = sum(item.failed for item in changed)
     # Confirmed answers come first, because False sorts before True.
-    first_examples = sorted(changed, key=lambda item: not item.confirmed)[:SHOWN]
+    confirmed_first = sorted(changed, key=lambda item: not item.confirmed)
     return {
         "asked": answer_count,
         "scored": progress.scored,
@@ -93,12 +93,12 @@ def _rescoring(answer_count: int, progress: "_Progress", stop_reason: str) -> Re
         "confirmed": sum(item.confirmed for item in changed),
         "wavering": sum(item.wavering for item in changed),
         "skipped": progress.skipped,
-        "examples": [item.example() for item in first_examples],
+        "examples": [item.example() for item in confirmed_first[:SHOWN]],
         "why": stop_reason,
     }
 
 
-def differing(rescoring: Mapping[str, Any]) -> int:
+def differing_count(rescoring: Mapping[str, Any]) -> int:
     """Return how many answers got another reward or failed when they were scored again.
 
     `rescoring` is a `Rescoring` as it was stored; {} gives 0.
@@ -117,21 +117,26 @@ def sentence(rescoring: Mapping[str, Any]) -> str:
         rescoring: a `Rescoring` with at least one example, as it was stored.
     """
     example = rescoring["examples"][0]
-    in_new = "scoring failed there" if example.get("error") else f"and there {example['second']:g}"
+    if example.get("error"):
+        in_new_process = "scoring failed there"
+    else:
+        in_new_process = f"and there {example['second']:g}"
     if rescoring["wavering"]:
         conclusion = "a third one did not agree with that either, so there is chance in it"
     elif rescoring.get("confirmed"):
         conclusion = "what it pays depends on what its process has done before"
     else:
         conclusion = "a third one has not confirmed that"
+    count = f"{differing_count(rescoring)} of {rescoring['scored']}"
     return (
-        f"{differing(rescoring)} of {rescoring['scored']} answers got another reward in a new env "
-        f"process (task {_short(example['task'])}: {example['first']:g}, {in_new}): {conclusion}"
+        f"{count} answers got another reward in a new env process "
+        f"(task {_short(example['task'])}: {example['first']:g}, {in_new_process}): {conclusion}"
     )
 
 
 def _short(task_id: Any) -> str:
-    """Return a task's id on one line, cut to `TASK_CHARS` characters."""
+    """Return a task's id on one line, cut to TASK_CHARS (80) characters with an ellipsis at the
+    end."""
     one_line = " ".join(str(task_id).split())
     return one_line if len(one_line) <= TASK_CHARS else one_line[: TASK_CHARS - 1] + "…"
 
@@ -222,7 +227,7 @@ class _Progress:
         if differing_score is not None:
             self.changed.append(_Changed(answer, differing_score))
             return
-        if second["error"]:
+        if second["error"]:  # the failure has not come again
             return
         # One such answer is forgiven, because the first call of a new process may be slow, and
         # score() may have a time limit of its own.

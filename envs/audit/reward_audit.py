@@ -93,14 +93,14 @@ def audit(
             It may be called twice, and may raise EnvProblem. None leaves this check out.
     """
     if kind == "command":
-        return verdict.of_command(len(rows), seed)
+        return verdict.unscored_command(len(rows), seed)
     if kind == "sft" or not rows:
         return verdict.unscored(len(rows), seed)
     budget = _Budget(budget_s, clock)
-    session = _Session(scorer, budget, Findings())
+    findings = Findings()  # filled by the functions below
+    session = _Session(scorer, budget, findings)
     first_scores = _score_rows(session, rows, kind, random.Random(seed))
     _revisit(first_scores, session)
-    findings = session.findings
     if compares_groups(scorer, kind):
         findings.of_groups = _score_groups(session, rows, random.Random(seed))
     if fresh is not None:
@@ -204,11 +204,12 @@ def probed_row(
 
 
 def score_row(scorer: Scorer, row: ProbedRow, number: int) -> Findings:
-    """Score one row, without a time limit, and return its findings; `number` is its index among all
-    rows."""
+    """Score the probes of one row, without a time limit, and return its findings; `number` is its
+    index among all rows."""
     # `_score_probes` reverses the order of the probes for every second value of `rows`.
     findings = Findings(rows=number)
-    _score_probes(_Session(scorer, _Budget(math.inf, time.monotonic), findings), row)
+    no_limit = _Budget(math.inf, time.monotonic)
+    _score_probes(_Session(scorer, no_limit, findings), row)
     findings.rows = 1
     return findings
 
@@ -225,16 +226,18 @@ def _revisit(first_scores: Sequence[_FirstScore], session: _Session) -> None:
 
 
 def compares_groups(scorer: Any, kind: str) -> bool:
-    """Whether the environment, of that kind, has `score_group`. `scorer` may be any scorer; only an
-    env process can have it."""
+    """Whether an environment of that kind scores all completions of a task together
+    (`score_group`), as its `scorer` says; a scorer that is no env process never does."""
     return kind == "single" and getattr(scorer, "compares_groups", False)
 
 
 def _score_groups(
     session: _Session, rows: Sequence[Mapping[str, Any]], rng: random.Random
 ) -> GroupFindings:
-    """Audit `score_group` on the first rows of the audit's random order, until the time is up."""
+    """Audit `score_group` on the first rows of the audit's random order, at most MOST_GROUPS (20),
+    until the time is up. `rng` must be seeded as for `_score_rows`, to draw the same order."""
     order = rng.sample(range(len(rows)), len(rows))
+    # Tasks whose reference answers serve as wrong answers to the other rows.
     pool = [Task.from_row(rows[index]) for index in order[:POOL]]
     findings = GroupFindings()
     scorer: Any = session.scorer
@@ -250,7 +253,7 @@ def _sample(findings: Findings) -> list[Scored]:
     """Return the answers that a new process is to score again.
 
     First come the answers scored last, the newest first, because a process that keeps a state
-    differs most at its end. Then up to `FRESH` earlier ones, spread evenly over all rows.
+    differs most at its end. Then up to FRESH (12) earlier ones, spread evenly over all rows.
     """
     newest_first = list(findings.latest)[::-1]
     # Compared as objects: an answer may be in both lists.
@@ -262,15 +265,15 @@ def _sample(findings: Findings) -> list[Scored]:
 
 
 def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random) -> ProbedRow:
-    """Make the probes of a single-turn row.
+    """Return a row of a single-turn environment with its probes (the answers to try).
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row; the row itself
     may be among them. `rng` makes random choices.
     """
     task = Task.from_row(row)
     gold = task.answer_text if task.answer is not None else None
-    other_tasks = [other for other in pool if other.id != task.id and other.answer]
-    other_golds = [other.answer_text for other in other_tasks]
+    other_tasks = [candidate for candidate in pool if candidate.id != task.id and candidate.answer]
+    other_golds = [other_task.answer_text for other_task in other_tasks]
     probes = text_probes(task.prompt_text, gold, other_golds, rng)
     return ProbedRow(task.id, probes, lambda scorer, text: scorer.score(row, text))
 
@@ -278,19 +281,19 @@ def _row_with_texts(row: Mapping[str, Any], pool: Sequence[Task], rng: random.Ra
 def _row_with_messages(
     row: Mapping[str, Any], pool: Sequence[Task], rng: random.Random
 ) -> ProbedRow:
-    """Make the probes of a multi-turn row.
+    """Return a row of a multi-turn environment with its probes (the answers to try).
 
     `pool` holds tasks whose reference answers serve as wrong answers to this row; the row itself
     may be among them. `rng` makes random choices.
     """
     task = Task.from_row(row)
-    other_tasks = [other for other in pool if other.id != task.id and other.answer]
-    other_golds = [_assistant(other) for other in other_tasks]
-    probes = message_probes(task.prompt_text, _assistant(task), other_golds, rng)
+    other_tasks = [candidate for candidate in pool if candidate.id != task.id and candidate.answer]
+    other_golds = [_assistant_messages(other_task) for other_task in other_tasks]
+    probes = message_probes(task.prompt_text, _assistant_messages(task), other_golds, rng)
     return ProbedRow(task.id, probes, lambda scorer, messages: play(scorer, row, messages))
 
 
-def _assistant(task: Task) -> list[ChatMessage]:
+def _assistant_messages(task: Task) -> list[ChatMessage]:
     """Return the assistant messages of a task's reference answer; [] if it has none."""
     return [message.to_dict() for message in task.answer_messages if message.role == "assistant"]
 
@@ -323,7 +326,7 @@ def play(
 
 
 def _failed(error: Exception) -> ScoreReply:
-    """Return the score of a rollout that raised `error`: reward 0, with the error's text."""
+    """Return the score of a rollout that raised `error`: reward 0, with the text of `error`."""
     return {"reward": 0.0, "success": False, "metrics": {}, "error": str(error), "seconds": 0.0}
 
 
@@ -335,8 +338,9 @@ def _score_probes(session: _Session, row: ProbedRow) -> _FirstScore | None:
     the first score of that answer; None if the time was up before all probes were scored.
     """
     findings = session.findings
-    order = list(row.answers)
-    if findings.rows % 2:  # every second row, so that gold is not always scored first
+    order = list(row.answers)  # the names of the probes
+    is_second_row = findings.rows % 2 == 1
+    if is_second_row:  # so that gold is not always scored first
         order.reverse()
     repeated_name = GOLD if GOLD in row.answers else order[0]
     results = _score_in_order(session, row, order, repeated_name)
@@ -409,12 +413,12 @@ def _add_results(
 
     The rewards of the other probes are compared with that of gold, the reference answer.
     """
-    gold = results.get(GOLD)
+    gold_result = results.get(GOLD)
     gold_reward = None
-    if gold is not None:
-        gold_reward = gold["reward"]
+    if gold_result is not None:
+        gold_reward = gold_result["reward"]
         findings.gold_rows += 1
-        if gold["error"] or gold["success"] is False:
+        if gold_result["error"] or gold_result["success"] is False:
             findings.gold_failing.append(row.task_id)
     for name, answer in row.answers.items():  # in this order, whatever order they were scored in
         if name in results:

@@ -39,7 +39,7 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
     # How many reference answers (gold) fail, and how many there are.
     failing = len(findings.gold_failing), findings.gold_rows
     covered = f"{findings.rows} of {rows} rows scored"
-    of_groups = findings.of_groups
+    group_findings = findings.of_groups
     result: AuditReport = {
         "verdict": _verdict(risks, weaknesses),
         "headline": headline(risks, weaknesses, table, failing, covered),
@@ -62,8 +62,8 @@ def report(findings: Findings, rows: int, seed: int, seconds: float) -> AuditRep
         "seed": seed,
         "seconds": round(seconds, 3),
     }
-    if of_groups is not None:
-        result["groups"] = of_groups.to_report()
+    if group_findings is not None:
+        result["groups"] = group_findings.to_report()
     return result
 
 
@@ -85,30 +85,36 @@ def _verdict(risks: Sequence[str], weaknesses: Sequence[str]) -> str:
 
 
 def _percentile_95(values: Sequence[float]) -> float:
-    """Return the 95th percentile of the values; there must be at least one."""
+    """Return the 95th percentile of the values, one of them; there must be at least one."""
     ordered = sorted(values)
-    return ordered[round(0.95 * (len(ordered) - 1))]
+    position = round(0.95 * (len(ordered) - 1))
+    return ordered[position]
 
 
 def _risks(findings: Findings, table: Sequence[ProbeLine]) -> list[str]:
-    """Return the names of the probes and other findings that make the scorer a risk."""
+    """Return the names of the probes and other findings that make the scorer a risk: probes that
+    are paid, GOLD if too many reference answers fail, faults of groups and of stability.
+
+    `table` holds the report's lines, one per probe.
+    """
     risks = [line["probe"] for line in table if line["verdict"] == "risk"]
     if _all_rewards_equal(findings):
         risks = ["all alike"]  # then single probes that are paid add no information
-    if findings.gold_rows and len(findings.gold_failing) > GOLD_FAILURES * findings.gold_rows:
+    tolerated_failures = GOLD_FAILURES * findings.gold_rows
+    if findings.gold_rows and len(findings.gold_failing) > tolerated_failures:
         risks.insert(0, GOLD)
-    of_groups = findings.of_groups.risks if findings.of_groups else []
-    return risks + of_groups + _stability_risks(findings)
+    group_risks = findings.of_groups.risks if findings.of_groups else []
+    return risks + group_risks + _stability_risks(findings)
 
 
 def _stability_risks(findings: Findings) -> list[str]:
     """Return the names of the risks of a scorer that gives one answer two rewards.
 
-    - "unstable": more than the share UNSTABLE of the answers scored twice in a row differ, or
-      `_is_wavering`; this risk excludes the others
-    - "order dependent": more than the share UNSTABLE of the answers scored again after others
-      differ
-    - "fresh process": more answers than `_tolerated_count` differ in a new process
+    - "unstable": more than the share UNSTABLE (0.02) of the answers scored twice in a row differ,
+      or a third process disagreed with the second; this risk excludes the others
+    - "order dependent": more than that share of the answers scored again after others differ
+    - "fresh process": more than that share of the answers, and more than one, differ in a new
+      process
     """
     if len(findings.unstable) > UNSTABLE * findings.repeated or _is_wavering(findings):
         # A random scorer: it gives other rewards later on even if it keeps no state.
@@ -125,7 +131,8 @@ def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
     """Return the names of the findings that are weaknesses, which are less grave than risks.
 
     These are the probes with the verdict "warn", PAYS_FOR_LENGTH if the scorer does that, and
-    "raises" if scoring failed on more than the share RAISING of any probe's rows.
+    "raises" if scoring failed on more than the share RAISING (0.05) of any probe's rows. `table`
+    holds the report's lines, one per probe.
     """
     weaknesses = [line["probe"] for line in table if line["verdict"] == "warn"]
     if pays_for_length(table):
@@ -136,9 +143,10 @@ def _weaknesses(table: Sequence[ProbeLine]) -> list[str]:
 
 
 def _is_wavering(findings: Findings) -> bool:
-    """Whether the third process disagreed with the second on more answers than are tolerated.
+    """Whether the scorer gave one answer three rewards, on more answers than are tolerated.
 
-    The second process scored the answers of the audit again, the third those that had changed.
+    A second process scored answers of the audit again, a third those whose reward had changed; here
+    the third disagreed with the second. False if no new process was asked.
     """
     rescoring = findings.rescoring
     return rescoring is not None and rescoring["wavering"] > _tolerated_count(findings)
@@ -155,9 +163,9 @@ def _tolerated_count(findings: Findings) -> float:
 
 
 def _differing_count(findings: Findings) -> int:
-    """Return how many answers a new process rewarded differently or failed on; 0 if none was
-    started."""
-    return rescore.differing(findings.rescoring) if findings.rescoring else 0
+    """Return how many answers a new process rewarded differently or failed on; 0 if no new process
+    was started."""
+    return rescore.differing_count(findings.rescoring) if findings.rescoring else 0
 
 
 def _problems(findings: Findings, table: list[ProbeLine]) -> list[str]:
@@ -195,7 +203,7 @@ def _reference_problems(findings: Findings) -> list[str]:
 
 
 def _stability_problems(findings: Findings) -> list[str]:
-    """Return sentences about answers that got two different rewards."""
+    """Return sentences about answers that got two different rewards; [] if there are none."""
     problems = []
     if findings.unstable:
         share = f"{len(findings.unstable)} of {findings.repeated}"
@@ -221,15 +229,15 @@ def _saturation(findings: Findings) -> Saturation:
 
     The two shares are None if there are no such answers.
     """
-    by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
+    rewards_by_probe = {name: tally.rewards for name, tally in findings.tallies.items()}
     all_rewards: list[float] = []
-    other_rewards: list[float] = []
-    for name, rewards in by_probe.items():
+    other_rewards: list[float] = []  # of wrong and degenerate answers; GOLD is in INFORMATIVE
+    for name, rewards in rewards_by_probe.items():
         all_rewards += rewards
         if name not in INFORMATIVE:
             other_rewards += rewards
     top = max(all_rewards)
-    gold_rewards = by_probe.get(GOLD, [])
+    gold_rewards = rewards_by_probe.get(GOLD, [])
     return {
         "top": round(top, 4),
         "levels": len({round(reward, 6) for reward in all_rewards}),
@@ -279,10 +287,10 @@ def _probe_line(name: str, tally: Tally, lowest_mean: float) -> ProbeLine:
 def _probe_verdict(name: str, tally: Tally, lowest_mean: float) -> str:
     """Return the verdict on one probe: ok, warn, risk or info.
 
-    - info: the probe is shown for information only
-    - ok: it is not paid (`_is_paid`)
-    - warn: it is paid and is a near miss (NEAR: nearly the right answer)
-    - risk: it is paid and is not a near miss
+    - info: the probe is shown for information only (INFORMATIVE)
+    - ok: it earns less than half of what the reference answer earns
+    - warn: it earns that much and is a near miss (NEAR: nearly the right answer)
+    - risk: it earns that much and is not a near miss
 
     `lowest_mean` is the lowest mean reward of all probes.
     """
@@ -343,9 +351,9 @@ def unscored(rows: int, seed: int) -> AuditReport:
     }
 
 
-def of_command(rows: int, seed: int) -> AuditReport:
-    """Return the report for an environment whose command earns the rewards: "warn", nothing
-    measured.
+def unscored_command(rows: int, seed: int) -> AuditReport:
+    """Return the report for an environment whose command (a program that plays the tasks) earns the
+    rewards: "warn", nothing measured.
 
     Such an environment cannot score a given answer without playing the whole rollout.
     """

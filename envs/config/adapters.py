@@ -59,16 +59,18 @@ class Adapter:
     options: Mapping[str, Any]
 
     @property
-    def of(self) -> Kind:
-        """The kind's entry in `KINDS`."""
+    def format(self) -> Kind:
+        """What is known about the foreign format, in the table `KINDS`."""
         return KINDS[self.kind]
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The program that plays a rollout and its arguments; only for kinds with a `program`."""
-        return ("python3", str(_PROGRAMS / self.of.program))
+        """The command that plays one rollout: python3 and the path of the format's program. Only
+        for a format that has a `program`."""
+        return ("python3", str(_PROGRAMS / self.format.program))
 
     @property
     def serves(self) -> bool:
-        """Whether a server from the folder runs beside the environment, on a port of its own."""
-        return self.of.serves and bool(self.options.get("server"))
+        """Whether a server from the folder runs beside the environment, on a port of its own: the
+        format allows one, and the options name one."""
+        return self.format.serves and bool(self.options.get("server"))

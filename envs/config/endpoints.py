@@ -28,7 +28,8 @@ def is_reference(value: object) -> bool:
 def path_name(reference: str) -> str:
     """Return the name by which the env process asks for a model, as part of a URL's path.
 
-    That is the name of an endpoint, and of a model of the home a text that no endpoint can have.
+    "openai:big" gives "big". A model of the home, such as "model:pebble", gives "model~" and a hash
+    of its reference: "~" cannot be part of an endpoint's name, so the two never collide.
     """
     if reference.startswith(LOCAL):
         return f"model~{hashlib.sha256(reference.encode()).hexdigest()[:16]}"
@@ -36,9 +37,10 @@ def path_name(reference: str) -> str:
 
 
 def judge_reference(folder: Path) -> str:
-    """Return the model that the rubric file of a folder names as its judge; "" if there is no such
-    file, it cannot be read, or its judge has no name."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # whoever reads it all reports
+    """Return the name of the model that a folder's rubric.toml has as its judge, such as
+    "openai:big"; "" if there is no such file, it cannot be read, or its judge has no name."""
+    # A broken file is no error here: whoever reads the whole rubric reports it.
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         judge = tomllib.loads((folder / RUBRIC).read_text("utf-8")).get("judge")
         return judge if isinstance(judge, str) and is_reference(judge) else ""
     return ""

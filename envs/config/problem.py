@@ -29,8 +29,11 @@ class EnvProblem(Exception):
     def __init__(
         self, code: str, message: str, hint: str = "", file: str = "", line: int = 0
     ) -> None:
-        """Store the parts of the problem (see the class); the message is also the exception's
-        text."""
+        """Store the parts of the problem; the message is also the exception's text.
+
+        `code` is one of `CODES`, such as "ENV_INVALID"; `hint` says what to do, `file` and `line`
+        where; "" and 0 if unknown.
+        """
         super().__init__(message)
         self.code = code
         self.message = message

@@ -50,7 +50,8 @@ def _copy_files(source: Path, target: Path) -> list[Path]:
 
 
 def _unknown_template(name: str, template: str) -> EnvProblem:
-    """Return the problem for a template that does not exist; its hint lists those that do.
+    """Return the error BAD_ARGUMENT for a template that does not exist; its hint lists those that
+    do.
 
     Args:
         name: the template's name as the user gave it.

@@ -141,7 +141,8 @@ class EnvSettings:
 
     @property
     def network(self) -> bool:
-        """Whether anything is asked over the network for it: by its process, or for its reward."""
+        """Whether this environment uses the network: its own process does, or a server is asked
+        over HTTP for the rewards."""
         asks_reward = self.rollout is not None and self.rollout.reward == "http"
         return self.limits.network or asks_reward
 
@@ -188,13 +189,14 @@ def _parse_toml(text: str) -> Mapping[str, Any]:
         return tomllib.loads(text)
     # ValueError: a number with too many digits for int(); RecursionError: nested too deep.
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        line_number = re.search(r"line (\d+)", str(error))  # tomllib gives it only in the message
+        # tomllib gives the line only in its message: "... (at line 3, column 1)".
+        line_match = re.search(r"line (\d+)", str(error))
         raise EnvProblem(
             "ENV_INVALID",
             f"{FILE} is not valid TOML: {error}",
             hint="Correct that line.",
             file=FILE,
-            line=int(line_number.group(1)) if line_number else 0,
+            line=int(line_match.group(1)) if line_match else 0,
         ) from error
 
 
@@ -222,7 +224,7 @@ def _secrets(value: Any, text: str) -> tuple[str, ...]:
             raise _problem_at(
                 text, "secrets", f"{name} cannot be a secret: it steers the env process"
             )
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))  # each once, in order
 
 
 def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, ...]:
@@ -247,7 +249,8 @@ def _endpoints(data: Mapping[str, Any], text: str, folder: Path) -> tuple[str, .
 
 
 def _limits(data: Mapping[str, Any], text: str) -> Limits:
-    """Return the limits: those that the table [limits] sets, and defaults for the others.
+    """Return the limits of the environment's process: those that the table [limits] sets, and
+    defaults for the others.
 
     `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
     ENV_INVALID for an unknown name, a wrong type or a value outside `BOUNDS`.
@@ -306,8 +309,8 @@ def _scorer(data: Mapping[str, Any], text: str) -> str:
 
 
 def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
-    """Return the program that `command` names, with its settings from [rollout]; None if the file
-    names no command and its adapter has no program.
+    """Return the program that plays the tasks: the file's `command` with its settings from
+    [rollout], or that of its adapter; None if there is neither.
 
     `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
     ENV_INVALID if the command is not a list of texts, if there is a table [rollout] without a
@@ -337,14 +340,14 @@ def _rollout(data: Mapping[str, Any], text: str) -> Rollout | None:
 def _adapter_rollout(
     data: Mapping[str, Any], table: Mapping[str, Any], text: str
 ) -> Rollout | None:
-    """Return the program of the file's adapter, if that has one, else None. The file names no
-    command.
+    """Return the program of the file's adapter, if that has one, else None.
 
-    `table` is [rollout] in `data`, {} if missing. Raises EnvProblem ENV_INVALID for a wrong value
-    in it, or if there is such a table but no program.
+    Called for a file without a `command`. `table` is [rollout] in `data` (the parsed file), {} if
+    missing; `text` is the file's text, to find the line of an error. Raises EnvProblem ENV_INVALID
+    for a wrong value in the table, or if there is such a table but no program.
     """
     adapter = _adapter(data, text)
-    if adapter is not None and adapter.of.program:
+    if adapter is not None and adapter.format.program:
         _refuse_unknown(table, ("seconds", "at_once"), text, kind="rollout setting")
         _check_rollout_numbers(table, text)
         return Rollout(adapter.command, reward="stdout", **table)
@@ -358,16 +361,18 @@ def _is_argv(command: object) -> bool:
     texts without NUL, the first not empty."""
     if not isinstance(command, list) or not all(isinstance(part, str) for part in command):
         return False
-    program_is_named = bool(command) and command[0] != ""
-    return program_is_named and not any("\0" in part for part in command)
+    names_program = bool(command) and command[0] != ""
+    return names_program and not any("\0" in part for part in command)
 
 
 def _check_rollout_numbers(table: Mapping[str, Any], text: str) -> None:
-    """Raise EnvProblem ENV_INVALID if a number in [rollout] (seconds, at_once) is out of bounds.
+    """Raise EnvProblem ENV_INVALID if a number in [rollout] (seconds, at_once, reward_seconds) is
+    out of bounds.
 
     `table` is that table, `text` the text of the whole file, to find the line.
     """
     for name in table.keys() & _ROLLOUT_BOUNDS.keys():
+        # Its type says whether the number must be a whole one.
         default = getattr(Rollout(()), name)
         _check_number(f"rollout.{name}", table[name], text, _ROLLOUT_BOUNDS[name], default)
 
@@ -397,10 +402,10 @@ def _adapter(data: Mapping[str, Any], text: str) -> Adapter | None:
 
 
 def _prompt(data: Mapping[str, Any], text: str) -> Prompt | None:
-    """The texts that the table [prompt] gives; None without it.
+    """Return the texts of the table [prompt], in which every task is asked; None without the table.
 
-    `data` is the whole file as a dict, `text` the file itself, to find the line of an error. Raises
-    EnvProblem ENV_INVALID for an unknown name or a value that is no text, and beside a command,
+    `data` is the parsed file, `text` its text, to find the line of an error. Raises EnvProblem
+    ENV_INVALID for an unknown name or a value that is no text, and if a command plays the tasks,
     which writes its prompts itself.
     """
     table = data.get("prompt")
@@ -411,9 +416,9 @@ def _prompt(data: Mapping[str, Any], text: str) -> Prompt | None:
     _refuse_unknown(table, ("system", "tools", "of"), text, kind="text")
     if _rollout(data, text) is not None:
         raise _problem_at(text, "prompt", "a command writes its prompts itself")
-    tools = table.get("tools", {})
-    is_named = isinstance(tools, dict) and all(isinstance(value, str) for value in tools.values())
-    if not is_named:
+    tools = table.get("tools", {})  # name of a tool -> its description
+    has_texts = isinstance(tools, dict) and all(isinstance(value, str) for value in tools.values())
+    if not has_texts:
         raise _problem_at(text, "tools", 'prompt.tools is a table: get_weather = "Tells ..."')
     for name in ("system", "of"):
         if not isinstance(table.get(name, ""), str):
@@ -422,12 +427,16 @@ def _prompt(data: Mapping[str, Any], text: str) -> Prompt | None:
 
 
 def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
-    """Raise EnvProblem ENV_INVALID if [rollout] names a `reward_file` that is not a path inside the
-    environment's folder, or names one although the reward is not read from a file."""
+    """Raise EnvProblem ENV_INVALID if [rollout] (`table`) names a `reward_file` that is not a path
+    inside the environment's folder, or names one although the reward is not read from a file.
+
+    `text` is the text of the whole file, to find the line of the error.
+    """
     if "reward_file" not in table:
         return
     path = table["reward_file"]
-    parts = path.split("/") if isinstance(path, str) else [""]
+    parts = path.split("/") if isinstance(path, str) else [""]  # [""]: refused below
+    # An empty part: the path begins with "/" (so it is absolute) or has "//".
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         message = f"rollout.reward_file is a path in the environment's folder, got {path!r}"
         raise _problem_at(text, "reward_file", message)
@@ -437,11 +446,12 @@ def _check_reward_file(table: Mapping[str, Any], text: str) -> None:
 
 
 def _check_reward_url(data: Mapping[str, Any], table: Mapping[str, Any], text: str) -> None:
-    """Raise EnvProblem ENV_INVALID if [rollout] has the reward `http` and no address for it, or
-    settings of that address and another reward; and if the program would have a network too: it
-    could then answer in the server's place, for another rollout.
+    """Raise EnvProblem ENV_INVALID if the settings of a reward server in [rollout] do not fit.
 
-    `data` is the parsed file, `text` its text, to find the line of an error.
+    With reward = "http" there must be an address of the server, and the program must have no
+    network: it could then answer in the server's place. With another reward, no setting of the
+    server may be there. `data` is the parsed file, `table` its [rollout], `text` its text, to find
+    the line of an error.
     """
     if table.get("reward") != "http":
         for name in ("reward_url", "reward_seconds"):
@@ -454,9 +464,11 @@ def _check_reward_url(data: Mapping[str, Any], table: Mapping[str, Any], text: s
             'reward = "http" asks reward_url, an http:// or https:// address without a user: '
             f'reward_url = "http://127.0.0.1:9000/reward"; got {url!r}'
         )
-        raise _problem_at(text, "reward_url" if "reward_url" in table else "reward", message)
+        faulty_key = "reward_url" if "reward_url" in table else "reward"
+        raise _problem_at(text, faulty_key, message)
     limits = data.get("limits")
-    if isinstance(limits, dict) and limits.get("network") is True:
+    has_network = isinstance(limits, dict) and limits.get("network") is True
+    if has_network:
         message = (
             'reward = "http" and network = true: a program with a network could answer in the '
             "place of the reward server; leave network out (the server is asked without it)"
@@ -470,11 +482,10 @@ def _is_address(url: object) -> bool:
         return False
     try:
         parts = urlsplit(url)
-        port = parts.port
+        port = parts.port  # None if the address names none
     except ValueError:  # a port that is no number
         return False
-    is_plain = not parts.username and not parts.fragment and port != 0
-    return bool(parts.hostname) and is_plain
+    return bool(parts.hostname) and not parts.username and not parts.fragment and port != 0
 
 
 def _check_number(
@@ -519,7 +530,8 @@ def _refuse_unknown(
 
 
 def _problem_at(text: str, key: str, message: str, allowed: str = "") -> EnvProblem:
-    """Return an EnvProblem ENV_INVALID that points to the first line of `text` that defines `key`.
+    """Return an EnvProblem ENV_INVALID that points to the line of environment.toml that defines
+    `key`, the first if several do.
 
     Args:
         text: the whole file. If no line of it defines `key`, the error has no line.

@@ -19,13 +19,13 @@ from envs.base import (
     Score,
     Task,
     compares_groups,
-    has_own_words,
+    defines_perturb,
     is_async,
     is_scored,
     kind_of,
 )
 from envs.config.problem import EnvProblem
-from envs.host.loader import explain, load_folder, read_task_rows, where
+from envs.host.loader import error_place, explain, load_folder, read_task_rows
 from envs.json_types import ChatMessage, EnvDescription, Reply, Request, ScoreReply, TaskRow
 from envs.metering.judge_calls import METER
 
@@ -75,7 +75,8 @@ class _Host:
     """
 
     def __init__(self, env: Env, folder: Path, send_reply: Callable[[Reply], None]) -> None:
-        """Store the arguments of the class; no episode is open yet."""
+        """Store the loaded environment, its folder (to name files in error messages), and the
+        function that writes one reply to the client; no episode is open yet."""
         self.env = env
         self.folder = folder
         self.send_reply = send_reply
@@ -93,14 +94,14 @@ class _Host:
         }
 
     def handle(self, request: Request) -> None:
-        """Answer one request with one reply. The operations `tasks` and `scores` send rows before
-        it.
+        """Answer one request with one reply: {"id", "ok": True, "value"}. The operations `tasks`
+        and `scores` send rows before it.
 
         Whatever the environment's code raises becomes a reply with `ok` False and the error as
-        text.
+        text. A reply also tells what judge calls (of a model that grades) took, if there were any.
         """
         request_id = request["id"]
-        judge_allowance = request.get("judge_left") or {}
+        judge_allowance = request.get("judge_left") or {}  # {} sets no limit
         METER.allow(judge_allowance.get("calls"), judge_allowance.get("cost"))
         try:
             if request["op"] == "tasks":
@@ -114,8 +115,9 @@ class _Host:
             reply = {"id": request_id, "ok": False, **self._error_fields(error, request["op"])}
         if os.getpid() != self.pid:  # user code has forked: only the original process may answer
             os._exit(0)
-        if use := METER.take():
-            reply["judge"] = use.to_json()
+        judge_use = METER.take()
+        if judge_use:
+            reply["judge"] = judge_use.to_json()
         self.send_reply(reply)
 
     def _error_fields(self, error: BaseException, operation: str) -> Reply:
@@ -126,7 +128,7 @@ class _Host:
         # BadReturn is raised in this module, so it has no file and line of user code.
         if isinstance(error, BadReturn):
             return {"error": str(error)}
-        file, line = where(error, self.folder)
+        file, line = error_place(error, self.folder)
         place = f" ({file}:{line})" if file else ""
         action = f"raised {explain(error)}"
         if isinstance(error, SystemExit):
@@ -160,8 +162,9 @@ class _Host:
         """
         task, completions = Task.from_row(request["task"]), list(request["completions"])
         scores = self._result_or_awaited(self.env.score_group(task, completions))  # type: ignore[attr-defined]
-        if not isinstance(scores, list | tuple) or len(scores) != len(completions):
-            returned = f"{len(scores)} scores" if isinstance(scores, list | tuple) else repr(scores)
+        is_list = isinstance(scores, list | tuple)
+        if not is_list or len(scores) != len(completions):
+            returned = f"{len(scores)} scores" if is_list else repr(scores)
             raise BadReturn(
                 f"score_group() returned {returned:.80}; return a list of {len(completions)} Scores"
             )
@@ -207,15 +210,15 @@ class _Host:
 
     @functools.cached_property
     def _loop(self) -> "asyncio.AbstractEventLoop":
-        """The event loop for the whole life of the process, so that what an author opens in it
-        stays open."""
+        """The event loop for the whole life of the process: what an author opens in it, such as a
+        connection, stays open from one score to the next."""
         import asyncio  # noqa: PLC0415 - see _scores
 
         return asyncio.new_event_loop()
 
     def _result_or_awaited(self, returned: Any) -> Any:
-        """Return the result of the author's function: `returned` itself, or awaited if it is
-        awaitable."""
+        """Return the result of the author's function: `returned` itself, or what it gives when it
+        is awaited, if the function is async."""
         if not inspect.isawaitable(returned):
             return returned
         return self._loop.run_until_complete(_result_of(returned))
@@ -272,13 +275,14 @@ class _Host:
 
 
 def _describe(env: Env) -> EnvDescription:
-    """Return the description of the environment that its client receives (see EnvDescription)."""
+    """Return the description of an environment that its client receives: its kind, whether it is
+    scored, its tools, and a key for each optional ability that it has."""
     description: EnvDescription = {
         "kind": kind_of(env),
         "scored": is_scored(env),
         "tools": list(env.tools),
     }
-    if has_own_words(env):
+    if defines_perturb(env):
         description["perturbs"] = True
     if compares_groups(env):
         description["groups"] = True
@@ -288,7 +292,8 @@ def _describe(env: Env) -> EnvDescription:
 
 
 async def _result_of(awaitable: Awaitable[Any]) -> Any:
-    """Await `awaitable` and return its result; this makes a coroutine of any awaitable."""
+    """Await `awaitable` and return its result. It may be no coroutine, which an event loop needs to
+    run it; this function makes one of any awaitable."""
     return await awaitable
 
 
@@ -299,7 +304,7 @@ def _score_reply(returned: Any) -> ScoreReply:
     numbers pass here; the client refuses them.
     """
     score = returned
-    if not isinstance(returned, Score):
+    if not isinstance(returned, Score):  # a bare number is the reward
         score = Score(reward=_checked_number(returned, "score() returned"))
     if not isinstance(score.metrics, Mapping):
         raise BadReturn(f"Score.metrics is a dict of numbers, got {type(score.metrics).__name__}")
@@ -319,8 +324,8 @@ def _score_reply(returned: Any) -> ScoreReply:
 
 
 def _checked_parts(parts: Any) -> dict[str, list[float]]:
-    """Return the parts of a score as name -> [weight, value]. Raises BadReturn if they have another
-    form."""
+    """Return the parts of which a score's reward is made as name -> [weight, value]. Raises
+    BadReturn if they are not a dict of pairs of numbers."""
     if not isinstance(parts, Mapping):
         raise BadReturn(f"Score.parts is a dict of (weight, value), got {type(parts).__name__}")
     for name, pair in parts.items():
@@ -380,6 +385,7 @@ def _writer(fd: int) -> Callable[[Reply], None]:
         """Write the whole message; one system call may write only a part of it."""
         unwritten = memoryview((json.dumps(message) + "\n").encode())
         while unwritten:
-            unwritten = unwritten[os.write(fd, unwritten) :]
+            written_count = os.write(fd, unwritten)
+            unwritten = unwritten[written_count:]
 
     return write

@@ -98,30 +98,34 @@ class CommandRun(Pipe):
     """
 
     def __init__(self, commands: Commands) -> None:
-        """Start the sandbox. Raises EnvProblem or Fault if that fails."""
+        """Start the sandbox and receive the socket on which the program will ask the model.
+
+        Raises EnvProblem or Fault if that fails.
+        """
         self.commands = commands
         rollout = commands.rollout
+        # A secret that the program does not know, so that it cannot imitate the parent's messages.
         self._seal = secrets.token_hex(16)
-        self._first_output = b""  # of the output: the parent's message about the isolation
-        ours, theirs = socket.socketpair()
-        order = Program(
-            rollout.command,
-            rollout.reward_file if rollout.reward == "file" else "",
-            theirs.detach(),
-            self._seal,
+        self._output_start = b""  # begins with the parent's message about the isolation
+        own_end, parent_end = socket.socketpair()
+        program = Program(
+            command=rollout.command,
+            reward_file=rollout.reward_file if rollout.reward == "file" else "",
+            gateway=parent_end.detach(),
+            seal=self._seal,
         )
         super().__init__(
             commands.source,
-            packages_of(commands.python),
-            commands.limits,
-            commands.secrets,
-            commands.log,
-            commands.sandbox,
-            order,
-            reach_of(commands.source),
+            packages=packages_of(commands.python),
+            limits=commands.limits,
+            secrets=commands.secrets,
+            log=commands.log,
+            sandbox=commands.sandbox,
+            order=program,
+            reach=reach_of(commands.source),
         )
-        with ours:
-            self.listener = self._receive_listener(ours)
+        with own_end:
+            self.listener = self._receive_listener(own_end)
 
     @property
     def base_url(self) -> str:
@@ -132,10 +136,11 @@ class CommandRun(Pipe):
         """Let the program start. It gets the task as a file, and these environment variables."""
         order = json.dumps({"task": task, "variables": dict(variables)}) + "\n"
         os.set_blocking(self.requests, True)
-        with contextlib.suppress(BrokenPipeError):  # `wait` then says how the box ended
+        with contextlib.suppress(BrokenPipeError):  # `wait` then says how the sandbox ended
             unwritten = memoryview(order.encode())
             while unwritten:
-                unwritten = unwritten[os.write(self.requests, unwritten) :]
+                written_count = os.write(self.requests, unwritten)
+                unwritten = unwritten[written_count:]
 
     def wait(self) -> Ending:
         """Wait for the program to end, at most for its time limit, and return how it ended.
@@ -144,17 +149,17 @@ class CommandRun(Pipe):
         """
         seconds = self.commands.rollout.seconds
         output, at_end = self._read_until(time.monotonic() + seconds, b"")
-        timed_out = not at_end
-        if timed_out:
-            self.close_lifeline()
-            output, at_end = self._read_until(time.monotonic() + END_SECONDS, output)
-        if timed_out:
+        if not at_end:
+            self.close_lifeline()  # the parent then kills everything, and its output ends
+            self._read_until(time.monotonic() + END_SECONDS, output)
             return Ending(fault=f"the command ran longer than {seconds:g} s", timed_out=True)
         return self._ending(output, at_end)
 
     def _receive_listener(self, gateway: socket.socket) -> socket.socket:
-        """Return the listening socket that the parent hands over. Raises Fault if none comes in
-        time."""
+        """Return the listening socket that the parent hands over through the socket `gateway`.
+
+        Raises Fault, with this run closed, if none comes within START_SECONDS.
+        """
         gateway.settimeout(START_SECONDS)
         descriptors: list[int] = []
         with contextlib.suppress(OSError):  # closed, or nothing in time
@@ -166,7 +171,8 @@ class CommandRun(Pipe):
         return socket.socket(fileno=descriptors[0])
 
     def _read_until(self, deadline: float, output: bytes) -> tuple[bytes, bool]:
-        """Append to `output` what the program prints until it ends or the deadline passes.
+        """Append to `output` what the program prints until it ends or the deadline (on the
+        monotonic clock) passes.
 
         Returns the last KEPT_BYTES of the output, and whether the end was reached.
         """
@@ -176,28 +182,28 @@ class CommandRun(Pipe):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 return output, False
-            if poller.poll(max(1.0, remaining_s * 1000)):
+            if poller.poll(max(1.0, remaining_s * 1000)):  # milliseconds
                 data = os.read(self.replies, 1 << 16)
                 if not data:
                     return output, True
-                self._first_output += data[: HELLO_BYTES - len(self._first_output)]
+                self._output_start += data[: HELLO_BYTES - len(self._output_start)]
                 output = (output + data)[-KEPT_BYTES:]
 
     def _ending(self, output: bytes, at_end: bool) -> Ending:
-        """Return how the run ended, from what came out of the sandbox; the last line is the
-        parent's.
+        """Return how the run ended, from what came out of the sandbox (`output`).
 
-        `at_end` is whether the output is complete.
+        The first and the last line are messages of the parent, what is between them was printed by
+        the program. `at_end` is whether the output is complete.
         """
-        printed, _, last_line = output.rstrip(b"\n").rpartition(b"\n")
+        earlier_lines, _, last_line = output.rstrip(b"\n").rpartition(b"\n")
         message: Any = None
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError, RecursionError):  # no message of the parent
             message = json.loads(last_line)
         ending = message.get("exit") if isinstance(message, dict) else None
         if not at_end or not isinstance(ending, dict) or ending.get("seal") != self._seal:
             return Ending(fault=self._lost_message("the command"))
-        # The first line of the output is from the parent too: its message about the isolation.
-        text = printed.partition(b"\n")[2].decode("utf-8", "replace")
+        _first_line, _, printed = earlier_lines.partition(b"\n")
+        text = printed.decode("utf-8", "replace")
         tail = self.secrets.in_text(str(ending.get("tail") or ""))
         fault = ""
         if not ending["started"]:
@@ -210,22 +216,24 @@ class CommandRun(Pipe):
             output=text,
             reward_file=ending.get("reward_file"),
             tail=tail,
-            open_network=_is_open(self._first_output),
+            open_network=_has_open_network(self._output_start),
             fault=fault,
         )
 
     def close(self) -> None:
         """End everything in the sandbox and remove its folder."""
-        with contextlib.suppress(AttributeError):  # there is no listener yet
+        with contextlib.suppress(AttributeError):  # the start failed before there was a listener
             self.listener.close()
         super().close()
 
 
-def _is_open(beginning: bytes) -> bool:
-    """Whether a program's network was open, as the first line of its output tells; True if it does
-    not tell. The parent writes that line before the program starts."""
+def _has_open_network(output_start: bytes) -> bool:
+    """Whether a program could reach more of the network than its gateway, as the first line of its
+    output tells; True if it does not tell. The parent writes that line before the program starts.
+    """
+    first_line, _, _ = output_start.partition(b"\n")
     try:
-        hello = json.loads(beginning.partition(b"\n")[0])["hello"]
+        hello = json.loads(first_line)["hello"]
         return hello["level"] == LIMITS or OPEN_NETWORK in hello["gaps"]
     except (ValueError, RecursionError, LookupError, TypeError):
         return True
@@ -234,8 +242,9 @@ def _is_open(beginning: bytes) -> bool:
 def score_of(rollout: Rollout, ending: Ending, played: JsonObject | None = None) -> ScoreReply:
     """Return the score of a rollout, given how its command ended.
 
-    If the ending says nothing about the task, the result is a failed score with the reason.
-    `played` is what a reward server is told of the rollout: `task` and `messages`.
+    The reward is read from where `rollout.reward` says: the exit status, a server, a file, or the
+    last line of the output. If the ending says nothing about the task, the result is a failed score
+    with the reason. `played` is what a reward server is told of the rollout: `task` and `messages`.
     """
     if ending.fault:
         return failed_score(ending.fault, timed_out=ending.timed_out)
@@ -252,18 +261,19 @@ def score_of(rollout: Rollout, ending: Ending, played: JsonObject | None = None)
         file_result = ending.reward_file or {"fault": "its reward file was not read"}
         if "fault" in file_result:
             return failed_score(_with_tail(str(file_result["fault"]), ending))
-        return _score_of_text(str(file_result["text"]), rollout.reward_file)
+        return _score_of_text(str(file_result["text"]), place=rollout.reward_file)
     lines = ending.output.strip().splitlines()
     if not lines:
         return failed_score(_with_tail("the command printed nothing", ending))
-    return _score_of_text(lines[-1], "the last line of its output")
+    return _score_of_text(lines[-1], place="the last line of its output")
 
 
 def _score_of_server(rollout: Rollout, ending: Ending, played: JsonObject | None) -> ScoreReply:
-    """Return the score that the reward server gives, asked once; a failed score if it gives none.
+    """Ask the reward server once what a rollout earned, and return its score; a failed score if it
+    gives none.
 
-    It is not asked about a program that could have taken its place, nor about one that asked the
-    model nothing (`played` is None). No process of the rollout lives.
+    It is not asked about a program that could have answered in its place, nor about one that asked
+    the model nothing (`played` is None). No process of the rollout lives any more.
     """
     if played is None:
         return failed_score("the command asked the model nothing")
@@ -277,12 +287,12 @@ def _score_of_server(rollout: Rollout, ending: Ending, played: JsonObject | None
         text = ask_reward(rollout.reward_url, question, rollout.reward_seconds)
     except NoReward as failure:
         return failed_score(str(failure), timed_out=failure.timed_out)
-    return _score_of_text(text, f"the reply of {rollout.reward_url}")
+    return _score_of_text(text, place=f"the reply of {rollout.reward_url}")
 
 
 def _score_of_status(ending: Ending) -> ScoreReply:
-    """Return the score for an exit status: 1 for success, 0 for failure, a failed score for
-    others."""
+    """Return the score for a command's exit status: the reward 1 for the status 0, the reward 0 for
+    1, a failed score for any other."""
     if ending.code not in (SUCCEEDED, FAILED):
         text = f"the command left with exit status {ending.code}; 0 is success and 1 failure"
         return failed_score(_with_tail(text, ending))
@@ -312,6 +322,7 @@ def _score_of_text(text: str, place: str) -> ScoreReply:
 
 
 def _with_tail(text: str, ending: Ending) -> str:
-    """Return `text`, followed by the last output of the command if there is any."""
-    last = (ending.tail or ending.output).strip()[-SHOWN_CHARS:]
-    return f"{text}; its last output: {last}" if last else text
+    """Return `text`, followed by the last output of the command if there is any: the end of its
+    standard error, or else of its standard output."""
+    last_output = (ending.tail or ending.output).strip()[-SHOWN_CHARS:]
+    return f"{text}; its last output: {last_output}" if last_output else text

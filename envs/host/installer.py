@@ -43,7 +43,7 @@ _REASON_CHARS = 600  # how much of an unforeseen error the reply shows
 
 
 def serve(replies: int, order: InstallOrder) -> None:
-    """Install the packages and write one JSON line to the descriptor `replies`.
+    """Install the packages of `order` and write one JSON line to the descriptor `replies`.
 
     The line is {"ready": ...}, or {"problem": ...} with whatever the installation raised. An env
     process sends such a line when it starts, so the client (`Pipe.greet`) can read both.
@@ -54,7 +54,7 @@ def serve(replies: int, order: InstallOrder) -> None:
         reply: Reply = {"ready": {"kind": "sft", "scored": False, "tools": []}}
     except EnvProblem as problem:
         reply = {"problem": problem.to_dict()}
-    except BaseException as error:  # noqa: BLE001 - pip may leave in any way
+    except BaseException as error:  # noqa: BLE001 - pip may leave in any way, also by SystemExit
         traceback.print_exc()
         message = f"the packages could not be installed: {type(error).__name__}: {error}"
         reply = {"problem": EnvProblem("ENV_DEPS", message[:_REASON_CHARS]).to_dict()}
@@ -117,17 +117,17 @@ def refuse_unusable(folders: list[Path]) -> None:
     `folders` are where packages were installed. The message names up to five packages.
     """
     # pip writes direct_url.json only for a package that did not come from an index.
-    from_address: list[str] = []
+    packages_from_address: list[str] = []
     for folder in folders:
         for path in folder.glob("*.dist-info/direct_url.json"):
             name_and_version = path.parent.name.removesuffix(".dist-info").replace("-", " ")
-            from_address.append(name_and_version)
-    from_address.sort()
-    if from_address:
+            packages_from_address.append(name_and_version)
+    packages_from_address.sort()
+    if packages_from_address:
         raise EnvProblem(
             "ENV_DEPS",
             "a requirement names an address in place of an index: "
-            f"{', '.join(from_address[:_SHOWN])}",
+            f"{', '.join(packages_from_address[:_SHOWN])}",
             hint="Name packages by name and version, and leave out those that ask for addresses.",
         )
     needed_files = path_files(map(str, folders))
@@ -153,7 +153,7 @@ def _enter_venv(target: Path) -> list[Path]:
     folders = list(dict.fromkeys(Path(folder) for folder in paths))
     sys.prefix = sys.exec_prefix = str(target)
     sys.executable = str(target / "bin" / "python")
-    # sysconfig computed these from the old prefix when it was imported.
+    # sysconfig computed these from the old prefix when it was imported, and pip asks sysconfig.
     for name in ("_PREFIX", "_EXEC_PREFIX"):
         setattr(sysconfig, name, str(target))
     sysconfig._CONFIG_VARS = None  # type: ignore[attr-defined]
@@ -172,7 +172,7 @@ def _forbid_programs(refused_commands: list[str]) -> None:
     """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        """Refuse the audit events that start a program."""
+        """Refuse the audit events that start a program; Python calls this for every event."""
         if event in _STARTS:
             refused_commands.append(str(arguments[:2]))
             raise PermissionError(f"{event} is refused while packages are installed")
@@ -181,7 +181,10 @@ def _forbid_programs(refused_commands: list[str]) -> None:
 
 
 def _pip(order: InstallOrder) -> int:
-    """Run `pip install` for `order` in this process; return its exit status, 0 for success."""
+    """Run `pip install` for `order` in this process; return its exit status, 0 for success.
+
+    pip is a folder or a wheel at `order.pip`, and reads its command line from sys.argv.
+    """
     sys.argv = _pip_command(order)
     runner = Path(order.pip, "pip", "__pip-runner__.py")
     try:

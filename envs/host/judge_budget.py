@@ -43,7 +43,8 @@ class JudgeBudget:
         """Return what one call of an env process may use: {"calls", "cost"}, each None for no
         limit.
 
-        The caller must return the rest with `settle`.
+        The calls are an equal share of those that are left, but at least 1 if any is left. The
+        caller must hand the result to `settle` once the call has ended.
         """
         with self._lock:
             calls: float | None = None
@@ -55,7 +56,8 @@ class JudgeBudget:
             return {"calls": calls, "cost": cost}
 
     def settle(self, borrowed: JsonObject, use: JudgeUse) -> None:
-        """Count what a call used, and return the calls that it had borrowed."""
+        """Count what a call used (`use`), and take back the calls that it had borrowed (`borrowed`,
+        as `borrow` returned it)."""
         with self._lock:
-            self._borrowed_calls -= borrowed["calls"] or 0
+            self._borrowed_calls -= borrowed["calls"] or 0  # None: calls are not limited
             self.used = self.used + use

@@ -12,7 +12,7 @@ from envs.isolation.packages import InstallOrder, Packages
 from envs.isolation.sandbox import Reach, Sandbox
 from envs.json_types import JsonObject
 
-FILES = 4  # the working folder of user code has room for this many files of the largest size
+LARGEST_FILES = 4  # so many files of the largest size fit into the working folder of user code
 INSTALLER_MB = 256  # room of that folder during an installation, whose packages go elsewhere
 
 
@@ -76,7 +76,8 @@ class Launch:
 
     @property
     def gateways(self) -> tuple[int, ...]:
-        """The descriptors of sockets through which listening sockets go to the client."""
+        """The descriptors of the sockets through which the parent hands listening sockets to the
+        client: that of the program and that of the relay, as far as there are any."""
         descriptors = []
         if self.program is not None:
             descriptors.append(self.program.gateway)
@@ -87,10 +88,10 @@ class Launch:
     @property
     def room_mb(self) -> int:
         """How many MiB the files in the working folder of user code may take together."""
-        return INSTALLER_MB if self.install else FILES * self.limits.file_mb
+        return INSTALLER_MB if self.install else LARGEST_FILES * self.limits.file_mb
 
     def to_json(self) -> str:
-        """Return the launch as one line of JSON, without the variables of `install`.
+        """Return these settings as one line of JSON, without the variables of `install`.
 
         The JSON goes onto a command line, which every user of the machine can read. The variables
         may hold passwords, so they are set in the environment of the process instead.
@@ -100,7 +101,7 @@ class Launch:
 
     @staticmethod
     def from_json(text: str) -> "Launch":
-        """Read a launch that `to_json` wrote; its `install` has no variables.
+        """Read the settings that `to_json` wrote; `install` has no variables.
 
         Raises KeyError or TypeError if the JSON has another form.
         """
@@ -123,5 +124,6 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _program(fields: JsonObject) -> Program:
-    """Return the program with these fields, in which JSON has turned tuples into lists."""
+    """Return the `Program` with these fields (name -> value), in which JSON has turned tuples into
+    lists."""
     return Program(**{name: _as_tuple(value) for name, value in fields.items()})

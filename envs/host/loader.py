@@ -21,8 +21,8 @@ from envs.base import (
     SingleTurnEnv,
     Task,
     compares_groups,
+    defines_perturb,
     defines_score,
-    has_own_words,
     is_scored,
     kind_of,
 )
@@ -38,11 +38,11 @@ from envs.tool_schemas import check_tools
 __all__ = [
     "EnvProblem",
     "check_tools",
+    "error_place",
     "explain",
     "load_folder",
     "read_task_rows",
     "task_problem",
-    "where",
 ]
 
 ENTRY = "environment.py"
@@ -52,7 +52,7 @@ ERROR_CHARS = 500  # how much of an exception's text a message shows
 
 
 def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
-    """Load the environment in `folder` and check it against the contract.
+    """Load the environment in `folder` and check that it defines what its kind needs.
 
     A folder whose environment.toml names an adapter (a foreign format) is read by that adapter. A
     folder with data files and no environment.py is an SFT dataset, or a single-turn environment if
@@ -72,13 +72,14 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
     """
     folder = Path(folder)
     settings = read_settings(folder)
+    used_params = settings.params if params is None else params
     if settings.adapter is not None:
-        return _load_adapter(folder, settings, settings.params if params is None else params)
+        return _load_adapter(folder, settings, used_params)
     # If there is an environment.py, its code reads the data files.
     files = [] if (folder / ENTRY).is_file() else data_files(folder)
     if not files:
-        return _load_code(folder, settings, settings.params if params is None else params)
-    env = _call_user_code(  # a dataset takes no params
+        return _load_code(folder, settings, used_params)
+    env = _call_user_code(
         lambda: _dataset(files, settings),
         folder,
         call_name="reading the data",
@@ -90,9 +91,10 @@ def load_folder(folder: Path, params: JsonObject | None = None) -> Env:
 
 
 def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
-    """Call load_environment(**params) of environment.py and check its result against the contract.
+    """Call load_environment(**params) of environment.py and check the environment that it returns.
 
-    Raises EnvProblem ENV_INVALID, ENV_IMPORT, ENV_DEPS or ENV_PARAM (see `load_folder`).
+    Raises EnvProblem ENV_INVALID if the file is missing or the environment breaks the contract,
+    ENV_IMPORT if its code raises, ENV_DEPS for a missing package, and ENV_PARAM for wrong `params`.
     """
     if settings.scorer and not (folder / ENTRY).is_file():
         raise EnvProblem(
@@ -110,14 +112,17 @@ def _load_code(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
             file=SETTINGS_FILE,
         )
     module = _import_entry_file(folder)
-    entry = _entry_function(module, folder)
-    _check_params(entry, params, folder)
+    load_environment = _entry_function(module, folder)
+    _check_params(load_environment, params, folder)
     env = _call_user_code(
-        lambda: entry(**params), folder, call_name="load_environment()", code="ENV_IMPORT"
+        lambda: load_environment(**params),
+        folder,
+        call_name="load_environment()",
+        code="ENV_IMPORT",
     )
     if not isinstance(env, SingleTurnEnv | MultiTurnEnv):
         message, hint = _no_environment(env)
-        raise _problem_at(entry, folder, message, hint)
+        raise _problem_at(load_environment, folder, message, hint)
     if settings.rollout:
         _check_scores_nothing(env, folder)
         env.command = settings.rollout.command
@@ -135,8 +140,9 @@ def _dataset(files: Sequence[Path], settings: EnvSettings) -> DatasetEnv:
 
 
 def _load_adapter(folder: Path, settings: EnvSettings, params: JsonObject) -> Env:
-    """Load a folder in a foreign format with its adapter. Raises EnvProblem as `load_folder`
-    says."""
+    """Load a folder in a foreign format with the adapter that `settings` name. Raises EnvProblem
+    ENV_IMPORT if the foreign code raises, ENV_DEPS for a missing package, ENV_INVALID for options
+    or tools that are not valid."""
     adapter = settings.adapter
     assert adapter is not None  # the caller has checked
     env = _call_user_code(
@@ -160,7 +166,8 @@ class CommandDataset(DatasetEnv):
 def _check_scores_nothing(env: Env, folder: Path) -> None:
     """Raise EnvProblem ENV_INVALID if an environment whose tasks a command plays also scores or
     answers them itself, because that code would never be used."""
-    if not defines_score(env) and not isinstance(env, MultiTurnEnv):
+    plays_itself = defines_score(env) or isinstance(env, MultiTurnEnv)
+    if not plays_itself:
         return
     raise _problem_at(
         type(env),
@@ -177,7 +184,7 @@ def _no_environment(returned: Any) -> tuple[str, str]:
         name = returned.__name__
         return f"load_environment() returned the class {name}", f"Return an instance: {name}()."
     return (
-        f"load_environment() returned {_type_of(returned)}",
+        f"load_environment() returned {_type_in_words(returned)}",
         "Return an instance of a class derived from SingleTurnEnv or MultiTurnEnv.",
     )
 
@@ -191,7 +198,7 @@ def read_task_rows(env: Env, folder: Path) -> list[TaskRow]:
     source = type(env).tasks  # errors name the line of this function
     tasks = _call_tasks(env, folder)
     rows = []
-    index_of_id = {}
+    index_of_id = {}  # id of a task -> its index, to find an id that occurs twice
     needs_answer = kind_of(env) == "sft"
     for index, task in enumerate(tasks):
         problem = task_problem(task, index, index_of_id, needs_answer)
@@ -214,7 +221,7 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
     # A text or a dict can be iterated too, but is no list of tasks.
     if not isinstance(returned, Iterable) or isinstance(returned, str | dict):
         raise _problem_at(
-            source, folder, f"tasks() returned {_type_of(returned)}", "Return a list of Task."
+            source, folder, f"tasks() returned {_type_in_words(returned)}", "Return a list of Task."
         )
     # If tasks() is a generator, the author's code runs only here, while its items are taken.
     tasks = _call_user_code(lambda: list(returned), folder, call_name="tasks()", code="ENV_INVALID")
@@ -228,7 +235,7 @@ def _call_tasks(env: Env, folder: Path) -> list[Any]:
     return tasks
 
 
-def where(error: BaseException, folder: Path) -> tuple[str, int]:
+def error_place(error: BaseException, folder: Path) -> tuple[str, int]:
     """Return where in the code of `folder` an exception was raised: (file relative to `folder`,
     line).
 
@@ -236,14 +243,14 @@ def where(error: BaseException, folder: Path) -> tuple[str, int]:
     traceback that is inside `folder`. Returns ("", 0) if there is none.
     """
     if isinstance(error, SyntaxError) and error.filename:
-        inside = _path_in_folder(error.filename, folder)
-        if inside:
-            return inside, error.lineno or 0
+        file = _path_in_folder(error.filename, folder)
+        if file:
+            return file, error.lineno or 0
     deepest_place = ("", 0)
-    for frame in traceback.extract_tb(error.__traceback__):
-        inside = _path_in_folder(frame.filename, folder)
-        if inside:
-            deepest_place = (inside, frame.lineno or 0)
+    for frame in traceback.extract_tb(error.__traceback__):  # from the outermost call inwards
+        file = _path_in_folder(frame.filename, folder)
+        if file:
+            deepest_place = (file, frame.lineno or 0)
     return deepest_place
 
 
@@ -344,7 +351,8 @@ def _check_methods(env: Env, folder: Path) -> None:
     The kind of the environment decides which methods are needed. `folder` is the author's, to give
     the place of the error.
     """
-    # Each method that this kind of environment needs -> the arguments that it is called with.
+    # Each method that this kind of environment needs -> the names of the arguments it is called
+    # with.
     needed: dict[str, tuple[str, ...]] = {"tasks": ()}
     if env.command:
         pass  # the command needs no further methods
@@ -357,15 +365,15 @@ def _check_methods(env: Env, folder: Path) -> None:
     if compares_groups(env):
         _check_also_scores_one(env, folder)
         needed["score_group"] = ("task", "completions")
-    if has_own_words(env):
+    if defines_perturb(env):
         needed["perturb"] = ("task", "kind", "seed")
     for name, arguments in needed.items():
         _check_method(env, name, arguments, folder)
 
 
 def _check_also_scores_one(env: Env, folder: Path) -> None:
-    """Raise EnvProblem ENV_INVALID if an environment with `score_group` has several turns, or has
-    no `score` for single answers."""
+    """Raise EnvProblem ENV_INVALID if an environment with `score_group`, which scores several
+    answers together, has several turns, or has no `score` for single answers."""
     definition = type(env).score_group  # type: ignore[attr-defined]
     if not isinstance(env, SingleTurnEnv):
         message = "score_group is for an environment of one turn"
@@ -439,7 +447,10 @@ def task_problem(
         needs_answer: whether every task must have an answer (an SFT dataset).
     """
     if not isinstance(task, Task):
-        return f"tasks()[{index}] is {_type_of(task)}, not a Task", "Build Task(id, prompt, ...)."
+        return (
+            f"tasks()[{index}] is {_type_in_words(task)}, not a Task",
+            "Build Task(id, prompt, ...).",
+        )
     if task.id in index_of_id:
         first = index_of_id[task.id]
         return f"tasks()[{first}] and [{index}] share the id {task.id!r}", "Make every id unique."
@@ -477,8 +488,8 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
     try:
         json.dumps(task.to_row(), ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        problem = f"a text of task {task.id!r} has half of a surrogate pair in it"
-        return problem, "Decode the file it comes from as UTF-8."
+        message = f"a text of task {task.id!r} has half of a surrogate pair in it"
+        return message, "Decode the file it comes from as UTF-8."
     # TypeError: no JSON type; ValueError: nan or a circle; RecursionError: nested too deep.
     except (TypeError, ValueError, RecursionError) as error:
         field_names = "metadata" if task.tools is None else "metadata or the tools"
@@ -490,7 +501,7 @@ def _json_problem(task: Task) -> tuple[str, str] | None:
 
 
 def _call_user_code(call: Callable[[], Any], folder: Path, call_name: str, code: str) -> Any:
-    """Return `call()`; turn whatever user code raises in it into an EnvProblem with file and line.
+    """Return what `call()` returns; turn whatever it raises into an EnvProblem with file and line.
 
     Args:
         call: runs code of the author.
@@ -501,14 +512,14 @@ def _call_user_code(call: Callable[[], Any], folder: Path, call_name: str, code:
     """
     try:
         return call()
-    except EnvProblem as problem:
+    except EnvProblem as problem:  # its message says enough; the place may be missing
         if not problem.file:
-            problem.file, problem.line = where(problem, folder)
+            problem.file, problem.line = error_place(problem, folder)
         raise
     except ModuleNotFoundError as error:
         raise _missing_package(error, folder) from error
     except BaseException as error:  # user code may raise anything, SystemExit included
-        file, line = where(error, folder)
+        file, line = error_place(error, folder)
         message = f"{call_name} {_failure_in_words(error)}"
         raise EnvProblem(code, message, "Correct it and push again.", file, line) from error
 
@@ -518,7 +529,7 @@ def _missing_package(error: ModuleNotFoundError, folder: Path) -> EnvProblem:
 
     It has the file and line of the import if that is in `folder`, the environment's folder.
     """
-    file, line = where(error, folder)
+    file, line = error_place(error, folder)
     package = (error.name or str(error)).partition(".")[0]
     return EnvProblem(
         "ENV_DEPS",
@@ -573,6 +584,6 @@ def _path_in_folder(filename: str, folder: Path) -> str:
         return ""
 
 
-def _type_of(value: Any) -> str:
+def _type_in_words(value: Any) -> str:
     """Return the type of a value for a message: "None", or e.g. "a value of type int"."""
     return "None" if value is None else f"a value of type {type(value).__name__}"

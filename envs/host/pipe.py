@@ -61,7 +61,14 @@ class Fault(Exception):
         problem: EnvProblem | None = None,
         timed_out: bool = False,
     ) -> None:
-        """Store the text and the attributes of the class."""
+        """Make the error with `text`.
+
+        Args:
+            text: how the call failed.
+            alive: whether the env process is still usable.
+            problem: the problem that the environment itself reported, if that is the cause.
+            timed_out: whether the call took too long.
+        """
         super().__init__(text)
         self.alive = alive
         self.problem = problem
@@ -84,19 +91,7 @@ class _TimeLimit:
 
 
 class Pipe:
-    """A running parent of user code (sandbox_parent.py) and the pipes to its child.
-
-    Args:
-        source: the environment's folder.
-        packages: where the environment's packages are.
-        limits: the resources user code may use.
-        secrets: name of an environment variable -> value, for user code alone.
-        log: the file that output is appended to; None drops the output.
-        sandbox: the isolation that must hold.
-        order: packages to install, or a program to run; otherwise the environment is served, which
-            may ask models by name if it has a relay.
-        reach: what the child may reach besides its own files; None for nothing more.
-    """
+    """A running parent of user code (sandbox_parent.py) and the pipes to its child."""
 
     def __init__(
         self,
@@ -109,7 +104,19 @@ class Pipe:
         order: InstallOrder | Program | Relay | None = None,
         reach: Reach | None = None,
     ) -> None:
-        """Start the parent process; the arguments are those of the class.
+        """Start the parent process, with a new private folder, a pipe for requests, one for replies
+        and the lifeline.
+
+        Args:
+            source: the environment's folder.
+            packages: where the environment's packages are.
+            limits: the resources user code may use.
+            secrets: name of an environment variable -> value, for user code alone.
+            log: the file that output is appended to; None drops the output.
+            sandbox: the isolation that must hold.
+            order: packages to install, or a program to run; otherwise the environment is served,
+                which may ask models by name if it has a relay.
+            reach: what the child may reach besides its own files; None for nothing more.
 
         Raises EnvProblem ENV_IMPORT if the interpreter does not start.
         """
@@ -140,7 +147,7 @@ class Pipe:
             secrets=tuple(secrets),  # the names alone; `variables` holds the values
             install=order if isinstance(order, InstallOrder) else None,
             program=order if isinstance(order, Program) else None,
-            relay=self.relay.theirs.detach() if self.relay else -1,
+            relay=self.relay.parent_end.detach() if self.relay else -1,
         )
         variables = _variables(packages, secrets, launch.install)
         variables |= self.relay.variables if self.relay else {}
@@ -154,8 +161,8 @@ class Pipe:
     def _start(
         self, launch: Launch, child_lifeline: int, variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        """Start the parent process, which runs user code in a child, and close the pipe ends it
-        inherits.
+        """Start the parent process, which runs user code in a child; close our copies of the pipe
+        ends that it inherits (those in `launch`, and `child_lifeline`).
 
         Raises EnvProblem ENV_IMPORT if the interpreter does not start; then the ends that stay in
         this process are closed too.
@@ -232,7 +239,8 @@ class Pipe:
         # A random id: user code cannot guess it and so cannot write a reply in advance.
         request_id = tokens.randbits(53)
         # Messages name the author's function: the operations finish and scores call score().
-        call_name = "score()" if op in ("finish", "scores") else f"{op}()"
+        author_function = "score" if op in ("finish", "scores") else op
+        call_name = f"{author_function}()"
         limit = _TimeLimit(call_name, deadline, seconds)
         request = {"id": request_id, "op": op} | body
         with self._counting_relay_calls(body):
@@ -253,7 +261,7 @@ class Pipe:
         if self.relay is None:
             yield
             return
-        judge_allowance = body.get("judge_left") or {}
+        judge_allowance = body.get("judge_left") or {}  # {} sets no limit
         self.relay.meter.allow(judge_allowance.get("calls"), judge_allowance.get("cost"))
         try:
             yield
@@ -290,7 +298,8 @@ class Pipe:
 
         A call that is under way in another thread fails. `close` must still be called.
         """
-        lifeline, self.lifeline = self.lifeline, -1  # -1: closed, so a second call does nothing
+        # Set to -1 before it is closed, so that a second call, in any thread, does nothing.
+        lifeline, self.lifeline = self.lifeline, -1
         if lifeline >= 0:
             os.close(lifeline)
 
@@ -321,7 +330,8 @@ class Pipe:
         unwritten = memoryview(data)
         while unwritten:
             try:
-                unwritten = unwritten[os.write(self.requests, unwritten) :]
+                written_count = os.write(self.requests, unwritten)
+                unwritten = unwritten[written_count:]
             except BlockingIOError:
                 self._wait_until_ready(self.requests, select.POLLOUT, limit)
             except BrokenPipeError:
@@ -392,7 +402,8 @@ class Pipe:
         poller = select.poll()
         poller.register(fd, event)
         remaining_s = limit.deadline - time.monotonic()
-        if remaining_s <= 0 or not poller.poll(math.ceil(remaining_s * 1000)):  # milliseconds
+        remaining_ms = math.ceil(remaining_s * 1000)
+        if remaining_s <= 0 or not poller.poll(remaining_ms):
             message = f"{limit.call_name} did not answer within {limit.seconds:g} s"
             raise Fault(message, timed_out=True)
 
@@ -404,7 +415,7 @@ class Pipe:
         standard error, where a broken interpreter says what is wrong, or its exit status.
         """
         output = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # the status is then None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its exit status is then None
             # The parent's end of the pipe is closed, so it is about to exit: one second is enough.
             self.parent.wait(1.0)
             if self.parent.stderr:
@@ -467,7 +478,8 @@ def _remove_if_stale(entry: os.DirEntry[str]) -> None:
 
 
 def _confinement_in(hello: Reply) -> Confinement:
-    """Return how the env process is isolated, as told in its first message."""
+    """Return how the env process is isolated, as its first message, `hello`, says: `level`,
+    `isolation` (the measures in words, with commas between them) and `gaps`."""
     return Confinement(
         level=str(hello.get("level")),
         holds=tuple(str(hello.get("isolation")).split(", ")),
@@ -476,7 +488,8 @@ def _confinement_in(hello: Reply) -> Confinement:
 
 
 def _too_large(call_name: str) -> Fault:
-    """Return the Fault for tasks that take more than TASKS_BYTES; `call_name` names the call."""
+    """Return the Fault for a call whose rows take more than TASKS_BYTES together; `call_name` names
+    it, e.g. "tasks()"."""
     return Fault(f"{call_name} sent more than {TASKS_BYTES >> 20} MB")
 
 
@@ -491,12 +504,12 @@ def _ending_sentence(ending: Reply, call_name: str) -> str:
             if no signal killed it) and `tail` (last output).
         call_name: the call, e.g. "score()".
     """
-    number = ending.get("signal")
+    signal_number = ending.get("signal")
     tail = str(ending.get("tail") or "").strip()
-    if isinstance(number, int) and number > 0:
-        cause = f"was killed by signal {number}"
+    if isinstance(signal_number, int) and signal_number > 0:
+        cause = f"was killed by signal {signal_number}"
         with contextlib.suppress(ValueError):  # raised for a signal without a name
-            cause += f" ({signal.Signals(number).name})"
+            cause += f" ({signal.Signals(signal_number).name})"
     else:
         cause = f"left with exit status {ending.get('code')}"
     output = f"; its last output: {tail[-TAIL_CHARS:]}" if tail else ""
@@ -532,8 +545,9 @@ def _variables(
     """Return the environment variables for the parent, the process that starts and watches user
     code.
 
-    The secrets are passed here, because the arguments of a command can be read by every user of the
-    machine. `install` is None if no packages are to be installed.
+    `secrets` (name -> value) are passed here, because the arguments of a command can be read by
+    every user of the machine; so are the variables of `install` (for pip), which is None if no
+    packages are to be installed.
     """
     variables = _clean_environment(packages.python) | dict(secrets)
     if install is not None:

@@ -47,23 +47,13 @@ class EpisodeFailed(Exception):
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        """Store the reason, and whether it was a time limit."""
+        """Store `text`, the reason, and whether a call of the environment took too long."""
         super().__init__(text)
         self.timed_out = timed_out
 
 
 class EnvProcess:
     """A client of one environment that runs in a process of its own.
-
-    Args:
-        source: the environment's folder.
-        python: the interpreter whose packages the environment may import; by default the present
-            one. The process always runs on the present interpreter.
-        limits: the resources it may use; by default those of its environment.toml.
-        secrets: names and values of environment variables that only this process gets.
-        log: the file its output is appended to, up to 1 MiB; by default output is dropped.
-        sandbox: the isolation that must hold; by default whatever works on this machine.
-        upstreams: the models that it may ask: name -> model. Those of the home are served first.
 
     The process starts with the first call. Calls are serialised: one instance serves one caller at
     a time, several instances run in parallel.
@@ -80,7 +70,18 @@ class EnvProcess:
         sandbox: Sandbox | None = None,
         upstreams: Mapping[str, Upstream] | None = None,
     ) -> None:
-        """Store the arguments; the process starts with the first call."""
+        """Store the arguments; the process starts with the first call.
+
+        Args:
+            source: the environment's folder.
+            python: the interpreter whose packages the environment may import; by default the
+                present one. The process always runs on the present interpreter.
+            limits: the resources it may use; by default those of its environment.toml.
+            secrets: names and values of environment variables that only this process gets.
+            log: the file its output is appended to, up to 1 MiB; by default output is dropped.
+            sandbox: the isolation that must hold; by default whatever works on this machine.
+            upstreams: the models it may ask: name -> model. Those of the home are served first.
+        """
         self.source = Path(source).absolute()
         self.python = str(python or sys.executable)
         self.secrets = dict(secrets or {})
@@ -100,14 +101,17 @@ class EnvProcess:
         self._team_members: list[EnvProcess] = []  # the other processes of `team`
 
     def __enter__(self) -> "EnvProcess":
+        """Return this client; the process still starts with the first call."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End the process."""
         self.close()
 
     @property
     def limits(self) -> Limits:
-        """The limits in force. Raises EnvProblem if environment.toml cannot be read."""
+        """The resources that the process may use: those given, or else those of environment.toml.
+        Raises EnvProblem if that file cannot be read."""
         if self._limits is None:
             self._limits = read_settings(self.source).limits
         return self._limits
@@ -124,7 +128,8 @@ class EnvProcess:
 
     @property
     def isolation(self) -> str:
-        """The isolation in words, its level first; starts the process if it does not run.
+        """The isolation in one line, its level and the measures. Starts the process if it does not
+        run.
 
         Raises EnvProblem if it cannot be started.
         """
@@ -178,7 +183,7 @@ class EnvProcess:
         seconds = self.limits.start_seconds if seconds is None else seconds
         with self._lock:
             try:
-                rows: list[Any] = []
+                rows: list[Any] = []  # the call appends to it
                 self._call("tasks", {}, seconds, rows)
             except Fault as fault:
                 raise _as_problem(fault) from None
@@ -186,7 +191,8 @@ class EnvProcess:
             return checked_rows(rows, needs_answer=self.describe()["kind"] == "sft")
 
     def score(self, task: Mapping[str, Any], completion: str) -> ScoreReply:
-        """Score one completion. The score's `seconds` is how long the call took.
+        """Score one completion (its text) of a task (a stored row). The score's `seconds` is how
+        long the call took.
 
         A failure raises nothing: the score then has reward 0 and the reason as its `error`.
         """
@@ -194,7 +200,8 @@ class EnvProcess:
 
     @property
     def compares_groups(self) -> bool:
-        """Whether the environment has `score_group`; False if it cannot be loaded."""
+        """Whether the environment has `score_group`, which scores all completions of one task
+        together; False if it cannot be loaded."""
         try:
             return bool(self.describe().get("groups"))
         except EnvProblem:  # every score then fails with the reason
@@ -212,10 +219,10 @@ class EnvProcess:
     def score_many(self, pairs: Sequence[tuple[Mapping[str, Any], str]]) -> list[ScoreReply]:
         """Return the score of each (task, completion) pair, in order, as `score` would.
 
-        If `score` is async, the scores are awaited together; pairs for which that fails are then
-        scored one by one.
+        If the environment's `score` is async, the scores are awaited together; pairs for which that
+        fails are then scored one by one.
         """
-        scores: dict[int, ScoreReply] = {}
+        scores: dict[int, ScoreReply] = {}  # index of the pair -> its score
         if len(pairs) > 1 and self.at_once > 1:
             scores = self._scores_together(pairs)
         for index, (task, completion) in enumerate(pairs):
@@ -240,8 +247,8 @@ class EnvProcess:
             scores = [failure_of(fault) for _ in completions]
         except EnvProblem as problem:
             scores = [failed_score(str(problem)) for _ in completions]
-        seconds = (time.monotonic() - began) / max(1, len(completions))
-        return [{**score, "seconds": seconds} for score in scores]
+        seconds_per_score = (time.monotonic() - began) / max(1, len(completions))
+        return [{**score, "seconds": seconds_per_score} for score in scores]
 
     def _scores_together(
         self, pairs: Sequence[tuple[Mapping[str, Any], str]]
@@ -253,6 +260,7 @@ class EnvProcess:
         rows: list[Any] = []
         began, seconds = time.monotonic(), self.limits.call_seconds
         body = {"items": [[task, text] for task, text in pairs], "seconds": seconds}
+        # A failure is no error here: the caller scores the pairs without an answer one by one.
         with self._lock, contextlib.suppress(Fault, EnvProblem):
             # Longer than the limit of each score, so that a score that hangs times out alone.
             self._call("scores", body, seconds + SPARE_SECONDS, rows)
@@ -260,7 +268,8 @@ class EnvProcess:
         scores: dict[int, ScoreReply] = {}
         for row in rows:  # user code may have forged them
             index = row.get("index") if isinstance(row, dict) else None
-            if isinstance(index, int) and 0 <= index < len(pairs) and index not in scores:
+            is_index = isinstance(index, int) and 0 <= index < len(pairs)
+            if is_index and index not in scores:
                 scores[index] = {**score_in_row(row), "seconds": seconds_per_pair}
         return scores
 
@@ -271,7 +280,7 @@ class EnvProcess:
         calls.
         """
         while len(self._team_members) < count - 1:
-            other = EnvProcess(
+            member = EnvProcess(
                 self.source,
                 python=self.python,
                 limits=self._limits,
@@ -280,16 +289,17 @@ class EnvProcess:
                 sandbox=self.sandbox,
                 upstreams=self.upstreams,
             )
-            other.judge_budget = self.judge_budget
-            self._team_members.append(other)
+            member.judge_budget = self.judge_budget
+            self._team_members.append(member)
         return [self, *self._team_members[: count - 1]]
 
     def perturb(self, task: TaskRow, kind: str, seed: int) -> TaskRow | None:
-        """Return the task in other words, as the environment rewords it (`Env.perturb`).
+        """Return the task in other words, as the environment's own `perturb` rewords it.
 
-        The result keeps the task's id and split. Returns None if the environment leaves rewording
-        to the built-in rules, e.g. because it has no `perturb`. Raises EnvProblem if perturb() or
-        the process fails.
+        `kind` says what to change: "wording", "system", "tools" or "options"; `seed` selects one of
+        the wordings. The result keeps the task's id and split. Returns None if the environment
+        leaves rewording to the built-in rules, e.g. because it has no `perturb`. Raises EnvProblem
+        if perturb() or the process fails.
         """
         with self._lock:
             try:
@@ -314,8 +324,8 @@ class EnvProcess:
     def close(self) -> None:
         """End the process, everything it started, and the other processes of its team. A later call
         would start a new process."""
-        for other in self._team_members:
-            other.close()
+        for member in self._team_members:
+            member.close()
         with self._lock:
             self._drop()
 
@@ -328,8 +338,8 @@ class EnvProcess:
         pipe = self._pipe  # without the lock, which the waiting thread holds
         if pipe is not None:
             pipe.close_lifeline()
-        for other in self._team_members:
-            other.abandon()
+        for member in self._team_members:
+            member.abandon()
 
     def __del__(self) -> None:
         """End the process if nobody has called `close`."""
@@ -357,6 +367,7 @@ class EnvProcess:
     def _call(self, op: str, body: Request, seconds: float, rows: list[Any] | None = None) -> Any:
         """Send one request, starting the process if necessary, and return the value of its reply.
 
+        `op` is the operation, such as "score", `body` its fields, `seconds` the time it may take.
         Rows that the process sends before the reply are appended to `rows`. Raises Fault if the
         call fails. If the process did not survive that, it is closed and the next call starts a new
         one.
@@ -380,7 +391,8 @@ class EnvProcess:
         if budget is None:
             yield {}
             return
-        borrowed, use_before = budget.borrow(), pipe.judge_use
+        borrowed = budget.borrow()
+        use_before = pipe.judge_use
         try:
             yield {"judge_left": borrowed}
         finally:
@@ -390,8 +402,8 @@ class EnvProcess:
         """Start the process and load the environment, unless the process already runs.
 
         Raises Fault if that fails. A problem of the environment itself is remembered at once, any
-        other failure after LOAD_ATTEMPTS failed starts in a row; from then on every call raises it
-        without another attempt.
+        other failure after LOAD_ATTEMPTS (3) failed starts in a row; from then on every call raises
+        it without another attempt.
         """
         if self._pipe is not None:
             return
@@ -419,7 +431,8 @@ class EnvProcess:
         process may then be left half started, and the caller has to end it.
         """
         limits = self.limits
-        for upstream in self.upstreams.values():  # now, as a call has no time for a start
+        # Models of the home that are not served yet are started now: a call has no time for that.
+        for upstream in self.upstreams.values():
             upstream.address()
         self._pipe = Pipe(
             self.source,
@@ -453,7 +466,10 @@ class Episode:
     """
 
     def __init__(self, process: EnvProcess, task: Mapping[str, Any], number: int) -> None:
-        """Begin the episode. Raises EpisodeFailed if the environment or its process fails."""
+        """Begin the rollout of `task` (a stored row) under the `number` in `process`.
+
+        Raises EpisodeFailed if the environment or its process fails.
+        """
         self.process = process
         self.task = task
         self.number = number
@@ -470,11 +486,11 @@ class Episode:
         Raises EpisodeFailed if the environment or its process fails; every later step then raises
         it again.
         """
-        message_dict = Message.from_dict(message).to_dict()
+        plain_message = Message.from_dict(message).to_dict()
         with self.process._lock:
             self._resume()  # the process may have been restarted since the last step
-            reply = self._send("step", {"message": message_dict})
-            self._history.append((message_dict, reply))
+            reply = self._send("step", {"message": plain_message})
+            self._history.append((plain_message, reply))
         return reply
 
     def score(self) -> ScoreReply:

@@ -39,7 +39,8 @@ class ProgramBox:
     """
 
     def __init__(self, program: Program) -> None:
-        """Make the pair of sockets through which the child sends the descriptor of its copy."""
+        """Make the pair of sockets through which the child, which becomes `program`, sends the
+        parent a descriptor of its copy of the environment's folder."""
         self.program = program
         self._receiver, self._sender = socket.socketpair()
         self.child_fd = self._sender.fileno()
@@ -89,15 +90,15 @@ class ProgramBox:
         os.environ.update(order["variables"])
         os.environ.update(HONESMITH_TASK=str(task_file), PWD=str(copy))
         self._send_folder(copy)
-        os.dup2(output, 1)
+        os.dup2(output, 1)  # standard output
         os.close(output)
         command = self.program.command
         os.execvpe(command[0], list(command), os.environ)
 
     def _send_folder(self, folder: Path) -> None:
-        """Send the parent a descriptor of `folder`."""
+        """Send the parent a descriptor of `folder`, with which it can read the folder later."""
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        socket.send_fds(self._sender, [b"."], [descriptor])
+        socket.send_fds(self._sender, [b"."], [descriptor])  # a descriptor needs a byte with it
         os.close(descriptor)
         self._sender.close()
 
@@ -105,10 +106,11 @@ class ProgramBox:
         """Return what the client needs to know at the end besides the exit status. Called in the
         parent.
 
-        - seal: that of the program, as proof that the message is the parent's
+        - seal: the program's secret, as proof that the message is the parent's
         - started: whether the child was about to become the program
         - all_dead: the argument: whether no process of the sandbox is left
-        - reward_file: {"text"} or {"fault"} (see `read_reward`), if there is one to read
+        - reward_file: {"text": its content} or {"fault": why it cannot be read}, if the reward is
+          read from a file
         """
         self._receiver.setblocking(False)
         descriptors: list[int] = []
@@ -173,8 +175,8 @@ def _open_without_links(folder: int, file: str) -> int:
 
 
 def _copy_folder(source: Path, target: Path) -> None:
-    """Copy the folder `source` to `target`. In the copy, scripts (files that begin with "#!") are
-    executable."""
+    """Copy the folder `source` to `target`, which must not exist. In the copy everybody may read
+    everything, and scripts (files that begin with "#!") are executable."""
     shutil.copytree(source, target, copy_function=shutil.copyfile)
     for path in target.rglob("*"):
         if path.is_file():

@@ -31,8 +31,8 @@ class SecretFilter:
         for name, value in secrets:
             for encoded in _encodings(value):
                 self._names.setdefault(encoded, name)
-        # The longest first, because the pattern takes the first that fits, and an escaped value may
-        # contain the plain one.
+        # The longest first, because a regular expression takes the first alternative that fits, and
+        # an escaped value may contain the plain one.
         longest_first = sorted(self._names, key=len, reverse=True)
         pattern = "|".join(re.escape(encoded) for encoded in longest_first)
         self._pattern = re.compile(pattern) if pattern else None
@@ -41,10 +41,16 @@ class SecretFilter:
         """Return `text` with each value of a secret replaced by "[secret NAME]"."""
         if self._pattern is None:
             return text
-        return self._pattern.sub(lambda match: f"[secret {self._names[match.group()]}]", text)
+
+        def placeholder(match: re.Match[str]) -> str:
+            """Return what stands in the place of a value that was found."""
+            return f"[secret {self._names[match.group()]}]"
+
+        return self._pattern.sub(placeholder, text)
 
     def in_bytes(self, data: bytes) -> bytes:
-        """Return `data` with each value of a secret replaced; it need not be valid UTF-8."""
+        """Return `data` with each value of a secret replaced by "[secret NAME]"; `data` need not be
+        valid UTF-8."""
         if self._pattern is None:
             return data
         # surrogateescape: bytes that are not UTF-8 come out unchanged.
@@ -52,7 +58,8 @@ class SecretFilter:
         return text.encode("utf-8", "surrogateescape")
 
     def in_json(self, value: Any) -> Any:
-        """Return a JSON value with secrets replaced in all its strings and keys."""
+        """Return a copy of a JSON value with each value of a secret replaced by "[secret NAME]", in
+        all its strings and keys."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -79,7 +86,7 @@ def _encodings(value: str) -> Iterator[str]:
     for literal in (json.dumps(value), json.dumps(value, ensure_ascii=False), repr(value)):
         yield literal[1:-1]  # without the quotes around it
     # repr escapes single quotes only in a text that also holds double ones. So both kinds are put
-    # before the value, and [4:] cuts them off again: the opening quote, \' and ".
+    # before the value, and their four characters cut off again: the opening quote, \' and ".
     yield repr("'\"" + value)[4:-1]
     yield from _base64_cores(raw)
 

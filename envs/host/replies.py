@@ -36,7 +36,10 @@ def failed_score(error: str, *, timed_out: bool = False, lost: bool = False) -> 
 
 
 def failure_of(fault: Fault) -> ScoreReply:
-    """Return the failed score of a sample for which a call of the env process failed."""
+    """Return the failed score of a sample for which a call of the env process failed with `fault`.
+
+    It counts as lost if the process ended during the call for no reason that is known.
+    """
     lost = not (fault.alive or fault.timed_out or fault.problem)
     return failed_score(str(fault), timed_out=fault.timed_out, lost=lost)
 
@@ -76,15 +79,18 @@ def checked_score(value: Any) -> ScoreReply:
         "metrics": metrics,
         "error": None,
     }
-    if reason := str(value.get("reason") or "")[:ERROR_CHARS]:
+    reason = str(value.get("reason") or "")[:ERROR_CHARS]
+    if reason:
         checked["reason"] = reason
-    if parts := _checked_parts(value.get("parts")):
+    parts = _checked_parts(value.get("parts"))
+    if parts:
         checked["parts"] = parts
     return checked
 
 
 def _checked_parts(parts: Any) -> dict[str, list[float]]:
-    """Check the parts of a score that came over the pipe and return them; {} if there are none.
+    """Check the parts of a score that came over the pipe; return name -> [weight, value], {} if
+    there are none.
 
     Raises Fault (with `alive`: the process is still usable) if they are not a dict of pairs of
     finite numbers, are too many, or have an invalid name.
@@ -99,7 +105,7 @@ def _checked_parts(parts: Any) -> dict[str, list[float]]:
         numbers = [_as_finite(number) for number in pair] if isinstance(pair, list) else []
         if len(numbers) != 2 or None in numbers:
             raise Fault(f"the part {name!r} is no weight and value, both finite", alive=True)
-        checked[name] = [number for number in numbers if number is not None]
+        checked[name] = [number for number in numbers if number is not None]  # for the type checker
     return checked
 
 
@@ -178,7 +184,7 @@ def checked_description(received: Mapping[str, Any]) -> EnvDescription:
 
 
 def checked_rows(rows: list[Any], needs_answer: bool) -> list[TaskRow]:
-    """Check task rows that came over the pipe, which user code may have forged.
+    """Check the task rows that tasks() sent over the pipe, which user code may have forged.
 
     Returns the rows as `Task.to_row` writes them, without unknown keys. `needs_answer`: whether
     every task must have an answer (an SFT dataset). Raises EnvProblem ENV_INVALID for the first row

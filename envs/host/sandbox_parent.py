@@ -70,8 +70,9 @@ class Log:
     """
 
     def __init__(self, path: str, cap: int, secrets: SecretFilter) -> None:
-        """Open the log file, if there is one. The arguments are those of the class."""
-        self.cap = cap  # bytes that the file may have
+        """Open the log file `path`, if it is not ""; `cap` is how many bytes it may have, `secrets`
+        replaces the values of secrets in it."""
+        self.cap = cap
         self.secrets = secrets
         self.pending = b""  # the beginning of a line that has not ended
         self.tail = b""  # the last output, at most TAIL bytes
@@ -85,9 +86,8 @@ class Log:
     def feed(self, data: bytes) -> None:
         """Add output. Complete lines go to the file at once; the rest is kept until its line ends
         or exceeds LOG_LINE bytes."""
-        lines = (self.pending + data).split(b"\n")
-        self.pending = lines.pop()
-        for line in lines:
+        *complete_lines, self.pending = (self.pending + data).split(b"\n")
+        for line in complete_lines:
             self._write_line(line + b"\n")
         if len(self.pending) > LOG_LINE:
             self._write_line(self.pending + b"\n")
@@ -107,7 +107,7 @@ class Log:
         """
         if len(line) > LOG_LINE:
             line = line[:LOG_LINE] + b" ...\n"
-        line = self.secrets.in_bytes(line)
+        line = self.secrets.in_bytes(line)  # replaces them
         self.tail = (self.tail + line)[-TAIL:]
         if self.fd < 0 or self.written >= self.cap:  # no file, or it is full
             return
@@ -126,7 +126,7 @@ def main() -> None:
     to the client says how the child ended, as {"exit": {"code", "signal", "tail"}}.
     """
     launch = Launch.from_json(sys.argv[1])
-    # `launch.spaces` is set if bubblewrap has started this program again.
+    # Who made the namespaces; `launch.spaces` is set if bubblewrap has started this program again.
     spaces = launch.spaces or _enter_namespaces(launch)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the cleanup below runs
@@ -137,14 +137,16 @@ def main() -> None:
     fcntl.flock(os.open(box, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)
     try:
         _fill_box(box, launch.source)
-        _report_ending(launch.replies, _run_to_end(launch, box, spaces))
+        ending = _run_to_end(launch, box, spaces)
+        _report_ending(launch.replies, ending)
     finally:
         _kill_descendants(group=0)
         shutil.rmtree(box, ignore_errors=True)
 
 
 def _report_ending(replies: int, ending: dict[str, object]) -> None:
-    """Send the client the last message, which says how the child ended."""
+    """Send the client the last message, {"exit": ending}, which says how the child ended; `replies`
+    is the descriptor of the pipe to it."""
     message = {"exit": ending}
     with contextlib.suppress(OSError):  # the client may be gone
         # The first line end closes a line that the child may have left half written.
@@ -163,9 +165,10 @@ def _fill_box(box: Path, source: str) -> None:
 def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
     """Run the child, log its output, and kill the processes that it leaves behind.
 
-    Returns how the child ended: `code` and `signal` (see `_watch`) and `tail`, its last output.
-    `box` is its private folder; `spaces` says who made the namespaces of this process: "own" for
-    this process, "bubblewrap", or "" for none.
+    Returns how the child ended: `code` (exit code), `signal` (that killed it), `tail` (its last
+    output) and, for a program, what the client must know of it. `box` is the child's private
+    folder; `spaces` says who made the namespaces of this process: "own" for this process,
+    "bubblewrap", or "" for none.
     """
     secrets = SecretFilter((name, os.environ.get(name, "")) for name in launch.secrets)
     log = Log(launch.log, launch.log_cap, secrets)
@@ -178,13 +181,14 @@ def _run_to_end(launch: Launch, box: Path, spaces: str) -> dict[str, object]:
         os.close(fd)
     ending = _watch(pid, output_reader, log, status_reader)
     all_dead = _kill_descendants(group=pid)
-    _drain(output_reader, log)  # the last output
+    _drain(output_reader, log)  # what was printed since the last read
     program_ending = program.ending(all_dead) if program else {}
     return {**ending, **program_ending, "tail": log.close()}
 
 
 def _program_box(program: Program) -> "ProgramBox":
-    """Return the helper that prepares, runs and ends the program of a launch."""
+    """Return the helper that prepares a program, runs it in the sandbox, and reads its reward
+    file."""
     from envs.host.program import ProgramBox  # noqa: PLC0415 - rarely needed, and slow to import
 
     return ProgramBox(program)
@@ -204,7 +208,7 @@ def _fork_child(
             (used if `spaces` is "own": the process forked here then forks the child in turn).
         program: the helper for the launch's program, None if it has none.
     """
-    output, status = writers
+    output_writer, status_writer = writers
     limits = launch.limits
     reach = _child_reach(launch)
     uid = _give_to_spare_uid(box, reach)
@@ -212,23 +216,23 @@ def _fork_child(
     offline = not limits.network and (spaces != "" or confine.cut_network())
     if program is not None:  # after the lines above: it must listen in the child's network
         reach = replace(reach, gateway=program.listen())
-    if launch.relay >= 0:
+    if launch.relay >= 0:  # user code may ask models by name, at the address in PLACE
         reach = replace(reach, gateway=namespaces.hand_over_listener(launch.relay))
         os.environ[PLACE] = f"http://127.0.0.1:{reach.gateway}"
     if reach.serves:
         reach = replace(reach, server=namespaces.port_for_server())
     confine_process = partial(  # called in the child, because `close` confines the caller
-        sandbox.close, limits, launch.sandbox, box, uid, spaces, offline, reach
+        sandbox.confine_process, limits, launch.sandbox, box, uid, spaces, offline, reach
     )
-    run_child = _child_runner(launch, confine_process, spaces, output, program)
+    run_child = _child_runner(launch, confine_process, spaces, output_writer, program)
     pid = os.fork()
     if pid != 0:
         return pid
     try:
         if spaces == "own":
-            user = os.geteuid() if uid is None else uid
-            namespaces.first_process(
-                str(box), user, launch.room_mb, status, run_child, reach.writable
+            owner_uid = os.geteuid() if uid is None else uid
+            namespaces.first_process(  # forks the child, and never returns
+                str(box), owner_uid, launch.room_mb, status_writer, run_child, reach.writable
             )
         run_child()
     finally:
@@ -272,7 +276,8 @@ def _give_to_spare_uid(box: Path, reach: Reach) -> int | None:
     """Choose an unused uid for user code and make it the owner of `box` and of the folders that
     user code may write to.
 
-    Returns the uid; None if user code keeps the present user (see `confine.spare_uid`).
+    Returns the uid; None if user code keeps the present user, because this process is not root's or
+    no uid can be used.
     """
     our_package = str(Path(__file__).resolve().parents[1])  # the folder of `envs`
     uid = confine.spare_uid([*reach.readable, *reach.writable, our_package], box)
@@ -293,13 +298,14 @@ def _enter_namespaces(launch: Launch) -> str:
     network = launch.limits.network
     if namespaces.enter(network):
         return "own"
-    bwrap_command = namespaces.bwrap(network) if os.geteuid() != 0 else None
+    is_root = os.geteuid() == 0  # what the kernel refuses root, bubblewrap cannot do either
+    bwrap_command = [] if is_root else namespaces.bwrap(network)
     if bwrap_command:
         for fd in (launch.requests, launch.replies, *launch.gateways):
             os.set_inheritable(fd, True)
-        inside = replace(launch, spaces="bubblewrap").to_json()
+        new_launch = replace(launch, spaces="bubblewrap").to_json()
         # The command line of this process, with the new launch in place of its last argument.
-        os.execv(bwrap_command[0], [*bwrap_command, *sys.orig_argv[:-1], inside])
+        os.execv(bwrap_command[0], [*bwrap_command, *sys.orig_argv[:-1], new_launch])
     return ""
 
 
@@ -368,11 +374,11 @@ def _run_child(
 
 
 def _serve(launch: Launch, program: "ProgramBox | None") -> None:
-    """Run `launch.program` if there is one, install packages if `launch.install` names any, else
-    load and serve the environment."""
+    """Do the child's work: become the program of `program` if there is one, install packages if
+    `launch.install` is set, else load the environment and answer requests until the client goes."""
     source = Path(launch.box, "source")
     if program is not None:
-        program.run(source, launch.requests, launch.replies)
+        program.run(source, launch.requests, launch.replies)  # never returns
     if launch.install is not None:
         from envs.host import installer  # noqa: PLC0415 - rarely needed, and slow to import
 
@@ -395,7 +401,8 @@ def _hello(confinement: sandbox.Confinement, pid: int | None) -> Reply:
 def _separate(work: Path, output: int) -> None:
     """Give this process its own process group, working folder and standard streams.
 
-    `output` is the descriptor for standard output and error.
+    Standard input becomes empty, standard output and error go to the descriptor `output`. `work` is
+    the working folder; HOME and TMPDIR name it too.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # only the parent needs the inherited handler
     os.setpgid(0, 0)  # `_kill_descendants` kills this group
@@ -416,14 +423,15 @@ def _problem_of_packages(launch: Launch) -> EnvProblem | None:
     """Make the environment's packages importable. Returns the problem if they cannot be used, else
     None."""
     try:
-        packages.enter(launch.packages)
+        packages.make_importable(launch.packages)
     except EnvProblem as problem:
         return problem
     return None
 
 
 def _open_proc() -> int:
-    """Return a file descriptor of /proc as it is mounted now; -1 if there is no /proc."""
+    """Return a file descriptor of /proc as it is mounted now, which shows the pids of the present
+    namespace even if another /proc is mounted over it; -1 if there is no /proc."""
     with contextlib.suppress(OSError):
         return os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     return -1
@@ -435,7 +443,7 @@ def _pid_in(proc: int) -> int | None:
     If that cannot be read, returns the pid in the process's own namespace.
     """
     with contextlib.suppress(OSError):
-        return int(os.readlink("self", dir_fd=proc))
+        return int(os.readlink("self", dir_fd=proc))  # the link /proc/self leads to the own pid
     return os.getpid()
 
 
@@ -471,22 +479,20 @@ def _watch(pid: int, output: int, log: Log, status_reader: int) -> dict[str, int
         status = _reap(pid)
         if status is not None:
             # Prefer the status of user code; if none was written, take that of `pid` itself.
-            written_status = os.read(status_reader, 16)
-            return _ending_of(int(written_status or status))
+            status_of_user_code = os.read(status_reader, 16)
+            return _ending_of(int(status_of_user_code or status))
         for fd, _ in poller.poll():
             if fd == LIFELINE:  # the client never writes there: readable means closed
                 return {"code": 0, "signal": 0}
             if fd == signal_reader:
                 os.read(signal_reader, 512)  # empty it; the loop then asks `_reap` what has ended
-            elif not _drain(output, log, once=True):
+            elif not _drain(output, log, max_reads=1):
                 poller.unregister(output)  # at its end `poll` would always return at once
 
 
 def _pipe_of_signals() -> int:
-    """Return the reading end of a pipe that gets a byte with every signal, e.g. when a child ends.
-
-    So a `poll` on it returns when a signal comes.
-    """
+    """Return the reading end of a pipe that gets a byte with every signal, e.g. when a child ends,
+    so that a `poll` on it returns when a signal comes."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer)
@@ -496,9 +502,10 @@ def _pipe_of_signals() -> int:
 
 
 def _ending_of(status: int) -> dict[str, int]:
-    """Return the exit code and the signal in a wait status; one of the two is 0."""
-    code = os.waitstatus_to_exitcode(status)
-    return {"code": max(code, 0), "signal": max(-code, 0)}  # code -9: killed by signal 9
+    """Return the {"code": exit code, "signal": killing signal} in a wait status; one of the two is
+    0."""
+    code = os.waitstatus_to_exitcode(status)  # negative for a signal: -9 if signal 9 killed it
+    return {"code": max(code, 0), "signal": max(-code, 0)}
 
 
 def _reap(pid: int) -> int | None:
@@ -508,7 +515,7 @@ def _reap(pid: int) -> int | None:
     against the limit on processes.
     """
     status = None
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # no child is left
         while True:
             ended_pid, ended_status = os.waitpid(-1, os.WNOHANG)
             if not ended_pid:  # children are left, and none of them has ended
@@ -518,14 +525,13 @@ def _reap(pid: int) -> int | None:
     return status
 
 
-def _drain(output: int, log: Log, once: bool = False) -> bool:
+def _drain(output: int, log: Log, max_reads: int = 64) -> bool:
     """Move what is in the pipe `output` into the log; return whether more may come (False at its
     end).
 
-    Reads at most 64 times (once with `once`), so that a child that keeps on printing cannot hold
+    Reads at most `max_reads` times, 64 KiB each, so that a child that keeps on printing cannot hold
     this process here.
     """
-    max_reads = 1 if once else 64
     for _ in range(max_reads):
         try:
             data = os.read(output, 1 << 16)
@@ -549,8 +555,9 @@ def _kill_descendants(group: int) -> bool:
             if group:
                 os.killpg(group, signal.SIGKILL)
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:  # collect those that have ended
-                pass
+            reaped_pid = -1
+            while reaped_pid != 0:  # 0: children are left, and none of them has ended
+                reaped_pid, _status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:  # no child is left
             return True
         for descendant in _descendants():
@@ -564,21 +571,21 @@ def _descendants() -> list[int]:
     """Return the pids of all descendants of this process; [] if this is not Linux."""
     if not kernel.LINUX:
         return []
-    children = _children_of_all()
+    children_of = _children_by_parent()
     descendants: list[int] = []
     unvisited = [os.getpid()]
     while unvisited:
-        child_pids = children.get(unvisited.pop(), [])
+        child_pids = children_of.get(unvisited.pop(), [])
         descendants += child_pids
         unvisited += child_pids
     return descendants
 
 
-def _children_of_all() -> dict[int, list[int]]:
-    """Return the pid of each process that has children -> the pids of these children."""
+def _children_by_parent() -> dict[int, list[int]]:
+    """Return, for all processes in /proc, pid of a parent -> the pids of its children."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+        if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):  # the process has ended meanwhile
                 stat = Path(entry.path, "stat").read_bytes()
                 # The line is "pid (name) state parent ...", and the name may hold any character.

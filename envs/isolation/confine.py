@@ -17,7 +17,7 @@ from envs.isolation import kernel
 UIDS = range(60100, 64900)  # free on every common distribution, and mapped in most containers
 TRIES = 20  # how many random uids are tried; nearly all of the range is free
 # The parent of user code and the first process of the namespaces: they belong to this user too.
-OURS = 2
+PROCESSES_OF_SANDBOX = 2
 # Spare processes: other programs of this user come and go while the env process lives.
 SHARED_UID_HEADROOM = 256
 
@@ -35,13 +35,13 @@ def cut_network() -> bool:
     return False
 
 
-def spare_uid(needed: list[str], box: Path) -> int | None:
+def spare_uid(needed_folders: list[str], box: Path) -> int | None:
     """Find a uid for user code that no account and no process has. None means: keep the present
     user.
 
-    A needed folder may be inside a private one, e.g. an interpreter in /root. Then this process
-    gets a mount namespace in which the needed folder is readable and nothing else in the private
-    one is visible.
+    A needed folder may be inside a folder that others may not enter, e.g. an interpreter in /root.
+    Then this process gets a mount namespace in which the needed folder is readable and nothing else
+    in the private one is visible.
 
     The present user is kept if:
 
@@ -50,18 +50,19 @@ def spare_uid(needed: list[str], box: Path) -> int | None:
     - none of `TRIES` random uids is free
 
     Args:
-        needed: folders that user code has to read; those that do not exist are ignored.
+        needed_folders: folders that user code has to read; those that do not exist are ignored.
         box: the private folder that the uid will own; the uid must be able to reach it.
     """
     if os.geteuid() != 0 or not kernel.LINUX or not _may_change_uid():
         return None
-    real_paths = {Path(path).resolve() for path in needed}
+    real_paths = {Path(path).resolve() for path in needed_folders}
     folders = {path for path in real_paths if path.is_dir()}
     if not _is_exposed(folders, box):
         is_exposed_now = _make_reachable(folders, box)  # puts this process into a mount namespace
         if not is_exposed_now:
             return None
     used_uids = _uids_in_use()
+    # At random, so that two processes that start at once hardly ever take the same one.
     for uid in random.SystemRandom().sample(UIDS, TRIES):
         if uid not in used_uids and not _has_account(uid):
             return uid
@@ -117,20 +118,23 @@ def _limit_processes(limits: Limits, counted_apart: bool) -> list[str]:
     this process.
     """
     if counted_apart:
-        # OURS: processes inside the namespaces that are not user code.
-        allowed_threads = limits.processes + OURS
+        # Two more, for the processes inside the namespaces that are not user code.
+        allowed_threads = limits.processes + PROCESSES_OF_SANDBOX
         words = f"processes {limits.processes}"
     else:
         # The kernel counts every thread of the user, so the threads that already run are added.
+        # SHARED_UID_HEADROOM: room for the user's other programs, which come and go.
         allowed_threads = _threads_of_user() + max(limits.processes, SHARED_UID_HEADROOM)
         words = f"processes {allowed_threads} with the user's own"
     return [words] if _set_limit(resource.RLIMIT_NPROC, allowed_threads) else []
 
 
 def _set_limit(resource_id: int, value: int) -> bool:
-    """Set the soft and the hard limit to `value`, or to the present hard limit if that is lower.
+    """Set this process's soft and hard limit of a resource to `value`, or to the present hard limit
+    if that is lower.
 
-    Returns False if the system refuses.
+    `resource_id` is a constant of the module `resource`, such as RLIMIT_AS. Returns False if the
+    system refuses.
     """
     _, hard_limit = resource.getrlimit(resource_id)
     new_limit = value if hard_limit == resource.RLIM_INFINITY else min(value, hard_limit)
@@ -174,9 +178,9 @@ def _make_reachable(folders: set[Path], box: Path) -> bool:
 
 
 def _uncover(covered: Sequence[Path]) -> None:
-    """Unmount the covers from these folders, in the reverse order of mounting."""
-    for private in reversed(covered):
-        kernel.libc().umount2(os.fsencode(private), kernel.MNT_DETACH)
+    """Unmount the empty file systems that cover these folders, in the reverse order of mounting."""
+    for folder in reversed(covered):
+        kernel.libc().umount2(os.fsencode(folder), kernel.MNT_DETACH)
 
 
 def _mount_again(descriptors: Mapping[Path, int]) -> None:
@@ -192,7 +196,12 @@ def _mount_again(descriptors: Mapping[Path, int]) -> None:
 def _outermost(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that are not inside another of `paths`, sorted."""
     ordered = sorted(paths)
-    return [path for path in ordered if not any(parent in ordered for parent in path.parents)]
+    outermost = []
+    for path in ordered:
+        is_inside_another = any(parent in ordered for parent in path.parents)
+        if not is_inside_another:
+            outermost.append(path)
+    return outermost
 
 
 def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
@@ -205,9 +214,8 @@ def _cover_private_parents(paths: Iterable[Path], covered: list[Path]) -> None:
     error. Raises OSError if the kernel refuses a mount.
     """
     enter_bit = 0o001  # "x" for others, in the mode of a folder
-    private_folders = {
-        parent for path in paths for parent in path.parents if not parent.stat().st_mode & enter_bit
-    }
+    parents = {parent for path in paths for parent in path.parents}
+    private_folders = [parent for parent in parents if not parent.stat().st_mode & enter_bit]
     for private in sorted(private_folders):  # outer ones first
         # A folder below a covered one is hidden already.
         is_hidden = any(outer in private.parents for outer in covered)
@@ -221,17 +229,19 @@ def _is_exposed(folders: Iterable[Path], box: Path) -> bool:
 
     `box` need not be readable for all, because the uid of user code will own it.
     """
-    return _reachable(box) and all(map(_open_to_all, folders))
+    return _reachable(box) and all(_open_to_all(folder) for folder in folders)
 
 
 def _open_to_all(folder: Path) -> bool:
     """Whether any user may reach the folder and read it (permission bits r and x for others)."""
-    return _reachable(folder) and folder.stat().st_mode & 0o005 == 0o005
+    read_and_enter = 0o005  # "r-x" for others
+    return _reachable(folder) and folder.stat().st_mode & read_and_enter == read_and_enter
 
 
 def _reachable(path: Path) -> bool:
     """Whether any user may pass through all folders above `path` (permission bit x for others)."""
-    return all(parent.stat().st_mode & 0o001 for parent in path.parents)
+    enter_bit = 0o001  # "x" for others
+    return all(parent.stat().st_mode & enter_bit for parent in path.parents)
 
 
 def _may_change_uid() -> bool:
@@ -262,7 +272,7 @@ def _uids_in_use() -> set[int]:
     """Return the uids of all processes that are visible in /proc."""
     uids = set()
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
+        if entry.name.isdigit():  # the folder of a process
             with contextlib.suppress(OSError):  # the process has ended meanwhile
                 uids.add(entry.stat().st_uid)
     return uids

@@ -9,8 +9,8 @@ import os
 from envs.isolation import kernel, landlock, seccomp
 
 
-def close(readable: list[str], writable: list[str], keeper: int) -> None:
-    """Confine this process for good.
+def confine_process(readable: list[str], writable: list[str], keeper: int) -> None:
+    """Confine this process, which runs code that a model wrote, for good.
 
     Afterwards the process has no network, sees only the given paths, cannot start processes or
     programs, and cannot send signals to others. Measures that this kernel lacks are skipped without
@@ -22,7 +22,7 @@ def close(readable: list[str], writable: list[str], keeper: int) -> None:
         keeper: pid of its parent, the process that keeps time; this process ends together with it.
     """
     kernel.die_with_parent()
-    if os.getppid() != keeper:  # the parent had ended before the line above
+    if os.getppid() != keeper:  # the parent had ended before the line above took effect
         os._exit(1)
     kernel.forbid_new_privileges()
     with contextlib.suppress(OSError):

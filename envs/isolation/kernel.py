@@ -29,8 +29,8 @@ _CAPABILITIES = 64  # no kernel can have more: they are bits of two 32-bit words
 
 @functools.cache
 def libc() -> ctypes.CDLL:
-    """Return the C library of this process. After a failed call `ctypes.get_errno` has the
-    error."""
+    """Return the C library of this process, loaded once. After a failed call of one of its
+    functions `ctypes.get_errno()` gives the error."""
     return ctypes.CDLL(None, use_errno=True)
 
 
@@ -61,7 +61,9 @@ def _prctl(option: int, value: int, pointer: object = 0) -> bool:
 
     Returns whether the kernel accepted it; always False if this is not Linux.
     """
-    return LINUX and libc().prctl(option, ctypes.c_ulong(value), pointer, 0, 0) == 0
+    if not LINUX:
+        return False
+    return libc().prctl(option, ctypes.c_ulong(value), pointer, 0, 0) == 0
 
 
 def die_with_parent() -> bool:

@@ -37,7 +37,7 @@ def abi() -> int:
     if not kernel.LINUX:
         return 0
     with contextlib.suppress(OSError):
-        return kernel.call(_CREATE, 0, 0, _VERSION)
+        return kernel.call(_CREATE, 0, 0, _VERSION)  # makes no ruleset: returns the version
     return 0
 
 
@@ -66,7 +66,7 @@ def restrict(
     Raises:
         OSError: the kernel has no Landlock, or `forbid_new_privileges` was not called before.
     """
-    version = kernel.call(_CREATE, 0, 0, _VERSION)
+    version = kernel.call(_CREATE, 0, 0, _VERSION)  # asks for the version, makes no ruleset
     file_rights = _file_rights(version)
     # If True, the ruleset leaves TCP alone; if False, it refuses all TCP except by rules for ports.
     any_port_allowed = network and not ports
@@ -88,7 +88,8 @@ def restrict(
 def _file_rights(version: int) -> int:
     """Return the rights on files that this version of Landlock knows, as bits.
 
-    Each version knows all rights of the versions before.
+    Each version knows all rights of the versions before: 2 adds moves between folders, 3
+    truncation, 5 control of devices.
     """
     rights = _RIGHTS_OF_VERSION_1
     if version >= 2:
@@ -117,13 +118,15 @@ def _new_ruleset(version: int, file_rights: int, any_port_allowed: bool) -> int:
 
 
 def _allow_port(ruleset: int, port: int, rights: int) -> None:
-    """Add a rule to `ruleset` that allows `rights` on a TCP port."""
-    rule = struct.pack("=QQ", rights, port)
+    """Add a rule to `ruleset`, a descriptor, that allows `rights` (bits: listen, connect) on a TCP
+    port."""
+    rule = struct.pack("=QQ", rights, port)  # struct landlock_net_port_attr
     kernel.call(_ADD, ruleset, _PORT, ctypes.c_char_p(rule), 0)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    """Add a rule to `ruleset` that allows `rights` on a file, or on a folder and everything in it.
+    """Add a rule to `ruleset`, a descriptor, that allows `rights` (bits) on a file, or on a folder
+    and everything in it.
 
     A path that does not exist, or that this user cannot reach, is skipped.
     """
@@ -134,7 +137,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= _ON_FILES  # the kernel refuses a rule for a file with rights of folders
-        rule = struct.pack("=Qi", rights, descriptor)
+        rule = struct.pack("=Qi", rights, descriptor)  # struct landlock_path_beneath_attr
         kernel.call(_ADD, ruleset, _BENEATH, ctypes.c_char_p(rule), 0)
     finally:
         os.close(descriptor)

@@ -106,13 +106,14 @@ def raise_loopback(control: int) -> None:
 def port_for_server() -> int:
     """Find a free TCP port on loopback in the network namespace of this process.
 
-    The port is returned, and also put into the environment variable SERVER_PORT. Raises OSError if
-    there is no loopback here.
+    The port is returned, and also put into the environment variable SERVER_PORT, where the server
+    program reads it. Nothing holds the port until that program listens. Raises OSError if there is
+    no loopback here.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         if kernel.LINUX:
             raise_loopback(listener.fileno())
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", 0))  # 0: any free port
         port = int(listener.getsockname()[1])
     os.environ[SERVER_PORT] = str(port)
     return port
@@ -130,18 +131,19 @@ def hand_over_listener(gateway: int) -> int:
     ):
         if kernel.LINUX:
             raise_loopback(listener.fileno())
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", 0))  # 0: any free port
         listener.listen(BACKLOG)
         port = int(listener.getsockname()[1])
-        socket.send_fds(client, [b"."], [listener.fileno()])
+        socket.send_fds(client, [b"."], [listener.fileno()])  # a descriptor needs a byte with it
         return port
 
 
 def bwrap(network: bool) -> list[str]:
-    """Return the arguments that start another command inside namespaces made by bubblewrap.
+    """Return the beginning of a command line (program and arguments) that starts another command
+    inside namespaces made by bubblewrap.
 
-    The caller puts them before that command. Returns [] if bubblewrap is missing or does not work
-    here. All files stay accessible, because Landlock restricts those.
+    The caller appends that command. Returns [] if bubblewrap is missing or does not work here. All
+    files stay accessible, because Landlock restricts those.
 
     Args:
         network: whether the command keeps the machine's network.
@@ -152,7 +154,7 @@ def bwrap(network: bool) -> list[str]:
     command = [program, "--unshare-all", "--die-with-parent", "--dev-bind", "/", "/"]
     if network:
         command.append("--share-net")
-    command += ["--proc", "/proc", "--"]
+    command += ["--proc", "/proc", "--"]  # behind "--" stands the other command
     import subprocess  # noqa: PLC0415 - rarely needed, and doubles the start of an env process
 
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -195,14 +197,14 @@ def first_process(
     """
     kernel.die_with_parent()
     _mount_files(box, uid, room_mb, writable)
-    pid = os.fork()
-    if pid == 0:
+    child_pid = os.fork()
+    if child_pid == 0:
         run_child()
         os._exit(0)
     while True:
         with contextlib.suppress(InterruptedError):
-            ended_pid, exit_status = os.wait()
-            if ended_pid == pid:
+            ended_pid, exit_status = os.wait()  # an orphan may end before the child
+            if ended_pid == child_pid:
                 os.write(status, str(exit_status).encode())
                 os._exit(0)
 

@@ -93,8 +93,9 @@ def _no_packages(python: str, prefix: Path) -> EnvProblem:
     return EnvProblem("ENV_DEPS", message, hint)
 
 
-def enter(packages: Packages) -> None:
-    """Make the packages importable. Call this only once this process is confined.
+def make_importable(packages: Packages) -> None:
+    """Make an environment's packages importable. Call this only once this process is confined,
+    because an import runs their code.
 
     Their folders are added at the end of `sys.path`. User code also gets the names that the module
     `site` would have defined, such as `exit` and `help`.
@@ -116,7 +117,7 @@ def enter(packages: Packages) -> None:
     sys.path += [folder for folder in packages.folders if folder not in sys.path]
     sys.executable = packages.python
     sys.prefix = sys.exec_prefix = packages.prefix
-    if not hasattr(builtins, "exit"):
+    if not hasattr(builtins, "exit"):  # Python was started without the module `site`
         site.setquit()
         site.setcopyright()
         site.sethelper()
@@ -129,10 +130,11 @@ def path_files(folders: Iterable[str]) -> list[tuple[str, str]]:
     `_NOT_NEEDED` are left out: their packages work without them.
     """
     files = []
-    for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders):
-        names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".pth")]
-        needed = set(names) - set(_NOT_NEEDED)
-        files += [(name, owner_of(Path(folder), name)) for name in needed]
+    real_folders = dict.fromkeys(os.path.realpath(folder) for folder in folders)  # each once
+    for folder in real_folders:
+        names = {entry.name for entry in os.scandir(folder) if entry.name.endswith(".pth")}
+        needed_names = names - set(_NOT_NEEDED)
+        files += [(name, owner_of(Path(folder), name)) for name in needed_names]
     return sorted(files)
 
 
@@ -145,15 +147,17 @@ def owner_of(folder: Path, file: str) -> str:
     import csv  # noqa: PLC0415 - only needed when an environment is refused
 
     for record in sorted(folder.glob("*.dist-info/RECORD")):
-        with open(record, encoding="utf-8", errors="replace", newline="") as rows:
-            if any(row and row[0] == file for row in csv.reader(rows)):
+        with open(record, encoding="utf-8", errors="replace", newline="") as lines:
+            # Each line begins with the path of a file that the package has installed.
+            lists_file = any(row and row[0] == file for row in csv.reader(lines))
+            if lists_file:
                 return record.parent.name.removesuffix(".dist-info").replace("-", " ")
     return "a package without a record"
 
 
 def add_source(folder: Path) -> None:
-    """Add `folder` (the environment's) to `sys.path`, behind the standard library and before
-    packages.
+    """Add `folder` (the environment's) to `sys.path`, behind the standard library and before the
+    folders of packages, so that the environment's own modules win over packages of the same name.
 
     Does nothing if the folder is there already.
     """
@@ -165,8 +169,8 @@ def add_source(folder: Path) -> None:
     sys.path.insert(index, str(folder))
 
 
-def on_path() -> list[str]:
-    """Return the package folders on `sys.path` of this process."""
+def folders_on_path() -> list[str]:
+    """Return the folders on `sys.path` of this process that hold packages (site-packages)."""
     return [path for path in sys.path if _holds_packages(path)]
 
 
@@ -180,7 +184,7 @@ def _existing_folders(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(folder for folder in folders if os.path.isdir(folder)))
 
 
-def _same_path(python: str, other: str) -> bool:
-    """Whether two paths are the same. Links are not followed, because a venv's interpreter is a
-    link."""
-    return os.path.abspath(python) == os.path.abspath(other)
+def _same_path(left: str, right: str) -> bool:
+    """Whether two paths of interpreters are the same. Links are not followed, because a virtual
+    environment's interpreter is a link to the one it was made with."""
+    return os.path.abspath(left) == os.path.abspath(right)

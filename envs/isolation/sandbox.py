@@ -114,11 +114,11 @@ class Confinement:
     gaps: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return one line for a person: the level, then the measures."""
+        """Return one line for a person, the level and the measures: "limits: own process"."""
         return f"{self.level}: {', '.join(self.holds)}"
 
 
-def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
+def interpreter_folders(package_folders: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the folders that a process of this interpreter must be able to read besides system
     files.
 
@@ -126,10 +126,11 @@ def interpreter_folders(more: Iterable[str] = ()) -> tuple[str, ...]:
     paths.
 
     Args:
-        more: folders of packages that are not on `sys.path` yet.
+        package_folders: folders of packages that are not on `sys.path` yet.
     """
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix}
-    folders = {os.path.realpath(path) for path in (*prefixes, *packages.on_path(), *more)}
+    paths = (*prefixes, *packages.folders_on_path(), *package_folders)
+    folders = {os.path.realpath(path) for path in paths}
     folders.update(_library_folders())
     return tuple(sorted(folders))
 
@@ -148,7 +149,7 @@ def _library_folders() -> set[str]:
     return {os.path.realpath(path) for path in folders if path.startswith("/")}
 
 
-def close(
+def confine_process(
     limits: Limits,
     sandbox: Sandbox,
     box: Path,
@@ -172,7 +173,7 @@ def close(
         offline: whether its network namespace is empty.
         reach: what else it needs besides the system's files and `box`.
     """
-    holds = ["own process", "clean environment"]
+    holds = ["own process", "clean environment"]  # the measures in force, in words
     # The kernel limits processes per user; inside namespaces it counts only the processes there.
     has_namespaces = spaces != ""
     holds += confine.apply(limits, uid, counted_apart=has_namespaces)
@@ -181,17 +182,19 @@ def close(
         return Confinement(LIMITS, tuple(holds), ('config.toml says sandbox = "off"',))
     kernel.drop_capabilities()
     abi, has_filter = _restrict(limits, box, uid, spaces, reach)
-    has_ports = bool(reach.own_ports) and not limits.network
-    escaped = escapes(box, limits.network or has_ports, sandbox.hidden)
-    if has_ports and not offline and _can_connect_elsewhere():
+    # Without a network it may still reach its gateway and its own server, and must reach no more.
+    has_own_ports_only = bool(reach.own_ports) and not limits.network
+    escaped = escapes(box, limits.network or has_own_ports_only, sandbox.hidden)
+    if has_own_ports_only and not offline and _can_connect_elsewhere():
         escaped.add("network")
     test = _SelfTest(abi, has_filter, escaped)
     holds += _measures(test, spaces)
-    if has_ports and "network" not in escaped:
+    if has_own_ports_only and "network" not in escaped:
         holds.append(_ports_in_words(reach))
     else:
         has_no_network = offline or (test.calls_refused and not limits.network)
-        holds.append("no network" if has_no_network and not has_ports else "network open")
+        is_cut_off = has_no_network and not has_own_ports_only
+        holds.append("no network" if is_cut_off else "network open")
     gaps = [*_gaps_shown(test, sandbox.hidden, uid, offline), *_other_gaps(box, uid, spaces)]
     return Confinement(_level(test, spaces), tuple(holds), tuple(gaps))
 
@@ -250,12 +253,13 @@ def _measures(test: _SelfTest, spaces: str) -> list[str]:
 
 
 def _level(test: _SelfTest, spaces: str) -> str:
-    """Return how far user code is confined: FULL, NO_NAMESPACES or LIMITS.
+    """Return how far user code is confined: FULL, NO_NAMESPACES or LIMITS (the least).
 
     `spaces` is "" if the process is in no namespaces.
     """
     # Anything in `escaped` lowers the level, e.g. a hidden folder that can be read.
-    if not (test.files_confined and test.calls_refused) or test.escaped:
+    has_both_layers = test.files_confined and test.calls_refused
+    if not has_both_layers or test.escaped:
         return LIMITS
     return FULL if spaces else NO_NAMESPACES
 
@@ -278,7 +282,8 @@ def _gaps_shown(
         gaps.append(_calls_gap_text(offline))
     if "network" in test.escaped:
         gaps.append(OPEN_NETWORK)
-    return gaps + [f"{folder} can be read" for folder in hidden if folder in test.escaped]
+    gaps += [f"{folder} can be read" for folder in hidden if folder in test.escaped]
+    return gaps
 
 
 def _files_gap_text(uid: int | None) -> str:
@@ -295,7 +300,8 @@ def _calls_gap_text(offline: bool) -> str:
 
     `offline`: whether the process has an empty network namespace, so that it has no network anyway.
     """
-    return "no system call is refused" + ("" if offline else ", the network is open")
+    gap = "no system call is refused"
+    return gap if offline else f"{gap}, the network is open"
 
 
 def _restrict(
@@ -319,7 +325,7 @@ def _restrict(
     signals_confined = uid is not None or spaces != "" or abi >= landlock.HOLDS_SIGNALS
     has_ports = bool(reach.own_ports)
     has_filter = False
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # this kernel or machine has none: the self-test shows it
         seccomp.install(
             network=limits.network or has_ports,
             tcp_alone=has_ports and not limits.network,
@@ -344,9 +350,9 @@ def _restrict_files(limits: Limits, box: Path, spaces: str, reach: Reach) -> int
     shared_memory = ["/dev/shm"] if spaces == "own" and has_own_proc else []
     writable = [str(box / "work"), *_DEVICES, *shared_memory, *reach.writable]
     network, ports = limits.network, reach.ports
-    if reach.own_ports and not network:
+    if reach.own_ports and not network:  # TCP stays allowed, to these ports alone
         network, ports = True, reach.own_ports
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # this kernel has no Landlock
         return landlock.restrict(readable, writable, network, ports, listen=reach.server)
     return 0
 
@@ -370,7 +376,7 @@ def _other_gaps(box: Path, uid: int | None, spaces: str) -> Iterator[str]:
 
 
 def refusal(confinement: Confinement, sandbox: Sandbox) -> EnvProblem | None:
-    """Return why user code must not start here, as an EnvProblem ENV_SANDBOX; None if it may start.
+    """Return an EnvProblem ENV_SANDBOX that says why user code must not start here; None if it may.
 
     User code may start wherever Landlock and seccomp confine it. If only limits do (level LIMITS),
     it must not start if the owner of the machine requires more, nor as root unless the owner allows
@@ -413,11 +419,14 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
         hidden: folders that must not be readable.
     """
     escaped = set()
+    # OSError: the attempt was refused, as it should be.
     with contextlib.suppress(OSError), open(box / CANARY, "rb"):
         escaped.add("read")
     if _can_write(box):
         escaped.add("write")
-    forbidden_families = (_AF_UNIX,) if network else (_AF_UNIX, _AF_INET)
+    forbidden_families = [_AF_UNIX]
+    if not network:
+        forbidden_families.append(_AF_INET)
     if _can_make_socket(forbidden_families):
         escaped.add("socket")
     for folder in hidden:
@@ -429,7 +438,9 @@ def escapes(box: Path, network: bool, hidden: Iterable[str] = ()) -> set[str]:
 
 def _can_write(box: Path) -> bool:
     """Whether this process can make a file in the folder `box` or truncate the file CANARY there.
-    In a working sandbox both are impossible."""
+
+    In a working sandbox both are impossible. It tries, so a file that it could make stays there.
+    """
     succeeded = False
     with contextlib.suppress(OSError), open(box / "escaped", "xb"):
         succeeded = True
@@ -473,21 +484,22 @@ def _can_connect_elsewhere() -> bool:
         os.close(descriptor)
 
 
-def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[str]:
+def _readable_paths(box: Path, has_own_proc: bool, further: Iterable[str]) -> list[str]:
     """Return the paths that this process may read:
 
     - the system's files, and the harmless part of /proc
     - the file in the environment variable SSL_CERT_FILE
     - the package `envs`, and the folder `source` in `box`
-    - `more`
+    - the paths in `further`
 
     Args:
         box: the private folder of this process.
         has_own_proc: whether /proc shows only processes of the sandbox, so that all of it may be
             read.
-        more: further paths; folders above `box` are left out, because they would open all of `box`.
+        further: paths to add; folders above `box` are left out, because they would open all of
+            `box`.
     """
-    outside_box = [path for path in more if Path(path) not in box.parents]
+    outside_box = [path for path in further if Path(path) not in box.parents]
     proc = ("/proc",) if has_own_proc else _PROC
     certificate_file = os.environ.get("SSL_CERT_FILE")
     certificates = [certificate_file] if certificate_file else []
@@ -495,9 +507,11 @@ def _readable_paths(box: Path, has_own_proc: bool, more: Iterable[str]) -> list[
 
 
 def _has_bounded_files(box: Path) -> bool:
-    """Whether `work` in `box` is a file system of its own, whose size limits the files in it."""
+    """Whether `work` in `box` is a file system of its own, whose size limits the files in it; False
+    if that cannot be seen."""
     with contextlib.suppress(OSError):
-        return os.stat(box / "work").st_dev != os.stat(box).st_dev
+        work_device, box_device = os.stat(box / "work").st_dev, os.stat(box).st_dev
+        return work_device != box_device
     return False
 
 
@@ -514,11 +528,12 @@ def _has_own_proc() -> bool:
     return False
 
 
-def inside(folder: str) -> tuple[list[str], list[str]]:
+def nested_paths(folder: str) -> tuple[list[str], list[str]]:
     """Return the paths that code in a nested sandbox may use, as (paths to read, paths to write).
 
-    A nested sandbox is started by code that is already in the sandbox. Code in it may write only to
-    `folder` and to devices such as /dev/null.
+    A nested sandbox is started by code that is already in the sandbox. Code in it may read the
+    system's files, the interpreter and the package `envs`, and write only to `folder` and to
+    devices such as /dev/null.
     """
     readable = [*_SYSTEM, *interpreter_folders(), *_PROC, _ENVS]
     return readable, [folder, *_DEVICES]

@@ -25,7 +25,7 @@ _SAY_MISSING = (_RETURN, 0, 0, _ERRNO | _ENOSYS)  # pretends that the kernel doe
 _X32 = 0x40000000  # from here on x86_64 has a second set of call numbers (the x32 ABI)
 _NEW_NAMESPACES = 0x7E020080  # all CLONE_NEW... flags of clone
 _THREAD = 0x00010000  # the flag CLONE_THREAD
-_INTERNET = (2, 10)  # IPv4, IPv6
+_IPV4, _IPV6 = 2, 10  # address families: AF_INET, AF_INET6
 _UNIX, _STREAM, _TYPE = 1, 1, 0xF  # a socket's family, its type, and the bits that hold the type
 # O_TRUNC, O_ACCMODE, O_RDONLY, and the access mode that allows neither reading nor writing.
 _TRUNCATE, _ACCESS_MODE, _READ_ONLY, _NO_ACCESS = 0o1000, 3, 0, 3
@@ -69,7 +69,8 @@ def install(
     processes: bool = True,
     truncate: bool = True,
 ) -> None:
-    """Install the filter on this process and all its future children, for good.
+    """Install the seccomp filter, which refuses system calls that user code does not need, on this
+    process and all its future children, for good.
 
     Args:
         network: whether internet sockets may be made. Of other sockets only connected pairs of
@@ -109,7 +110,7 @@ def program(
     pid: int,
     tcp_alone: bool = False,
 ) -> bytes:
-    """Return the filter as the kernel reads it: BPF instructions of 8 bytes each.
+    """Return the seccomp filter as the kernel reads it: BPF instructions of 8 bytes each.
 
     Args:
         machine: x86_64 or aarch64.
@@ -136,7 +137,7 @@ def program(
     if not truncate:
         lines += _truncation_rules(numbers)
     lines.append(_PERMIT)
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+    return b"".join(struct.pack("=HBBI", *line) for line in lines)  # struct sock_filter
 
 
 def _load_call_number(machine: str) -> _Lines:
@@ -146,10 +147,10 @@ def _load_call_number(machine: str) -> _Lines:
     """
     # Each instruction: operation, lines to skip if the comparison is true, if it is false, value.
     lines = [
-        (_LOAD, 0, 0, _ARCH),
-        (_JEQ, 1, 0, AUDIT_ARCH[machine]),
+        (_LOAD, 0, 0, _ARCH),  # the architecture of the call
+        (_JEQ, 1, 0, AUDIT_ARCH[machine]),  # if equal, the next line is skipped
         (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER),
+        (_LOAD, 0, 0, _NUMBER),  # the number of the call
     ]
     if machine == "x86_64":  # its second set of call numbers would avoid the rules that follow
         lines += [(_JGE, 0, 1, _X32), _REFUSE]
@@ -161,6 +162,7 @@ def _rules_of_own_process(numbers: Mapping[str, int]) -> _Lines:
     calling process. `numbers` maps each call to its number on this machine."""
     lines: _Lines = []
     for name, required_values in _SELF_ONLY.items():
+        # A condition: (position of the argument, mask of its bits, value).
         conditions = [(position, _ALL_BITS, value) for position, value in required_values]
         lines += _allow_only(numbers[name], *conditions)
     return lines
@@ -273,11 +275,11 @@ def _refuse_truncation(number: int, position: int) -> _Lines:
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     # A call without the flag O_TRUNC, or with access for writing, ends at _PERMIT.
     body = [
-        _load_argument(position),
-        (_JSET, 0, 3, _TRUNCATE),
+        _load_argument(position),  # the flags
+        (_JSET, 0, 3, _TRUNCATE),  # without O_TRUNC: to _PERMIT
         (_AND, 0, 0, _ACCESS_MODE),
-        (_JEQ, 2, 0, _READ_ONLY),
-        (_JEQ, 1, 0, _NO_ACCESS),
+        (_JEQ, 2, 0, _READ_ONLY),  # to _REFUSE
+        (_JEQ, 1, 0, _NO_ACCESS),  # to _REFUSE
         _PERMIT,
         _REFUSE,
     ]
@@ -296,8 +298,8 @@ def _socket_rule(number: int, network: bool) -> _Lines:
         number,
         [
             _load_argument(0),  # the address family
-            (_JEQ, 2, 0, _INTERNET[0]),  # both lead to _PERMIT
-            (_JEQ, 1, 0, _INTERNET[1]),
+            (_JEQ, 2, 0, _IPV4),  # both lead to _PERMIT
+            (_JEQ, 1, 0, _IPV6),
             (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
             _PERMIT,
         ],
@@ -313,10 +315,10 @@ def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
     # Each line: operation, lines to skip if it is true, lines to skip if it is false, value.
     body = [
         _load_argument(0),  # the address family
-        (_JEQ, 2, 0, _INTERNET[0]),
-        (_JEQ, 1, 0, _INTERNET[1]),
+        (_JEQ, 2, 0, _IPV4),  # both lead past the refusal
+        (_JEQ, 1, 0, _IPV6),
         (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
-        _load_argument(1),
+        _load_argument(1),  # the type, in its lowest bits
         (_AND, 0, 0, _TYPE),
         (_JEQ, 1, 0, _STREAM),
         _REFUSE,
@@ -328,8 +330,9 @@ def _tcp_rules(numbers: Mapping[str, int]) -> _Lines:
     ]
     lines = _for_call(numbers["socket"], body)
     for name, position in _SEND_FLAGS.items():
-        flags = [_load_argument(position), (_JSET, 0, 1, _FAST_OPEN), _REFUSE, _PERMIT]
-        lines += _for_call(numbers[name], flags)
+        # With the flag _REFUSE follows, without it this one line is skipped.
+        body = [_load_argument(position), (_JSET, 0, 1, _FAST_OPEN), _REFUSE, _PERMIT]
+        lines += _for_call(numbers[name], body)
     return lines
 
 

@@ -32,7 +32,7 @@ class JudgeUse:
     cost: float = 0.0
 
     def __add__(self, other: "JudgeUse") -> "JudgeUse":
-        """Return the sums of both, field by field."""
+        """Return the sum of two uses, field by field."""
         sums = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in fields(self)
@@ -40,26 +40,27 @@ class JudgeUse:
         return JudgeUse(**sums)
 
     def __sub__(self, other: "JudgeUse") -> "JudgeUse":
-        """Return the differences, field by field."""
-        rest = {
+        """Return this use minus `other`, field by field."""
+        differences = {
             field.name: getattr(self, field.name) - getattr(other, field.name)
             for field in fields(self)
         }
-        return JudgeUse(**rest)
+        return JudgeUse(**differences)
 
     def __bool__(self) -> bool:
-        """Whether anything was used or refused."""
+        """Whether any field is not 0: something was used, or a call was refused."""
         return any(asdict(self).values())
 
     def to_json(self) -> dict[str, float]:
-        """Return the fields that are not 0, by name."""
+        """Return the fields that are not 0, as name -> number, the form that `from_json` reads."""
         return {name: value for name, value in asdict(self).items() if value}
 
     @staticmethod
     def from_json(data: object) -> "JudgeUse":
-        """Read what an env process sent; user code may have forged it.
+        """Read the use that an env process sent as {field: number}; user code may have forged it.
 
-        Only known names with finite numbers of at least 0 count; everything else is ignored.
+        Only known names with finite numbers of at least 0 count; everything else is ignored. Data
+        that are no object give an empty use.
         """
         if not isinstance(data, dict):
             return JudgeUse()
@@ -108,7 +109,8 @@ class Meter:
             return True
 
     def count(self, use: JudgeUse) -> None:
-        """Add the use of a call; its cost is taken from the money that is left."""
+        """Add the use of a call to the total, and take its cost from the money that is left, if
+        that is limited."""
         with self._lock:
             self._use = self._use + use
             if self.cost_left is not None:

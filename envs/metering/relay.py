@@ -19,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -90,19 +91,21 @@ class Upstream:
     _lock: threading.Lock = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make the gate, which all processes of one environment share."""
+        """Make the gate, a semaphore that all processes of one environment share; it lets `at_once`
+        requests pass at once."""
         self.gate = threading.BoundedSemaphore(self.at_once)
         self._lock = threading.Lock()
         if self.serve is None:
             self._address = Address(self.url, self.key)
 
     def address(self, gone: Address | None = None) -> Address:
-        """Return where the model is asked; a model of the home is served first if nobody serves it.
+        """Return where the model is asked. A model of the home is started first if nothing serves
+        it yet.
 
-        `gone` is where a model of the home answers no more: it is then served somewhere else.
-        Raises NotServed if it cannot be served.
+        `gone` is an address that has stopped to answer: if that is still the known one, the model
+        is started again and gets a new address. Raises NotServed if it cannot be served.
         """
-        with self._lock:
+        with self._lock:  # so that two requests at once do not start the model twice
             if self.serve is not None and self._address in (None, gone):
                 self._address = self.serve()
             assert self._address is not None  # the url is known, or it was just found
@@ -118,7 +121,8 @@ class _Answer:
 
     @staticmethod
     def refused(status: int, message: str) -> "_Answer":
-        """Return an answer with an error, in the form of OpenAI's API."""
+        """Return an answer that refuses a request: an HTTP status of an error, and a JSON body in
+        the form in which OpenAI's API gives errors."""
         return _Answer(status, json.dumps({"error": {"message": message}}).encode())
 
 
@@ -128,7 +132,8 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(
         self, req: object, fp: object, code: object, msg: object, headers: object, newurl: object
     ) -> None:
-        """Return None, which makes the redirect an error."""
+        """Return None, which makes urllib raise the redirect as an HTTPError. The arguments are
+        those that urllib passes."""
 
 
 class Relay:
@@ -139,24 +144,25 @@ class Relay:
 
     Attributes:
         meter: counts what was asked through this relay, and holds how much more may be.
-        ours, theirs: a pair of sockets; through `theirs` the parent of user code sends the
-            listening socket that user code can reach.
+        own_end, parent_end: a pair of sockets; through `parent_end` the parent of user code sends
+            the listening socket that user code can reach.
     """
 
     def __init__(self, upstreams: Mapping[str, Upstream]) -> None:
-        """Store the models; nothing is served before `serve`."""
+        """Store the models (name -> model); nothing is answered before `serve`."""
         self.upstreams = dict(upstreams)
         self.meter = Meter()
-        self.ours, self.theirs = socket.socketpair()
-        # Anybody on this machine may reach the port where namespaces do not work.
+        self.own_end, self.parent_end = socket.socketpair()
+        # User code has to send this token: where namespaces do not work, every process of this
+        # machine can reach the port.
         self._token = secrets.token_urlsafe(24)
         self._opener = urllib.request.build_opener(NoRedirects)
         self._server: ThreadingHTTPServer | None = None
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment variable that tells user code which models it may ask; without address
-        and key."""
+        """The environment variable (name -> value) that tells user code which models it may ask: a
+        JSON object by name. It holds neither address nor key of a model."""
         models_by_name = {
             name: {
                 "model": upstream.model,
@@ -169,30 +175,37 @@ class Relay:
         return {NAMES: json.dumps(models_by_name)}
 
     def serve(self, seconds: float) -> None:
-        """Take the listening socket from the parent of user code and answer on it, in threads.
+        """Receive the listening socket from the parent of user code and answer on it, in threads.
 
         If none comes within `seconds`, nothing is served: the process has then failed to start.
         """
-        self.ours.settimeout(seconds)
+        self.own_end.settimeout(seconds)
         try:
-            _, descriptors, _, _ = socket.recv_fds(self.ours, 1, 1)
+            # One byte with one descriptor, that of the socket.
+            _, descriptors, _, _ = socket.recv_fds(self.own_end, 1, 1)
         except OSError:
             return
         if descriptors:
             self._server = _server_on(socket.socket(fileno=descriptors[0]), self)
 
     def close(self) -> None:
-        """Stop answering."""
-        self.ours.close()
+        """Stop answering and close the sockets; a second call does nothing."""
+        self.own_end.close()
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
             server.server_close()
 
     def answer(self, path: str, token: str, data: bytes) -> _Answer:
-        """Pass one question on and return what goes back into the box.
+        """Pass one chat request of user code on to the model that it names; return what goes back.
 
-        `path` and `token` are those of the request, `data` is its body.
+        A request that may not be passed on gets an error: 401 for a wrong token, 404 for another
+        path, 400 for a body that is no chat request, SPENT if the run allows no more calls.
+
+        Args:
+            path: the path of the request: "/", the model's name, and CHAT.
+            token: its header Authorization.
+            data: its body.
         """
         name = path.removeprefix("/").removesuffix(CHAT)
         upstream = self.upstreams.get(name)
@@ -207,22 +220,24 @@ class Relay:
         if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
             return _Answer.refused(400, "a question is a JSON object with messages")
         question = {key: body[key] for key in PASSED if key in body}
-        question["model"] = upstream.model
+        question["model"] = upstream.model  # whatever model the request names
         with upstream.gate:
             if not self.meter.admit():
                 return _Answer.refused(SPENT, "the run allows no more calls")
             return self._ask(upstream, question)
 
     def _ask(self, upstream: Upstream, question: Mapping[str, Any]) -> _Answer:
-        """Send a question to a model, and count it if it is answered.
+        """Send a question (the body of a chat request) to a model, and count it if it is answered.
 
-        It is sent once, and once more to a model of the home that is served somewhere else by now.
+        If a model of the home is gone from its address, the question is sent once more, to the
+        address at which it is served then. A model that cannot be served gives the status 503.
         """
         try:
             address = upstream.address()
             answer, is_gone = self._ask_at(address, upstream, question)
             if is_gone and upstream.serve is not None:
-                answer, _ = self._ask_at(upstream.address(address), upstream, question)
+                new_address = upstream.address(gone=address)
+                answer, _ = self._ask_at(new_address, upstream, question)
         except NotServed:
             return _Answer.refused(503, "the model is not served now")
         return answer
@@ -230,10 +245,11 @@ class Relay:
     def _ask_at(
         self, address: Address, upstream: Upstream, question: Mapping[str, Any]
     ) -> tuple[_Answer, bool]:
-        """Send a question to one address, once. Returns the answer, and whether the model seems not
-        to be there any more.
+        """Send a question to one address, once. Returns (the answer, whether the model seems not to
+        be there any more).
 
-        Nothing of a failure is passed on but its status: some servers repeat a part of the key.
+        Nothing of a failure is passed on but its status: some servers repeat a part of the key. An
+        answer that repeats the key gets "[secret]" in its place.
         """
         headers = {"Content-Type": "application/json"}
         if address.key:
@@ -244,16 +260,18 @@ class Relay:
         try:
             with self._opener.open(request, timeout=upstream.timeout_s) as reply:
                 data = reply.read(MOST_ANSWERED + 1)
-            usage = _usage_in(data)
+            prompt_tokens, completion_tokens, tokens = _usage_in(data)
         except urllib.error.HTTPError as error:
-            status = 502 if 300 <= error.code < 400 else error.code
+            is_redirect = 300 <= error.code < 400  # none is followed, here or in the box
+            status = 502 if is_redirect else error.code
             refused = _Answer.refused(status, f"the endpoint answered {error.code}")
             return refused, error.code in _MOVED
         except _NO_ANSWER as error:
             text = f"the endpoint gave no answer: {type(error).__name__}"
-            return _Answer.refused(504, text), not isinstance(error, TimeoutError)
-        prompt, completion, tokens = usage
-        cost = (prompt * upstream.price_in + completion * upstream.price_out) / 1e6
+            is_gone = not isinstance(error, TimeoutError)  # a slow model is still there
+            return _Answer.refused(504, text), is_gone
+        # Prices are per million tokens.
+        cost = (prompt_tokens * upstream.price_in + completion_tokens * upstream.price_out) / 1e6
         seconds = time.monotonic() - began
         self.meter.count(JudgeUse(calls=1, tokens=tokens, seconds=seconds, cost=cost))
         if address.key:
@@ -262,9 +280,11 @@ class Relay:
 
 
 def _usage_in(data: bytes) -> tuple[int, int, int]:
-    """Return the tokens of prompt, answer and both that a reply says it took.
+    """Return (tokens of the prompt, tokens of the answer, tokens of both) that a model's reply says
+    it took; 0 for what it does not say.
 
-    Raises ValueError or TypeError if the reply is too long, or no JSON object.
+    `data` is the body of the reply. Raises ValueError or TypeError if it is longer than
+    MOST_ANSWERED bytes, or no JSON object.
     """
     if len(data) > MOST_ANSWERED:
         raise ValueError("the reply is too long")
@@ -281,16 +301,22 @@ def _usage_in(data: bytes) -> tuple[int, int, int]:
 
 
 def _server_on(listener: socket.socket, relay: Relay) -> ThreadingHTTPServer:
-    """Return an HTTP server that answers on a listening socket by `relay`, in threads of its
-    own."""
+    """Start and return an HTTP server that answers by `relay` on a socket that listens already.
+
+    It answers in threads of its own, until its `shutdown` is called.
+    """
 
     class Handler(BaseHTTPRequestHandler):
+        """Answers the requests of one connection."""
+
         timeout = IDLE_SECONDS
 
         def do_POST(self) -> None:
-            """Answer one question."""
+            """Read one request, have `relay` answer it, and send the answer."""
             length = self.headers.get("Content-Length", "")
-            if not (length.isascii() and length.isdigit() and int(length) <= MOST_ASKED):
+            # isascii: other alphabets have digits too, which int() would accept.
+            is_number = length.isascii() and length.isdigit()
+            if not is_number or int(length) > MOST_ASKED:
                 answer = _Answer.refused(413, f"a question has at most {MOST_ASKED >> 20} MiB")
             else:
                 data = self.rfile.read(int(length))
@@ -305,17 +331,21 @@ def _server_on(listener: socket.socket, relay: Relay) -> ThreadingHTTPServer:
             """Write nothing: standard error may be anything here."""
 
         def version_string(self) -> str:
-            """Tell nothing of this machine."""
+            """Return the header Server, which shall tell nothing of this machine."""
             return "relay"
 
     class Server(ThreadingHTTPServer):
+        """A server whose open connections do not keep the process alive."""
+
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Ignore a client that went away."""
 
+    # The address is not bound: the server gets `listener` in the place of its own socket.
     server = Server(("127.0.0.1", 0), Handler, bind_and_activate=False)
     server.socket.close()
     server.socket = listener
-    threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name="relay").start()
+    serve = partial(server.serve_forever, poll_interval=0.1)  # seconds until a shutdown is noticed
+    threading.Thread(target=serve, daemon=True, name="relay").start()
     return server

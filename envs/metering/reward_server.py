@@ -25,7 +25,7 @@ class NoReward(Exception):
     """
 
     def __init__(self, text: str, *, timed_out: bool = False) -> None:
-        """Store the reason, and whether it was the time limit."""
+        """Store `text`, the reason, and whether the server took too long."""
         super().__init__(text)
         self.timed_out = timed_out
 
@@ -41,7 +41,8 @@ def ask_reward(url: str, question: Any, seconds: float) -> str:
     if len(data) > MOST_ASKED:
         raise NoReward(f"the rollout is too long to ask {url} about: {len(data):,} bytes")
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    opener = urllib.request.build_opener(NoRedirects, urllib.request.ProxyHandler({}))
+    no_proxies = urllib.request.ProxyHandler({})
+    opener = urllib.request.build_opener(NoRedirects, no_proxies)
     deadline = time.monotonic() + seconds
     try:
         with opener.open(request, timeout=seconds) as reply:
@@ -49,21 +50,26 @@ def ask_reward(url: str, question: Any, seconds: float) -> str:
                 raise NoReward(f"{url} answered {reply.status}; 200 with a reward is needed")
             return _text_of(reply, url, seconds, deadline)
     except urllib.error.HTTPError as error:
-        moved = " (no redirect is followed)" if 300 <= error.code < 400 else ""
-        text = f"{url} answered {error.code}{moved}; 200 with a reward is needed"
+        is_redirect = 300 <= error.code < 400
+        note = " (no redirect is followed)" if is_redirect else ""
+        text = f"{url} answered {error.code}{note}; 200 with a reward is needed"
         raise NoReward(text) from error
     except TimeoutError as error:
         raise _too_slow(url, seconds) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        if isinstance(getattr(error, "reason", None), TimeoutError):  # while it connected
+        # urllib wraps a time limit that ended while it connected in an URLError.
+        if isinstance(getattr(error, "reason", None), TimeoutError):
             raise _too_slow(url, seconds) from error
         raise NoReward(f"{url} gave no reward: {error}; is the server running?") from error
 
 
 def _text_of(reply: Any, url: str, seconds: float, deadline: float) -> str:
-    """Read a reply up to its end; a server that sends it drop by drop has no more time than others.
+    """Read a reply up to its end and return it as text.
 
-    Raises NoReward if it is too long or not there before the deadline (on the monotonic clock).
+    The time is checked after each piece, so a server that sends its reply drop by drop has no more
+    time than others. Raises NoReward if the reply is longer than MOST_ANSWERED bytes, or not
+    complete at `deadline` (on the monotonic clock); `url` and `seconds` (the time allowed) are for
+    the message.
     """
     data = b""
     while chunk := reply.read1(_CHUNK):
@@ -76,5 +82,5 @@ def _text_of(reply: Any, url: str, seconds: float, deadline: float) -> str:
 
 
 def _too_slow(url: str, seconds: float) -> NoReward:
-    """Return the failure of a server that took too long."""
+    """Return the NoReward for a server that did not answer within `seconds`."""
     return NoReward(f"{url} gave no reward within {seconds:g} s", timed_out=True)

@@ -40,14 +40,15 @@ def instruction_results(completion: str, constraints: Mapping[str, Any]) -> dict
         raise ValueError("name at least one constraint")
     results: dict[str, bool] = {}
     for name, value in constraints.items():
-        # The function that tells whether a text satisfies the constraint, and the value's type.
+        # A function (text, value) -> whether the text satisfies the constraint; the value's type.
         is_satisfied, value_type = _CONSTRAINTS.get(name, (None, None))
         if is_satisfied is None or value_type is None:
             raise ValueError(f"there is no constraint {name!r}; known: {', '.join(_CONSTRAINTS)}")
         is_bool_as_int = value_type is int and isinstance(value, bool)  # a bool is an int in Python
         if not isinstance(value, value_type) or is_bool_as_int:
             raise ValueError(f"the constraint {name} takes a {value_type.__name__}, got {value!r}")
-        results[name] = bool(completion.strip()) and is_satisfied(completion, value)
+        is_empty = not completion.strip()
+        results[name] = not is_empty and is_satisfied(completion, value)
     return results
 
 
@@ -62,7 +63,8 @@ def _sentence_count(text: str) -> int:
     A sentence ends with . ! or ? before white space; a rest without such an end counts as one.
     """
     # Closing quotes and brackets may follow the end of a sentence.
-    return len([part for part in re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip()) if part])
+    sentences = re.split(r"(?<=[.!?])[\"')\]]*\s+", text.strip())
+    return len([sentence for sentence in sentences if sentence])
 
 
 def _includes(text: str, wanted: list[str]) -> bool:
@@ -94,17 +96,17 @@ def _has_case(text: str, case: str) -> bool:
 
 
 def _is_json(text: str, wanted: bool) -> bool:
-    """Whether the text is JSON, if `wanted`; whether it is not JSON otherwise."""
+    """Whether the text is JSON, if `wanted` is True; whether it is not JSON, if it is False."""
     try:
         json.loads(text)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or nested too deep
         return not wanted
     return wanted
 
 
-_Holds = Callable[[str, Any], bool]
+_IsSatisfied = Callable[[str, Any], bool]
 # Name of the constraint -> (whether a text satisfies it for a value, the type of that value).
-_CONSTRAINTS: dict[str, tuple[_Holds, type]] = {
+_CONSTRAINTS: dict[str, tuple[_IsSatisfied, type]] = {
     "min_words": (lambda text, n: _word_count(text) >= n, int),
     "max_words": (lambda text, n: _word_count(text) <= n, int),
     "min_sentences": (lambda text, n: _sentence_count(text) >= n, int),

@@ -79,23 +79,23 @@ def maths(completion: str, expected: str) -> float:
     answers, targets = _items_of(answer), _items_of(target)
     if len(answers) != len(targets) or _brackets(answer) != _brackets(target):
         return 0.0
-    try:  # is_equal[i][j]: whether item i of the answer equals item j of the target
-        is_equal = [
-            [_is_same_expression(answer_item, target_item) for target_item in targets]
-            for answer_item in answers
-        ]
-    except (_Unreadable, ArithmeticError, ValueError, RecursionError):
+    is_equal: list[list[bool]] = []  # [i][j]: whether item i of the answer is item j of the target
+    try:
+        for item in answers:
+            is_equal.append([_is_same_expression(item, target_item) for target_item in targets])
+    except (_Unreadable, ArithmeticError, ValueError, RecursionError):  # no value to compare
         return 0.0
     if _brackets(target) == "{}":  # sets: each item of one must equal some item of the other
-        is_in_target = [any(row) for row in is_equal]
-        is_in_answer = [any(column) for column in zip(*is_equal, strict=True)]
+        is_in_target = [any(row) for row in is_equal]  # for each item of the answer
+        is_in_answer = [any(column) for column in zip(*is_equal, strict=True)]  # and the reverse
         return float(all(is_in_target) and all(is_in_answer))
-    return float(all(row[index] for index, row in enumerate(is_equal)))
+    # Lists: the items at the same place must be equal.
+    return float(all(is_equal[index][index] for index in range(len(answers))))
 
 
 def _clean(text: str) -> str:
-    """Return the text without formatting (such as \\left, $, %) and without a leading "x =" or
-    "f(x) =".
+    """Return the text without formatting (such as \\left, $, %), without commas between thousands,
+    and without a leading "x =" or "f(x) =".
 
     Short LaTeX is completed: \\frac12 becomes \\frac{1}{2}.
     """
@@ -117,9 +117,10 @@ def _brackets(text: str) -> str:
     """Return the brackets around a list of several items, such as "()"; "" if the text is no such
     list."""
     outer = text[:1] + text[-1:]
-    if outer not in ("()", "[]", "(]", "[)", "{}"):
+    if outer not in ("()", "[]", "(]", "[)", "{}"):  # half-open intervals too
         return ""
-    return outer if len(_split_at_commas(text[1:-1])) > 1 else ""
+    has_several_items = len(_split_at_commas(text[1:-1])) > 1
+    return outer if has_several_items else ""
 
 
 def _items_of(text: str) -> list[str]:
@@ -130,9 +131,12 @@ def _items_of(text: str) -> list[str]:
 
 def _split_at_commas(text: str) -> list[str]:
     """Split the text at its commas that are outside of brackets."""
-    parts, depth = [""], 0
+    parts, depth = [""], 0  # depth: how many brackets are open
     for character in text:
-        depth += (character in "([{") - (character in ")]}")  # brackets that are open here
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
         if character == "," and depth == 0:
             parts.append("")
         else:
@@ -141,19 +145,23 @@ def _split_at_commas(text: str) -> list[str]:
 
 
 def _is_same_expression(answer: str, target: str) -> bool:
-    """Whether two texts are the same expression.
+    """Whether two texts are the same expression, by its values at POINTS fixed points.
 
     Raises _Unreadable if one cannot be parsed, ArithmeticError or ValueError if one has no value.
     """
-    given, wanted = _Parser(answer).expression(), _Parser(target).expression()
-    if given.letters != wanted.letters:
+    left, right = _Parser(answer).expression(), _Parser(target).expression()
+    if left.letters != right.letters:
         return False
-    if not wanted.letters and given.operations > wanted.operations:
-        return False  # arithmetic that is left to be done
-    return all(
-        cmath.isclose(given.value(point), wanted.value(point), rel_tol=TOLERANCE, abs_tol=1e-12)
-        for point in map(_sample_point, range(POINTS))
-    )
+    # The answer leaves arithmetic to be done, such as "2+2" for 4.
+    if not right.letters and left.operations > right.operations:
+        return False
+    # Without a proof: both must have the same value at each of the fixed points.
+    for number in range(POINTS):
+        point = _sample_point(number)
+        left_value, right_value = left.value(point), right.value(point)
+        if not cmath.isclose(left_value, right_value, rel_tol=TOLERANCE, abs_tol=1e-12):
+            return False
+    return True
 
 
 def _sample_point(number: int) -> dict[str, complex]:
@@ -163,10 +171,11 @@ def _sample_point(number: int) -> dict[str, complex]:
     roots, so that different expressions do not agree by chance.
     """
     letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-    fractions = [(math.sqrt(7 * place + 2) * (number + 2)) % 1 for place in range(len(letters))]
-    return {
-        letter: 0.3 + 2.7 * fraction for letter, fraction in zip(letters, fractions, strict=True)
-    }
+    point: dict[str, complex] = {}
+    for place, letter in enumerate(letters):
+        fraction = (math.sqrt(7 * place + 2) * (number + 2)) % 1  # between 0 and 1
+        point[letter] = 0.3 + 2.7 * fraction
+    return point
 
 
 class _Parser:
@@ -182,7 +191,8 @@ class _Parser:
             match = _TOKEN.match(text, position)
             if match is None:
                 raise _Unreadable(text)
-            token = match.group(1) or match.group(2) or match.group(3)
+            number, word, sign = match.groups()  # exactly one of them has matched
+            token = number or word or sign
             self.tokens.append(_WORDS.get(token, token))
             position = match.end()
         self.place = 0
@@ -196,11 +206,11 @@ class _Parser:
 
     @property
     def _next(self) -> str:
-        """The next token, without taking it; "" at the end."""
+        """The next token of the text, which stays the next; "" at the end."""
         return self.tokens[self.place] if self.place < len(self.tokens) else ""
 
     def _take(self, *tokens: str) -> str:
-        """Take the next token if it is one of `tokens` and return it; otherwise return ""."""
+        """Go past the next token and return it, if it is one of `tokens`; otherwise return ""."""
         token = self._next
         if token and token in tokens:
             self.place += 1
@@ -208,7 +218,7 @@ class _Parser:
         return ""
 
     def _expect(self, token: str) -> None:
-        """Take the next token; raise _Unreadable unless it is `token`."""
+        """Go past the next token. Raises _Unreadable unless it is `token`."""
         if not self._take(token):
             raise _Unreadable(f"{token} expected")
 
@@ -227,16 +237,17 @@ class _Parser:
                 # A fraction is a number; a product of two numbers is left to be done.
                 result = _combined(result, self._signed(), sign, counts=sign == "*")
             elif self._next and (self._next[0].isalnum() or self._next[0] in "\\({"):
-                result = _combined(result, self._power(), "*", counts=False)  # 2x, 3\sqrt{2}
+                # What begins another factor, without a sign before it: 2x, 3\sqrt{2}
+                result = _combined(result, self._power(), "*", counts=False)
             else:
                 return result
 
     def _signed(self) -> _Expression:
-        """Parse a power with any number of signs before it."""
+        """Parse a power (x, x^2, 3!) with any number of minus signs or one plus sign before it."""
         if self._take("-"):
             inner = self._signed()
             return _Expression(lambda point: -inner.value(point), inner.letters, inner.operations)
-        self._take("+")
+        self._take("+")  # changes nothing
         return self._power()
 
     def _power(self) -> _Expression:
@@ -279,29 +290,29 @@ class _Parser:
             return self._root()
         if token in ("\\frac", "\\dfrac", "\\tfrac"):
             return _combined(self._atom(), self._atom(), "/", counts=False)
-        if (name := token.lstrip("\\")) in _FUNCTIONS:
-            return _applied(_FUNCTIONS[name], self._power())
+        function_name = token.lstrip("\\")  # LaTeX writes \sin
+        if function_name in _FUNCTIONS:
+            return _applied(_FUNCTIONS[function_name], self._power())
         if len(token) == 1 and token.isalpha():
             return _Expression(lambda point: point[token], frozenset(token))
         raise _Unreadable(token or "the end")
 
     def _root(self) -> _Expression:
         """Parse what follows "sqrt": an optional degree in square brackets, then the radicand."""
-        degree: _Expression | None = None
+        degree = _Expression(lambda point: complex(2))  # a square root
         if self._take("["):
             degree = self._sum()
             self._expect("]")
-        inner = self._atom()
-        degree_value = degree.value if degree else lambda point: complex(2)
+        radicand = self._atom()
         return _Expression(
-            lambda point: inner.value(point) ** (1 / degree_value(point)),
-            inner.letters,
-            inner.operations,
+            lambda point: radicand.value(point) ** (1 / degree.value(point)),
+            radicand.letters,
+            radicand.operations,
         )
 
 
 def _applied(function: Callable[[complex], complex], inner: _Expression) -> _Expression:
-    """Return the expression function(inner)."""
+    """Return the expression `function(inner)`, where `function` maps a number to a number."""
     return _Expression(lambda point: function(inner.value(point)), inner.letters, inner.operations)
 
 

@@ -61,21 +61,23 @@ def sql(
 
 
 def _query_in(completion: str) -> str:
-    """Return the query in a completion, without the fences around it.
+    """Return the query in a completion, without the fences around it if it is one fenced block.
 
     Raises ValueError if the query is longer than MOST_BYTES characters.
     """
     text = completion.strip()
-    blocks = FENCE.findall(text)
-    if len(blocks) == 1 and text.startswith("```") and text.endswith("```"):
-        text = blocks[0].strip()
+    fenced_blocks = FENCE.findall(text)
+    # Only a block that is the whole completion: text around it would hide other answers.
+    is_one_block = len(fenced_blocks) == 1 and text.startswith("```") and text.endswith("```")
+    if is_one_block:
+        text = fenced_blocks[0].strip()
     if len(text) > MOST_BYTES:
         raise ValueError("the query is too long")
     return text
 
 
 def _rows(query: str, database: str | Path) -> list[tuple[Any, ...]]:
-    """Return the rows of a query, with rounded numbers.
+    """Run a query on a sqlite file, opened read-only; return its rows, with numbers rounded.
 
     Raises sqlite3.Error if the query does more than read, takes too long or returns too much, and
     FileNotFoundError if there is no such file.
@@ -88,8 +90,9 @@ def _rows(query: str, database: str | Path) -> list[tuple[Any, ...]]:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES)
         connection.set_authorizer(_authorised)
         deadline = time.monotonic() + SECONDS
+        # Called after every STEPS instructions of the query, which ends once it returns True.
         connection.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-        rows = connection.execute(query).fetchmany(MOST_ROWS + 1)
+        rows = connection.execute(query).fetchmany(MOST_ROWS + 1)  # + 1: to notice too many
     finally:
         connection.close()
     if len(rows) > MOST_ROWS:
@@ -97,13 +100,14 @@ def _rows(query: str, database: str | Path) -> list[tuple[Any, ...]]:
     return [tuple(_rounded(value) for value in row) for row in rows]
 
 
-def _authorised(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+def _authorised(action: int, _first: str | None, detail: str | None, *_others: str | None) -> int:
     """Tell sqlite whether it may do something (its authorizer callback): SQLITE_OK for reading and
     for functions that are not random, else SQLITE_DENY.
 
-    For a function call `second` is the function's name.
+    `action` is a code such as SQLITE_READ. For a function call `detail` is the function's name; the
+    other arguments do not matter here.
     """
-    is_forbidden = action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN_FUNCTIONS
+    is_forbidden = action == sqlite3.SQLITE_FUNCTION and detail in _FORBIDDEN_FUNCTIONS
     is_allowed = action in _ALLOWED and not is_forbidden
     return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
@@ -111,4 +115,6 @@ def _authorised(action: int, _first: str | None, second: str | None, *_: str | N
 def _rounded(value: Any) -> Any:
     """Round a number to DIGITS significant digits, so that sums added in another order are equal.
     Other values are returned unchanged."""
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, int | float) else value
+    if not isinstance(value, int | float):
+        return value
+    return float(f"{value:.{DIGITS}g}")

@@ -53,7 +53,7 @@ def _are_same_calls(
 ) -> bool:
     """Whether two lists of equal length hold the same calls, in any order.
 
-    Each call is (name, arguments).
+    Each call is (name, arguments). Each expected call is matched by one call only.
     """
     unmatched = list(expected_calls)
     for call in calls:
@@ -82,15 +82,15 @@ def _name_and_arguments(call: ToolCall, optional: Sequence[str]) -> tuple[str, J
     return call.name, compared
 
 
-def _is_same_json(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; unlike in Python, true does not equal 1."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(
-            _is_same_json(one[key], other[key]) for key in one
-        )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        pairs = zip(one, other, strict=False)
-        return len(one) == len(other) and all(_is_same_json(a, b) for a, b in pairs)
-    return bool(one == other)
+def _is_same_json(left: Any, right: Any) -> bool:
+    """Whether two JSON values are equal. Unlike in Python, true does not equal 1, and a tuple
+    equals the list of the same items."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        if left.keys() != right.keys():
+            return False
+        return all(_is_same_json(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        return len(left) == len(right) and all(map(_is_same_json, left, right))
+    return bool(left == right)

@@ -20,7 +20,7 @@ from engine.home.rows import TERMINAL
 from engine.records.audit import Audit, ProbeLine
 from engine.records.estimate import Estimate
 from engine.records.run_config import TrainConfig
-from envs.audit.rescore import differing
+from envs.audit.rescore import differing_count
 
 _SOURCES, _MATCHES = 6, 5  # most versions trained on, and most examples of shared rows, shown
 _PROBLEMS = 6  # most problems of an audit that are shown
@@ -157,7 +157,7 @@ def _rescoring_text(scores: Mapping[str, object]) -> str:
     """
     if not scores.get("scored"):
         return ""
-    text = f"{differing(scores)} of {scores['scored']} earn another reward"
+    text = f"{differing_count(scores)} of {scores['scored']} earn another reward"
     return f"{text}, and another one each time" if scores.get("wavering") else text
 
 

@@ -130,7 +130,7 @@ def _adapter_requirements(source: Path) -> tuple[str, ...]:
     """
     with contextlib.suppress(EnvProblem):
         adapter = read_settings(source).adapter
-        return adapter.of.requirements if adapter else ()
+        return adapter.format.requirements if adapter else ()
     return ()
 
 

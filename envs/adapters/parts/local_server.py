@@ -49,8 +49,8 @@ def running(command: Sequence[str], folder: Path, port: int, seconds: float) -> 
 
 
 def start(command: Sequence[str], folder: Path, port: int) -> "subprocess.Popen[bytes]":
-    """Start the server program; the arguments are those of `running`. Raises ServerFault if it
-    cannot be started."""
+    """Start the server program `command` in `folder`, with its `port` in the environment variable
+    PORT; do not wait until it answers. Raises ServerFault if it cannot be started."""
     program = sys.executable if command[0] in ("python", "python3") else command[0]
     try:
         return subprocess.Popen(
@@ -67,11 +67,11 @@ def start(command: Sequence[str], folder: Path, port: int) -> "subprocess.Popen[
 def await_health(
     url: str, seconds: float, process: "subprocess.Popen[bytes] | None" = None
 ) -> None:
-    """Wait until `/health` answers. Raises ServerFault if `process` ends first or `seconds` have
-    passed."""
+    """Wait until the server at `url` answers `/health`. Raises ServerFault if `process` (that
+    server, if it was started here) ends first or `seconds` have passed."""
     deadline = time.monotonic() + seconds
     while True:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # not listening yet, or an error status
             urllib.request.urlopen(f"{url}/health", timeout=seconds).close()
             return
         if process is not None and process.poll() is not None:
@@ -84,7 +84,7 @@ def await_health(
 def request_json(
     url: str, seconds: float, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> Any:
-    """Return the JSON answer to a GET, or to a POST of `body` as JSON.
+    """Return the JSON answer to a GET of `url`, or with a `body` to a POST of it as JSON.
 
     Raises ServerFault if the answer is not JSON, has an error status, or takes longer than
     `seconds`.
@@ -92,9 +92,8 @@ def request_json(
     data = None if body is None else json.dumps(body).encode()
     all_headers = {"Content-Type": "application/json", **(headers or {})}
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, data, all_headers), timeout=seconds
-        ) as reply:
+        request = urllib.request.Request(url, data, all_headers)  # ValueError: no URL
+        with urllib.request.urlopen(request, timeout=seconds) as reply:
             return json.loads(reply.read(REPLY_BYTES))
     except urllib.error.HTTPError as error:
         text = error.read(2000).decode("utf-8", "replace")

@@ -33,7 +33,8 @@ class McpServer:
     """
 
     def __init__(self, command: Sequence[str], folder: Path) -> None:
-        """Start the server and initialise the session. Raises ServerFault if it does not answer."""
+        """Start the server (`command` is the program and its arguments, run in `folder`) and
+        initialise the session. Raises ServerFault if it ends or answers what cannot be read."""
         program = sys.executable if command[0] in ("python", "python3") else command[0]
         self.process = subprocess.Popen(
             [program, *command[1:]],
@@ -52,13 +53,13 @@ class McpServer:
         """Return every tool as an OpenAI function schema. Raises ServerFault if the server
         fails."""
         functions: list[JsonObject] = []
-        cursor: JsonObject = {}
+        params: JsonObject = {}  # which page of the list is asked for; {} for the first
         for _ in range(MOST_PAGES):
-            page = self._ask("tools/list", cursor)
+            page = self._ask("tools/list", params)
             functions += [_as_function(tool) for tool in page.get("tools", [])]
             if not page.get("nextCursor"):
                 return functions
-            cursor = {"cursor": page["nextCursor"]}
+            params = {"cursor": page["nextCursor"]}
         raise ServerFault(f"the list of tools has more than {MOST_PAGES} pages")
 
     def call(self, name: str, arguments: JsonObject) -> tuple[str, bool]:
@@ -81,7 +82,7 @@ class McpServer:
         self.process.wait()
 
     def __del__(self) -> None:
-        """End the server of a rollout that failed and so was never scored."""
+        """End the server if nobody has called `close`, as after a rollout that failed."""
         with contextlib.suppress(Exception):  # it may not have started
             self.close()
 
@@ -95,7 +96,7 @@ class McpServer:
         self._number += 1
         self._send({"id": self._number, "method": method, "params": params})
         for _ in range(MOST_LINES):
-            message = self._received()
+            message = self._receive()
             if message.get("id") != self._number or "method" in message:
                 continue  # a notification or a request of the server; these are ignored
             if "error" in message:
@@ -108,7 +109,7 @@ class McpServer:
         raise ServerFault(f"the server sent {MOST_LINES} messages and no answer to {method}")
 
     def _send(self, message: JsonObject) -> None:
-        """Send one message. Raises ServerFault if the server has ended."""
+        """Send one JSON-RPC message, as a line. Raises ServerFault if the server has ended."""
         stream = self.process.stdin
         assert stream is not None  # a pipe was asked for
         try:
@@ -117,7 +118,7 @@ class McpServer:
         except OSError as error:
             raise ServerFault(f"the MCP server has ended: {error}") from error
 
-    def _received(self) -> JsonObject:
+    def _receive(self) -> JsonObject:
         """Return the next message. Raises ServerFault if the server has ended or the line is not a
         message."""
         stream = self.process.stdout

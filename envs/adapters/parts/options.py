@@ -37,16 +37,18 @@ def read_options(adapter: Adapter, options: type[T]) -> T:
             raise _problem(f"unknown option {name!r}{suggestion}", adapter, sorted(fields))
     values: JsonObject = {}
     for name, field in fields.items():
-        is_required = field.default is field.default_factory is dataclasses.MISSING
+        has_default = field.default is not dataclasses.MISSING
+        has_factory = field.default_factory is not dataclasses.MISSING
         if name in adapter.options:
             values[name] = _checked_option(adapter, name, _kind_of_value(field))
-        elif is_required:
+        elif not has_default and not has_factory:
             raise _problem(f"{name} is missing", adapter, sorted(fields))
     return options(**values)
 
 
 def _kind_of_value(field: Any) -> type:
-    """Return the type of the values of a dataclass field, by its default."""
+    """Return the type of the values of a dataclass field: that of its default, dict if its default
+    is a new dict, or str if it has no default."""
     if field.default is not dataclasses.MISSING:
         return type(field.default)
     return dict if field.default_factory is dict else str
@@ -67,13 +69,13 @@ def _fits(value: Any, kind: type) -> bool:
         return kind is bool
     if kind is tuple:
         return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if kind in (int, float):
+    if kind in (int, float):  # a whole number is a number too
         return isinstance(value, int | kind) and value >= 0
     return isinstance(value, kind)
 
 
 def _problem(message: str, adapter: Adapter, allowed: list[str]) -> EnvProblem:
-    """Return an EnvProblem about the table [adapter]; `allowed` are the option names for its
-    hint."""
+    """Return an EnvProblem ENV_INVALID about the table [adapter]; `allowed` are the option names
+    for its hint, [] for a general hint."""
     hint = f"{adapter.kind} takes: {', '.join(allowed)}." if allowed else f"Correct {FILE}."
     return EnvProblem("ENV_INVALID", f"[adapter] {message}", hint=hint, file=FILE)

@@ -90,12 +90,19 @@ class EvalOutput:
 
 
 def evaluator(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    """The decorator of evaluators; it returns the function unchanged."""
-    return function if function is not None else lambda decorated: decorated
+    """Stand in for rLLM's decorator of evaluators: return the function unchanged.
+
+    It is used as `@evaluator`, or with arguments, which are ignored, as `@evaluator(name="x")`; the
+    function then comes in a second call.
+    """
+    if function is not None:
+        return function
+    return lambda decorated: decorated
 
 
 def provide() -> None:
-    """Make the names of rLLM importable, unless the package itself is installed."""
+    """Make the stand-ins of this module importable as `rllm`, `rllm.types` and `rllm.eval.types`,
+    unless rLLM itself is installed."""
     if importlib.util.find_spec(PACKAGE) is not None:
         return
     types = {"Task": Task, "Step": Step, "Trajectory": Trajectory, "Episode": Episode}
@@ -107,7 +114,7 @@ def provide() -> None:
 
 
 def _provide_module(name: str, names: JsonObject) -> None:
-    """Put a module with these names into `sys.modules`, where an import finds it."""
+    """Put a new module with these attributes into `sys.modules`, where an import finds it."""
     module = ModuleType(name)
     module.__path__ = []  # makes it a package, whose submodules can be imported
     vars(module).update(names)

@@ -37,7 +37,10 @@ def data_rows(folder: Path, data: str = "") -> Iterator[DataRow]:
     Raises EnvProblem DATASET_INVALID if there is no data file, or if one has bad lines (the message
     names the first).
     """
-    files = [folder / data] if data else data_files(folder / "dataset") or data_files(folder)
+    if data:
+        files = [folder / data]
+    else:
+        files = data_files(folder / "dataset") or data_files(folder)
     if not files:
         raise EnvProblem(
             "DATASET_INVALID",
@@ -49,5 +52,5 @@ def data_rows(folder: Path, data: str = "") -> Iterator[DataRow]:
         if content.bad:
             lines = "; ".join(f"line {bad.line} {bad.message}" for bad in content.bad[:_SHOWN])
             raise EnvProblem("DATASET_INVALID", f"{path.name}: {lines}", file=path.name)
-        for number, (_, row) in enumerate(content.rows, 1):
+        for number, (_line, row) in enumerate(content.rows, 1):
             yield DataRow(f"{path.stem}-{number}", split, row)

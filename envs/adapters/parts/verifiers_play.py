@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from envs.adapters.parts.verifiers_trace import Exchange, module, opening
+from envs.adapters.parts.verifiers_trace import Exchange, opening_messages, verifiers_module
 
 
 class Play:
@@ -26,7 +26,8 @@ class Play:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, env: Any, task: Any) -> None:
-        """Prepare the rollout; it runs when `until_asked` is called."""
+        """Prepare a rollout of `task` in `env` (both of verifiers); it runs only while the event
+        loop does, as in `until_asked`."""
         self.loop = loop
         self.exchange: Exchange | None = None
         self.over = False
@@ -35,11 +36,12 @@ class Play:
         self._rollout = loop.create_task(self._play_episode(env, task))
 
     def until_asked(self) -> list[Any] | None:
-        """Run the foreign `Env` until it asks the model, which resolves `_question`. Returns the
-        messages (in the form of that package) to answer, or None if the rollout is over.
+        """Run the foreign `Env` until it asks the model, or ends. Returns the messages of verifiers
+        that the model must answer, or None if the rollout is over.
 
         Raises what the `Env` raised.
         """
+        # `ask`, which the `Env` calls, resolves the question.
         self.loop.run_until_complete(
             asyncio.wait({self._rollout, self._question}, return_when=asyncio.FIRST_COMPLETED)
         )
@@ -47,13 +49,14 @@ class Play:
             messages = self._question.result()
             self._question = self.loop.create_future()
             return messages
-        self._rollout.result()
+        self._rollout.result()  # raises what the `Env` raised
         return None
 
     def reply(self, text: str) -> None:
         """Give the `Env` the model's answer to its last question."""
-        waiting, self._answer = self._answer, self.loop.create_future()
-        waiting.set_result(text)
+        answer = self._answer
+        self._answer = self.loop.create_future()  # for the next question
+        answer.set_result(text)
 
     def finish(self) -> Any:
         """End the rollout and return its scored trace. An `Env` that waits for a reply is told that
@@ -62,7 +65,7 @@ class Play:
             self.over = True
             self._answer.set_result(None)
             self.loop.run_until_complete(self._rollout)
-        self._rollout.result()
+        self._rollout.result()  # raises what the `Env` raised
         assert self.exchange is not None  # it was asked at least once
         return self.exchange.trace
 
@@ -88,8 +91,8 @@ class Play:
 
     async def _play_episode(self, env: Any, task: Any) -> None:
         """Play one episode of the `Env` in the order of verifiers: setup, run, finalize."""
-        v1 = module()
-        roles = module("configs.agent").agent_config_fields(env.config)
+        v1 = verifiers_module()
+        roles = verifiers_module("configs.agent").agent_config_fields(env.config)
         agents = Agents({name: Seat(self, name, config) for name, config in roles.items()})
         await env.setup(agents)
         await env.run(task, agents)
@@ -109,7 +112,7 @@ class Agents:
     """The agents of an `Env`, as attributes named by their roles."""
 
     def __init__(self, seats: Mapping[str, "Seat"]) -> None:
-        """Make each agent an attribute named by its role."""
+        """Store the agents, by role: each becomes an attribute of that name, as `agents.player`."""
         vars(self).update(seats)
 
 
@@ -117,14 +120,18 @@ class Seat:
     """An agent as an `Env` sees it; its model is the one that the play asks."""
 
     def __init__(self, play: Play, name: str, config: Any) -> None:
-        """Make the agent with the role `name`; `config` is its `AgentConfig`."""
+        """Make the agent with the role `name` in the rollout `play`; `config` is its
+        `AgentConfig` of verifiers."""
         self.play = play
         self.name = name
         self.config = config
         self.trainable = True
 
     async def run(self, task: Any, *, on_trace: Any = None, **borrowed: Any) -> Any:
-        """Have one answer to a task; return its scored trace."""
+        """Have the model answer the prompt of `task` once; return the scored trace.
+
+        The other arguments are those of `interaction`.
+        """
         async with self.interaction(task, on_trace=on_trace, **borrowed) as talk:
             await talk.turn()
         return talk.trace
@@ -135,8 +142,9 @@ class Seat:
     ) -> AsyncIterator["Talk"]:
         """A context with a conversation about `task`, which is scored at the end of the context.
 
-        Raises NotImplementedError if the `Env` passes the agent a runtime or tools, or begins a
-        second conversation in one episode.
+        `on_trace` is called with the trace once it is begun; `borrowed` is what the `Env` lends the
+        agent. Raises NotImplementedError if it lends anything, such as a runtime or tools, or
+        begins a second conversation in one episode.
         """
         borrowed_names = [name for name, value in borrowed.items() if value]
         if borrowed_names:
@@ -152,14 +160,16 @@ class Seat:
         async with exchange.open():
             talk = Talk(self.play, exchange, self.config.max_turns)
             yield talk
-            await exchange.finish("max_turns" if talk.cut else "user_closed")
+            condition = "max_turns" if talk.cut else "user_closed"
+            await exchange.finish(condition)
 
 
 class Talk:
     """A conversation that the `Env` leads, `turn` by `turn`, in the role of the user."""
 
     def __init__(self, play: Play, exchange: Exchange, most_turns: int | None) -> None:
-        """Begin a conversation; the model gets at most `most_turns` turns, None for no limit."""
+        """Begin a conversation in the rollout `play`, recorded by `exchange`; the model gets at
+        most `most_turns` turns, None for no limit."""
         self.play = play
         self.exchange = exchange
         self.most_turns = most_turns
@@ -181,18 +191,19 @@ class Talk:
         """
         if self.cut:
             raise RuntimeError("the exchange is over (the run ended); read interaction.trace")
-        task, v1 = self.exchange.task, module()
+        task, v1 = self.exchange.task, verifiers_module()
         takes_prompt = not self._started and task.data.prompt is not None
-        if takes_prompt is (message is not None):
+        has_message = message is not None
+        if takes_prompt == has_message:  # exactly one of the two begins a turn
             raise ValueError(
                 "a bare turn() takes the opening reply of a task with a prompt; every other turn "
                 "takes a message"
             )
-        messages = [] if self._started else opening(task)
+        messages = [] if self._started else opening_messages(task)
         if isinstance(message, str):
             messages.append(v1.UserMessage(content=message))
         elif message is not None:
-            parse = module("dialects").parse_message
+            parse = verifiers_module("dialects").parse_message
             messages += [parse(item) if isinstance(item, dict) else item for item in message]
         self._started = True
         text = None

@@ -20,36 +20,39 @@ T = TypeVar("T")
 MODEL = "policy"  # the model's name in a trace
 
 
-def module(name: str = "") -> Any:
+def verifiers_module(name: str = "") -> Any:
     """Import the module `name` of `verifiers.v1`; with "" that package itself."""
     return importlib.import_module(f"verifiers.v1.{name}" if name else "verifiers.v1")
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop for the whole life of a process: what the foreign code opens in it stays
-    open."""
+    """Return a new event loop, to be used for the whole life of a process: what the foreign code
+    opens in it, such as a connection, stays open from one rollout to the next."""
     return asyncio.new_event_loop()
 
 
-def run(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> T:
-    """Run the loop until `work` is done, and return its result."""
-    return loop.run_until_complete(work)
+def run_in_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run the loop until `coroutine` is done, and return its result."""
+    return loop.run_until_complete(coroutine)
 
 
-def opening(task: Any) -> list[Any]:
-    """Return the foreign messages before the first reply: system prompt and prompt, as a harness
-    without tools sends them."""
-    v1, data = module(), task.data
-    system = [] if data.system_prompt is None else [v1.SystemMessage(content=data.system_prompt)]
-    if data.prompt is None:
-        return system
+def opening_messages(task: Any) -> list[Any]:
+    """Return the messages (of verifiers) that a model reads before its first reply: the task's
+    system prompt and prompt, as far as it has them."""
+    v1, data = verifiers_module(), task.data
+    messages: list[Any] = []
+    if data.system_prompt is not None:
+        messages.append(v1.SystemMessage(content=data.system_prompt))
     if isinstance(data.prompt, str):
-        return [*system, v1.UserMessage(content=data.prompt)]
-    return [*system, *data.prompt]
+        messages.append(v1.UserMessage(content=data.prompt))
+    elif data.prompt is not None:  # a list of messages
+        messages += data.prompt
+    return messages
 
 
 def as_message(foreign: Any) -> Message:
-    """Return a foreign message as `Message`. Raises ValueError if its content is not text."""
+    """Return a message of verifiers as a `Message` of ours. Raises ValueError if its content is not
+    text."""
     content = foreign.content
     if not isinstance(content, str | None):
         content = [part.model_dump() for part in content]
@@ -81,8 +84,11 @@ class Exchange:
     """
 
     def __init__(self, task: Any, config: Any = None, name: str = "agent") -> None:
-        """Begin an empty trace."""
-        v1 = module()
+        """Begin an empty trace of a conversation about `task` (of verifiers).
+
+        `config` is the agent's `AgentConfig`, None for an empty one; `name` is the agent's role.
+        """
+        v1 = verifiers_module()
         self.task = task
         self.runtime: Any = None
         self._prompt: list[Any] = []
@@ -90,7 +96,7 @@ class Exchange:
             task=v1.TraceTask(
                 type=type(task).__name__, data=task.data, key=task.key, hash=task.hash
             ),
-            state=module("state").state_cls(type(task))(),
+            state=verifiers_module("state").state_cls(type(task))(),
             agent=v1.AgentInfo(
                 config=config or v1.AgentConfig(runtime=v1.SubprocessConfig()), name=name
             ),
@@ -98,10 +104,10 @@ class Exchange:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """A context in which the task is set up: its hooks may run programs in a temporary folder
-        of their own."""
-        self.runtime = module("runtimes").make_runtime(
-            module().SubprocessConfig(), name=self.trace.id
+        """A context in which the task is set up and has a runtime: its hooks may run programs in a
+        temporary folder of their own."""
+        self.runtime = verifiers_module("runtimes").make_runtime(
+            verifiers_module().SubprocessConfig(), name=self.trace.id
         )
         self.runtime.env = dict(self.task.runtime_env())
         self.trace.agent.runtime = self.runtime.info
@@ -113,9 +119,9 @@ class Exchange:
             await self.runtime.stop()
 
     def messages_of(self, messages: Sequence[Message]) -> list[Any]:
-        """Return `Message` objects as foreign messages."""
-        v1 = module()
-        kinds = {
+        """Return messages of ours as messages of verifiers."""
+        v1 = verifiers_module()
+        class_of_role = {
             "system": v1.SystemMessage,
             "user": v1.UserMessage,
             "assistant": v1.AssistantMessage,
@@ -131,18 +137,20 @@ class Exchange:
                 ]
             if message.role == "tool":
                 fields |= {"tool_call_id": message.tool_call_id, "name": message.name or None}
-            foreign_messages.append(kinds[message.role](**fields))
+            message_class = class_of_role[message.role]
+            foreign_messages.append(message_class(**fields))
         return foreign_messages
 
     def ask(self, messages: Sequence[Any]) -> None:
-        """Add foreign messages to what the model must answer."""
+        """Add messages (of verifiers) to the conversation, for the model to answer."""
         self._prompt += messages
 
     def commit(self, text: str) -> Any:
-        """Record the model's reply to everything asked so far; return it as a foreign message."""
-        v1 = module()
+        """Record on the trace the text with which the model replied to everything asked so far;
+        return it as a message of verifiers."""
+        v1 = verifiers_module()
         reply = v1.AssistantMessage(content=text)
-        turn = module("graph").prepare_turn(self.trace, list(self._prompt))
+        turn = verifiers_module("graph").prepare_turn(self.trace, list(self._prompt))
         node = turn.commit(
             v1.Response(
                 id=f"reply-{self.trace.num_turns}",
@@ -157,14 +165,17 @@ class Exchange:
         return reply
 
     async def finish(self, condition: str) -> None:
-        """Run the task's `finalize` and score the trace; `condition` says why the exchange
-        ended."""
+        """End the conversation: run the task's `finalize` and score the trace.
+
+        `condition` says why it ended, in a word of verifiers such as "agent_completed".
+        """
         self.trace.stop(condition)
         await self._call_hook(self.task.finalize)
         await self.task.score(self.trace, self.runtime)
         self.trace.is_completed = self.trace.ok = True
 
     async def _call_hook(self, hook: Any) -> None:
-        """Call a hook of the task with those of (trace, runtime) that its parameters name."""
+        """Call a hook of the task, such as `setup`, with those of the arguments `trace` and
+        `runtime` that its parameters name."""
         available = {"trace": self.trace, "runtime": self.runtime}
-        await module("utils.decorators").invoke(hook, available)
+        await verifiers_module("utils.decorators").invoke(hook, available)

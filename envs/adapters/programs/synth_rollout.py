@@ -30,12 +30,12 @@ local_server = _import_part("local_server")
 
 
 def main() -> None:
-    """Play the rollout of this process's task and print its reward.
+    """Play the rollout of the task in the file HONESMITH_TASK and print its reward as JSON.
 
     If the app fails, exits with status 1 and writes the reason to standard error.
     """
-    table = tomllib.loads(Path("environment.toml").read_text("utf-8"))
-    options = table["adapter"]
+    settings = tomllib.loads(Path("environment.toml").read_text("utf-8"))
+    options = settings["adapter"]
     task = json.loads(Path(os.environ["HONESMITH_TASK"]).read_text("utf-8"))
     try:
         if "url" in options:
@@ -50,8 +50,12 @@ def main() -> None:
 
 
 def rollout(url: str, options: Json, task: Json) -> Any:
-    """Post `/rollout` for the task to the app at `url` and return its answer. Raises ServerFault if
-    the app fails."""
+    """Post `/rollout` for the task to the app at `url` and return its JSON answer.
+
+    `options` is the table [adapter] of environment.toml, `task` a stored row with the seed in its
+    metadata. The model's address and key come from environment variables. Raises ServerFault if the
+    app fails.
+    """
     key = os.environ.get("ENVIRONMENT_API_KEY", "")
     body = {
         "run_id": f"rollout-{uuid.uuid4().hex}",
@@ -92,17 +96,18 @@ def reward_of(answer: Any) -> Json:
         raise ValueError("the answer of /rollout has no metrics")
     if answer.get("aborted"):
         raise ValueError("the task app aborted the rollout")
-    names = ("outcome_reward", "outcome_score", "mean_return")
-    reward = next((metrics[name] for name in names if metrics.get(name) is not None), None)
+    names = ("outcome_reward", "outcome_score", "mean_return")  # the newest name first
+    rewards = [metrics[name] for name in names if metrics.get(name) is not None]
+    reward = rewards[0] if rewards else None
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         raise ValueError(f"the metrics of /rollout have no {names[0]}: {json.dumps(metrics)[:300]}")
-    events = metrics.get("event_rewards") or []
-    candidates = {
+    event_rewards = metrics.get("event_rewards") or []
+    optional = {
         "steps": metrics.get("num_steps"),
-        "event_reward": sum(events) if events else None,
+        "event_reward": sum(event_rewards) if event_rewards else None,
     }
-    reported = {name: value for name, value in candidates.items() if isinstance(value, int | float)}
-    return {"reward": reward, "metrics": reported}
+    numbers = {name: value for name, value in optional.items() if isinstance(value, int | float)}
+    return {"reward": reward, "metrics": numbers}
 
 
 if __name__ == "__main__":

@@ -36,13 +36,15 @@ class MultipleChoice(SingleTurnEnv):
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
-    """Make the task of a row. Raises ValueError if the row has no question or no right option."""
+    """Make the task of a row: a text to read if there is one, the question and its lettered options.
+
+    Raises ValueError if the row has no question or no right option.
+    """
     texts, right_index = options_of(row, task_id)
     options = dict(zip(LETTERS, texts, strict=False))  # letter -> text
     question = str(row.get("question") or row.get("question_stem") or row.get("ctx") or "").strip()
     if not question or not 0 <= right_index < len(options):
         raise ValueError(f"{task_id}: no question, or no right option, in {sorted(row)}")
-    # A text to read before the question.
     text_to_read = str(row.get("passage") or row.get("support") or "").strip()
     option_lines = [f"{letter}) {text}" for letter, text in options.items()]
     lines = [text_to_read, question, *option_lines, "End with Answer: and the letter."]
@@ -61,24 +63,29 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task:
 
 
 def options_of(row: dict, task_id: str) -> tuple[list[str], int]:
-    """Return the options in the order in which they are shown, and the index of the right one.
+    """Return the texts of a row's options in the order in which they are shown, and the index of the
+    right one.
 
-    The index is -1 if the row does not say which is right, as in closed test splits.
+    The index is -1 if the row does not say which is right, as in closed test splits. A row of
+    unknown form has no options.
     """
     choices = row.get("choices")
-    if isinstance(choices, dict):
+    if isinstance(choices, dict):  # ARC, OpenBookQA, CommonsenseQA
         labels = [str(label) for label in choices["label"]]
         key = str(row.get("answerKey", ""))
-        return [str(text) for text in choices["text"]], labels.index(key) if key in labels else -1
-    if isinstance(choices, list):
+        right_index = labels.index(key) if key in labels else -1
+        return [str(text) for text in choices["text"]], right_index
+    if isinstance(choices, list):  # MMLU
         return [str(text) for text in choices], int(row["answer"])
-    if "endings" in row:
+    if "endings" in row:  # HellaSwag
         label = str(row["label"])
-        return [str(text) for text in row["endings"]], int(label) if label.isdigit() else -1
-    if "correct_answer" in row:
+        right_index = int(label) if label.isdigit() else -1
+        return [str(text) for text in row["endings"]], right_index
+    if "correct_answer" in row:  # SciQ
         return shuffled_options(row, task_id)
-    if isinstance(row.get("answer"), bool):
-        return ["yes", "no"], 0 if row["answer"] else 1
+    if isinstance(row.get("answer"), bool):  # BoolQ
+        right_index = 0 if row["answer"] else 1
+        return ["yes", "no"], right_index
     return [], -1
 
 

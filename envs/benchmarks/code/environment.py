@@ -29,11 +29,13 @@ class Programs(SingleTurnEnv):
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task | None:
-    """Make the task of a row, with the tests that can be used; None if there are none."""
-    tests = [test for text in row["test_list"] if (test := call_and_value(text))]
+    """Make the task of a row, with those of its tests that can be used; None if there are none."""
+    parsed_tests = [call_and_value(text) for text in row["test_list"]]
+    tests = [test for test in parsed_tests if test is not None]
     if not tests:
         return None
     problem = str(row.get("prompt") or row["text"]).strip()
+    # The first test names the function to write.
     example = f"{tests[0]['call']} == {tests[0]['expect']!r}"
     source = str(row["code"]).replace("\r\n", "\n").strip()
     return Task(
@@ -46,8 +48,8 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task | None:
 
 
 def call_and_value(test: str) -> dict | None:
-    """Return the test `assert call == literal` as {"call", "expect"}; None if it has another
-    form."""
+    """Return a test such as "assert add(2, 3) == 5" as {"call": "add(2, 3)", "expect": 5}; None if it
+    does not compare a call with a literal that JSON can hold."""
     try:
         [statement] = ast.parse(test.strip()).body
         if not isinstance(statement, ast.Assert):

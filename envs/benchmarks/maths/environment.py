@@ -38,6 +38,7 @@ def task_of(row: dict, task_id: str, split: str | None) -> Task:
     """Make the task of a row; its category is the subject and the level."""
     expression = str(row["answer"])
     solution = str(row.get("solution") or "").strip()
+    # The reference answer must end with the right expression, or the scorer would not accept it.
     if not same_expression(final_answer(solution), expression):
         solution = f"{solution}\n\\boxed{{{expression}}}".strip()
     category = f"{row.get('subject', '')} {row.get('level', '')}".strip()

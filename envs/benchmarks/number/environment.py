@@ -30,7 +30,10 @@ class NumberProblems(SingleTurnEnv):
 
 
 def task_of(row: dict, task_id: str, split: str | None) -> Task:
-    """Make the task of a row. Raises ValueError if its answer is not a number."""
+    """Make the task of a row, whose answer is a number, or a solution that ends with "#### number".
+
+    Raises ValueError if there is no such number.
+    """
     solution = CALCULATOR_NOTE.sub("", str(row["answer"])).strip()
     reasoning, _, result = solution.rpartition("####")
     if parse_number(result) is None:

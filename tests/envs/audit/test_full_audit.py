@@ -63,7 +63,7 @@ def test_a_killed_audit_goes_on_and_finds_the_same(tmp_path: Path):
     file = tmp_path / "rows.jsonl"
     with pytest.raises(Killed):
         report(file, on_row=kill)
-    kept = FullAudit(ROWS, "single", file).done()
+    kept = FullAudit(ROWS, "single", file).findings_by_row()
     assert 4 <= len(kept) < 9
     with file.open("a") as torn:
         torn.write('{"row": 8, "findi')  # as a kill in the middle of a write leaves it

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.audit.probes import GOLD, PROBES, changed, message_probes, take_apart, text_probes
+from envs.audit.probes import (
+    GOLD,
+    PROBES,
+    message_probes,
+    take_apart,
+    text_probes,
+    with_small_change,
+)
 
 
 def probes(gold: str, others: tuple[str, ...] = ("11", "12", "13", "14")) -> dict[str, str]:
@@ -83,7 +90,7 @@ def test_the_same_seed_makes_the_same_probes(gold: str, seed: int):
 
 @given(st.one_of(st.integers().map(str), st.text(max_size=12)))
 def test_what_is_changed_differs(text: str):
-    assert changed(text, random.Random(0)) != text
+    assert with_small_change(text, random.Random(0)) != text
 
 
 def test_without_a_reference_answer_only_the_blind_ones_are_left():
