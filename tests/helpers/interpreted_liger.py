@@ -11,11 +11,11 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from engine.worker.ops import fused_ops
-from engine.worker.ops.fused_ops import Pointwise
+from engine.worker.ops.fused_ops import LayerFunctions
 from engine.worker.ops.liger import Liger
 
 
-def interpreted() -> Pointwise:
+def interpreted() -> LayerFunctions:
     """Liger's set of functions, for tensors on the CPU."""
     convert: Any = interpreter._implicit_cvt
 
@@ -29,4 +29,4 @@ def interpreted() -> Pointwise:
     kernels = Liger()
     for module in (kernels._rms, kernels._sum):
         module.rsqrt = lambda x: tl.math.rsqrt(x)  # looked up when it is interpreted
-    return fused_ops.of_liger(kernels)
+    return fused_ops.liger_functions(kernels)

@@ -85,7 +85,9 @@ def network_of(
     # torch's `to`, because the type annotations of transformers' own `to` fit no call.
     torch.nn.Module.to(model, device, pick_dtype("auto", device))
     return DecoderNetwork(
-        Decoder.of(model), vocab=VOCAB, kernel_choice=_choice(device) if fused else AS_WRITTEN
+        Decoder.from_transformers(model),
+        vocab=VOCAB,
+        kernel_choice=_choice(device) if fused else AS_WRITTEN,
     )
 
 
@@ -96,7 +98,7 @@ def _choice(device: torch.device) -> Choice:
         hidden=widths.hidden,
         intermediate=widths.intermediate,
         heads=widths.heads,
-        kv=widths.kv_heads,
+        kv_heads=widths.kv_heads,
         head_dim=widths.head_dim,
         normed=True,
     )
@@ -293,7 +295,7 @@ def onednn_products(device: torch.device) -> Trial:
 
     def work() -> list[torch.Tensor]:
         """Multiply by a fixed weight and by a passing one; both look whether oneDNN is off."""
-        return [matmul.Fixed(weight, pack=False)(x), matmul.linear(x, weight)]
+        return [matmul.FixedWeight(weight, pack=False)(x), matmul.linear(x, weight)]
 
     return Trial(work, ROUNDING[torch.float32])
 

@@ -49,12 +49,12 @@ class Bucket:
     scatter_index: torch.Tensor | None
 
     def to(self, device: torch.device) -> "Bucket":
-        """The same bucket with its tensor on the device."""
+        """Return the same bucket with its tensor on the device."""
         return replace(self, scatter_index=_on_device(self.scatter_index, device))
 
 
 def _on_device(index: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:
-    """Move an index to the device; None stays None."""
+    """Copy an index tensor to the device; None stays None."""
     return None if index is None else index.to(device)
 
 
@@ -82,7 +82,7 @@ class SuffixBucket:
     mask: torch.Tensor
 
     def to(self, device: torch.device) -> "SuffixBucket":
-        """The same bucket with its tensors on the device."""
+        """Return the same bucket with its tensors on the device."""
         return replace(
             self,
             suffixes=self.suffixes.to(device),
@@ -149,27 +149,27 @@ class Packed:
     predicting_of_label: torch.Tensor
 
     def to(self, device: torch.device) -> "Packed":
-        """Return the same microbatch with its tensors copied to the device. Does not wait for the
-        copies."""
+        """Return the same microbatch with its tensors copied to the device. Does not wait until the
+        copies are complete; what the device computes later does."""
         moved = {name: to_device(getattr(self, name), device) for name in _TENSORS}
         return replace(self, **moved)
 
 
-def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> Packed:
+def pack(rows: Sequence[Row], padding_multiple: Callable[[int], int] = lambda count: 1) -> Packed:
     """Pack the rows of a microbatch (see the module): all prefixes, sorted by length, then all
     suffixes in the order of their prefixes, those of one prefix by length.
 
     Args:
         rows: each with its ids, its loss mask and the length of the prompt it shares.
-        grain: called with the number of tokens, returns the number that it should be a multiple of
-            (matmul.py; 1: any number will do). One more sequence, which no row sees, fills the
-            batch up to that multiple.
+        padding_multiple: called with the number of tokens, returns the number that it should be a
+            multiple of (matmul.py; 1: any number will do). One more sequence, which no row sees,
+            fills the batch up to that multiple.
 
     Raises:
         ValueError: if a row's first token is marked as trained, since nothing predicts that token.
     """
-    prefixes = _filled_prefixes(rows, grain)
-    order = _PackedOrder.of(rows, prefixes)
+    prefixes = _filled_prefixes(rows, padding_multiple)
+    order = _PackedOrder.of_rows(rows, prefixes)
     ids, positions = _packed_ids_with_positions(rows, prefixes, order)
     sources, labels, row_numbers = _trained_tokens(rows, order)
     source = torch.cat(sources)
@@ -187,13 +187,15 @@ def pack(rows: Sequence[Row], grain: Callable[[int], int] = lambda count: 1) -> 
     )
 
 
-def _filled_prefixes(rows: Sequence[Row], grain: Callable[[int], int]) -> list["_Prefix"]:
+def _filled_prefixes(
+    rows: Sequence[Row], padding_multiple: Callable[[int], int]
+) -> list["_Prefix"]:
     """Collect the distinct prefixes of the rows, sorted by length, so that those of similar length
     can share a bucket. One more prefix, which belongs to no row, fills the packed tokens up to the
-    multiple that `grain` asks for (see `pack`)."""
+    multiple that `padding_multiple` asks for (see `pack`)."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
-    filler_length = -token_total % grain(token_total)  # up to the next multiple
+    filler_length = -token_total % padding_multiple(token_total)  # up to the next multiple
     if filler_length:
         prefixes.append(_Prefix([0] * filler_length, []))
     prefixes.sort(key=lambda prefix: len(prefix.ids))
@@ -215,7 +217,7 @@ class _PackedOrder:
     suffix_rows: list[int]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
+    def of_rows(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
         """Put these rows into packed order: first every prefix once, as ordered in `prefixes`, then
         what follows it in each row (the suffixes)."""
         prefix_of_row: dict[int, int] = {}
@@ -259,16 +261,18 @@ def _packed_ids_with_positions(
     return ids, positions
 
 
-def rounded_up(rows: torch.Tensor, token_count: int, grain: Callable[[int], int]) -> torch.Tensor:
-    """Extend the token numbers `rows` to a multiple of grain(len(rows)) (see `pack`) with
-    numbers below `token_count` that are not among them. If there are too few such numbers, all
-    are added."""
-    missing = -len(rows) % grain(len(rows))  # up to the next multiple
+def rounded_up(
+    tokens: torch.Tensor, token_count: int, padding_multiple: Callable[[int], int]
+) -> torch.Tensor:
+    """Extend `tokens`, indices of packed tokens without repetition, until their number is a
+    multiple of padding_multiple(len(tokens)). The indices that are added at the end are below
+    `token_count` and not among them; if there are too few such indices, all are added."""
+    missing = -len(tokens) % padding_multiple(len(tokens))  # up to the next multiple
     if not missing:
-        return rows
-    unused = torch.ones(token_count, dtype=torch.bool)
-    unused[rows] = False
-    return torch.cat([rows, unused.nonzero()[:missing, 0]])
+        return tokens
+    is_unused = torch.ones(token_count, dtype=torch.bool)
+    is_unused[tokens] = False
+    return torch.cat([tokens, is_unused.nonzero()[:missing, 0]])
 
 
 def _suffix_length(row: Row) -> int:
@@ -331,7 +335,7 @@ def token_count(rows: Sequence[Row]) -> int:
 
 
 def _packed_tokens(prefixes: Sequence["_Prefix"], rows: Sequence[Row]) -> int:
-    """Count the tokens of these prefixes and of the rows' suffixes."""
+    """Count the tokens of these prefixes, and of the suffixes of those rows that share a prefix."""
     prefix_tokens = sum(len(prefix.ids) for prefix in prefixes)
     return prefix_tokens + sum(_suffix_length(row) for row in rows if row.prefix_len)
 
@@ -363,7 +367,8 @@ def _distinct_prefixes(rows: Sequence[Row]) -> list[_Prefix]:
 
 
 def prefix_buckets(layout: Layout) -> list[Bucket]:
-    """Group the prefixes into padded buckets, for attention kernels that work on rectangles."""
+    """Group the prefixes of a layout into buckets: sequences of similar length, which are padded to
+    one length for attention kernels that work on rectangles."""
     return _group_into_buckets(layout.prefix_lengths, offset=0)
 
 
@@ -382,7 +387,8 @@ def continuations(layout: Layout) -> list[Continuation]:
 
 
 def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
-    """Map the number of each prefix to the lengths of its suffixes; empty suffixes are left out."""
+    """Map the number of each prefix to the lengths of its suffixes, in packed order. Empty suffixes
+    are left out, and so are prefixes without any other."""
     lengths: dict[int, list[int]] = {}
     for owner, length in zip(layout.owners, layout.suffix_lengths, strict=True):
         if length:
@@ -391,8 +397,8 @@ def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
-    """Group the suffixes into padded buckets, each with the prefixes that its suffixes attend to.
-    Empty suffixes are left out."""
+    """Group the suffixes of a layout into buckets (sequences that are padded to one length), each
+    with the prefixes that its suffixes attend to. Empty suffixes are left out."""
     buckets: list[SuffixBucket] = []
     offset = sum(layout.prefix_lengths)  # where the next bucket begins in the packed order
     first = 0  # the bucket's first suffix; `end` is the one after its last
@@ -444,8 +450,8 @@ def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixB
 
 
 def _rows_of_prefixes(layout: Layout, numbers: Sequence[int]) -> torch.Tensor:
-    """List the packed token indices of the prefixes with these numbers, one prefix after the other,
-    int64."""
+    """List the indices of all packed tokens of the prefixes with these numbers, one prefix after
+    the other: [tokens] int64."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     rows = []
     for number in numbers:

@@ -15,7 +15,7 @@ from engine.records.settings import GRPOSettings
 from engine.worker.core.batch import Row, rows_of
 from engine.worker.core.trajectory import Trajectory
 from engine.worker.core.transfer import floats_on
-from engine.worker.network.network import Micro
+from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.policy import Policy
 from engine.worker.update import losses
 from engine.worker.update.pending import Pending
@@ -42,7 +42,7 @@ class Microbatch:
     members: list[int]
     budget: int
     rows: list[Row]
-    batch: Micro
+    batch: PackedOrPadded
     advantage: torch.Tensor
     sampled: torch.Tensor
     lengths: torch.Tensor

@@ -14,7 +14,7 @@ import torch
 
 from engine.worker.core.batch import Row
 from engine.worker.core.transfer import floats_on
-from engine.worker.network.network import Micro
+from engine.worker.network.network import PackedOrPadded
 from engine.worker.network.policy import Policy
 from engine.worker.rollouts.renderer import Rendered
 from engine.worker.update.pending import Pending
@@ -96,7 +96,7 @@ def gains(
     return row_gains[0::2], row_gains[1::2], mean_logprobs
 
 
-def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
+def _logprobs(policy: Policy, batch: PackedOrPadded, *, training: bool) -> torch.Tensor:
     """Compute the policy's log-probabilities of the trained tokens, [tokens] float32. They have
     gradients and dropout only if `training` is set."""
     if training:
@@ -106,7 +106,7 @@ def _logprobs(policy: Policy, batch: Micro, *, training: bool) -> torch.Tensor:
     return logprobs
 
 
-def _sums_by_row(values: torch.Tensor, batch: Micro, rows: int) -> torch.Tensor:
+def _sums_by_row(values: torch.Tensor, batch: PackedOrPadded, rows: int) -> torch.Tensor:
     """Sum `values`, one for each trained token ([tokens] float32), over each row of the batch.
     Returns [rows] float32."""
     return torch.zeros(rows, device=values.device).index_add(0, batch.row, values)
