@@ -12,7 +12,7 @@ from engine.worker.update.optimizer import AdamW
 
 
 def rate(step: int, total: int, settings: CommonSettings) -> float:
-    """Return the learning rate of optimizer step `step` (1 to `total`).
+    """Return the learning rate of optimizer step number `step` (1 to `total`).
 
     Over the first share `warmup_ratio` of the steps it rises linearly to `learning_rate`. Then it
     stays there, or falls, linearly or along half a cosine (arXiv 1608.03983), as `lr_schedule`
