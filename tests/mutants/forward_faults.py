@@ -241,7 +241,7 @@ FORWARD = [
     ),
     Fault(
         "queries carry the keys' norm",
-        "ops/fused_ops.py",
+        "ops/norms.py",
         "return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])",
         "return torch.cat([k.expand(heads, -1), q.expand(kv_heads, -1)])",
         (FORMULAS + "[qwen3]",),

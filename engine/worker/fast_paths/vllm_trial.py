@@ -283,7 +283,8 @@ def _sleep(sampler: VllmSampler, device: torch.device) -> None:
     release_memory()  # this process's own unused memory, so that only the server's use changes
     free_before, total = torch.cuda.mem_get_info(device)
     sampler.release_memory()
-    freed_bytes = torch.cuda.mem_get_info(device)[0] - free_before
+    free_after, _ = torch.cuda.mem_get_info(device)
+    freed_bytes = free_after - free_before
     taken_bytes = sampler.process.plan.memory * total
     if freed_bytes < (1 - KEPT_ASLEEP) * taken_bytes:
         raise WrongBehaviour(
@@ -329,9 +330,10 @@ class _Questions:
         sampler.load(adapter)
         groups = sampler.generate(self.prompts, self.load.completions, self._params(seed=1))
         completions = [completion for group in groups for completion in group]
-        reported = torch.tensor(
-            [logprob for completion in completions for logprob in completion.logprobs]
-        )
+        reported_logprobs: list[float] = []
+        for completion in completions:
+            reported_logprobs += completion.logprobs
+        reported = torch.tensor(reported_logprobs)
         distance = self._mean_distance(groups, adapter, reported)
         if distance <= self.allowed:
             return distance

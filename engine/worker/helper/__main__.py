@@ -178,7 +178,9 @@ class Helper:
         if order.what == "policy":
             adapter = self.policy.adapter
         elif order.what == "handed on":
-            adapter = self._received_adapter = self._received_adapter or self._new_adapter()
+            if self._received_adapter is None:
+                self._received_adapter = self._new_adapter()
+            adapter = self._received_adapter
             with collective.errors_translated():
                 collective.broadcast_weights(adapter)
         self.sampler.load(adapter)

@@ -107,9 +107,9 @@ class DecoderSampler:
         params: SamplingParams,
         done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions of each prompt and return them in the order of `prompts`. As soon
-        as a completion has ended, `done` is called with (prompt index, number of the completion,
-        completion)."""
+        """Sample `n` completions of each prompt (a list of token ids) by `params`, and return them
+        in the order of `prompts`. As soon as a completion has ended, `done` is called with (prompt
+        index, number of the completion among the prompt's, completion)."""
         rows = new_rows(len(prompts), n, params)  # `_sample` fills them in place
         for _ in self._sample(prompts, rows, params, done):
             pass
@@ -255,8 +255,8 @@ class _Batch:
         self._some_ended = False  # whether a row has ended since the last `_set_rows`
 
     def join(self, waiting: Sequence[_WaitingPrompt]) -> None:
-        """Read the prompts, draw the first token of each of their rows, and add to the batch the
-        rows that do not end with this token."""
+        """Read the prompts `waiting`, draw the first token of each of their rows, and add to the
+        batch the rows that do not end with this token."""
         prompts, logits = self.forward.read([prompt.ids for prompt in waiting])
         rows = [row for prompt in waiting for row in prompt.rows]
         prompt_of_row = [number for number, prompt in enumerate(waiting) for _ in prompt.rows]
@@ -264,9 +264,12 @@ class _Batch:
         tokens, logprobs = draw(logits, self.ending.params, self._first_random_numbers(rows))
         # By identity: two rows may hold equal tokens.
         unfinished = {id(row) for row in self._append_tokens(rows, tokens, logprobs)}
-        if unfinished:
-            groups = [[row for row in prompt.rows if id(row) in unfinished] for prompt in waiting]
-            self._arrange(prompts, groups)
+        if not unfinished:
+            return
+        fresh_groups = []  # for each prompt its rows that go on
+        for prompt in waiting:
+            fresh_groups.append([row for row in prompt.rows if id(row) in unfinished])
+        self._arrange(prompts, fresh_groups)
 
     def _first_random_numbers(self, rows: Sequence[Row]) -> torch.Tensor | None:
         """The random number of the first token of each row, [rows]; None if sampling is greedy."""

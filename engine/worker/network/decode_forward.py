@@ -12,9 +12,9 @@ from engine.worker.network.shape import Shape
 from engine.worker.network.weights import AdaptedLinear, Layer, LayerWeights, Weights
 from engine.worker.ops.attention import Attention
 from engine.worker.ops.compiled import Eps
-from engine.worker.ops.fused_ops import norm_weight_per_head
 from engine.worker.ops.low_rank import fill_joint
 from engine.worker.ops.matmul import FixedWeight
+from engine.worker.ops.norms import norm_weight_per_head
 from engine.worker.ops.packing import Layout
 
 # Tokens of prompts that go through the model at once.

@@ -24,6 +24,7 @@ from engine.worker.network.shape import Multipliers, Shape, is_rotated
 from engine.worker.network.weights import (
     Layer,
     LayerWeights,
+    Linear,
     ReadWeight,
     Weights,
     layer_from,
@@ -163,11 +164,10 @@ class Decoder:
         Returns whether that was done. If the decoder's weights are multiplied by a factor, they are
         not the model's weights any more: nothing is changed, and the result is False.
         """
-        linears = [linear for layer in self.layers for linear in layer.linears]
-        if any(linear.factor != 1 for linear in linears):
+        if any(linear.factor != 1 for linear in self.linears):
             return False
         parameters = dict(model.named_parameters())
-        for linear in linears:
+        for linear in self.linears:
             for name, start, stop in linear.slot.projections:
                 parameters[f"{name}.weight"].data = linear.weight[start:stop]
         return True
@@ -177,7 +177,8 @@ class Decoder:
         cls, folder: Path, config: Any, rope: Rope, dtype: torch.dtype, device: torch.device
     ) -> "Decoder":
         """Read the decoder of the model in `folder` straight from its safetensors files. Its
-        weights are converted to `dtype`.
+        weights are converted to `dtype` and put on `device`; `config` is the model's configuration,
+        `rope` holds the rotary positions that transformers computes for it.
 
         Raises KeyError if a weight has another name than transformers gives it.
         """
@@ -195,20 +196,21 @@ class Decoder:
         return self.head.dtype
 
     @property
+    def linears(self) -> list[Linear]:
+        """The four fused matrices of every layer, layer by layer. An adapter can join each."""
+        return [linear for layer in self.layers for linear in layer.linears]
+
+    @property
     def slots(self) -> list[Slot]:
-        """The places where an adapter can join: one for each of the four fused matrices of a layer,
-        layer by layer."""
-        return [linear.slot for layer in self.layers for linear in layer.linears]
+        """The places where an adapter can join, one for each of `linears`, in that order."""
+        return [linear.slot for linear in self.linears]
 
     @property
     def weight_bytes(self) -> int:
         """The bytes of all layers' matrices, those that an adapter may be merged into; embedding
         and output layer do not count."""
-        return sum(
-            linear.weight.numel() * linear.weight.element_size()
-            for layer in self.layers
-            for linear in layer.linears
-        )
+        weights = [linear.weight for linear in self.linears]
+        return sum(weight.numel() * weight.element_size() for weight in weights)
 
     @property
     def packs_weights(self) -> bool:
@@ -384,8 +386,8 @@ class Decoder:
     @torch.no_grad()
     def logits(self, ids: torch.Tensor, weights: Weights) -> torch.Tensor:
         """Compute the logits of one sequence of `ids` [length], as [length, vocab] float32 without
-        gradient. All of them are in memory at once, so this is for comparisons of short
-        sequences."""
+        gradient, with `weights` (base alone, or base and adapter). All of them are in memory at
+        once, so this is for comparisons of short sequences."""
         no_tokens = torch.empty(0, dtype=torch.long, device=ids.device)
         batch = Packed(
             ids,

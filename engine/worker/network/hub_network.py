@@ -54,7 +54,7 @@ SAME_LOGITS = 1e-3  # the largest difference of both, as a share of the logits' 
 
 
 def lora_config(spec: LoraSpec) -> LoraConfig:
-    """Make PEFT's configuration for a trainable adapter of this shape."""
+    """Make PEFT's configuration for a trainable LoRA adapter of the shape `spec`."""
     alpha: Any = spec.alpha
     if spec.alpha == int(spec.alpha):
         alpha = int(spec.alpha)  # PEFT's type; a fraction works too
@@ -235,10 +235,11 @@ class HubNetwork:
         """Return NOT_ADAPTED, the pattern of modules that get no adapter (such as those that see
         pictures), if it matches a module that the targets of `spec` name. Otherwise return ""."""
         for name, module in self.model.named_modules():
+            _, _, last_name = name.rpartition(".")
             if "all-linear" in spec.targets:
                 is_target = isinstance(module, torch.nn.Linear)
             else:
-                is_target = name.rpartition(".")[2] in spec.targets
+                is_target = last_name in spec.targets
             if is_target and re.fullmatch(NOT_ADAPTED, name):
                 return NOT_ADAPTED
         return ""

@@ -175,10 +175,10 @@ class HubSampler:
         params: SamplingParams,
         done: OnCompletion | None = None,
     ) -> list[list[Completion]]:
-        """Sample `n` completions of each prompt (a list of token ids) and return them in the order
-        of `prompts`. As soon as a completion has ended, `done` is called with (prompt index, number
-        of the completion among the prompt's, completion). Short prompts are read first, so that
-        little is padded."""
+        """Sample `n` completions of each prompt (a list of token ids) by `params`, and return them
+        in the order of `prompts`. As soon as a completion has ended, `done` is called with (prompt
+        index, number of the completion among the prompt's, completion). Short prompts are read
+        first, so that little is padded."""
         rows = new_rows(len(prompts), n, params)  # `_rounds` fills them in place
         for _ in self._rounds(prompts, rows, params, done):
             pass

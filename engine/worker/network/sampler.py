@@ -265,9 +265,9 @@ def draw(
 def _draw_likely(
     logprobs: torch.Tensor, params: SamplingParams, random_numbers: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one id per row among the tokens that top_k and top_p leave, from log-probabilities
-    [rows, vocab]. Returns (ids, their log-probabilities renormalised over these tokens), both
-    [rows]."""
+    """Draw one id per row among the tokens that `params.top_k` and `params.top_p` leave, from
+    log-probabilities [rows, vocab] and a random number per row [rows]. Returns (ids, their
+    log-probabilities renormalised over the tokens that are left), both [rows]."""
     logprobs, ids = likeliest(logprobs, params.top_k, params.top_p)
     index = pick(logprobs.exp(), random_numbers)  # a column of `ids`
     return _values_at(index, ids), _values_at(index, logprobs)
@@ -336,8 +336,8 @@ def _enough_likeliest(
     """Find the k likeliest tokens of each row, with one k for all rows, large enough that their
     probabilities add up to `top_p` in every row (or all tokens).
 
-    Returns three tensors [rows, k], from the likeliest token down: log-probabilities, ids, and the
-    sums of the probabilities up to each token (float64).
+    Takes log-probabilities [rows, vocab]. Returns three tensors [rows, k], from the likeliest token
+    down: log-probabilities, ids, and the sums of the probabilities up to each token (float64).
     """
     vocab = logprobs.shape[-1]
     # On a CPU a few of the likeliest tokens are tried first, and more if they do not reach top_p.
@@ -369,9 +369,9 @@ def pick(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Ten
 
 
 def _pick_by_blocks(probabilities: torch.Tensor, random_numbers: torch.Tensor) -> torch.Tensor:
-    """Draw an id from each row, as `pick` does; returns [rows]. The row is summed in blocks of
-    BLOCK ids first. Their sums show which block the id is in, so that only this block is summed id
-    by id."""
+    """Draw an id from each row of `probabilities` [rows, vocab] by its random number, as `pick`
+    does; returns [rows]. The row is summed in blocks of BLOCK ids first. Their sums show which
+    block the id is in, so that only this block is summed id by id."""
     rows, vocab = probabilities.shape
     if vocab % BLOCK:
         probabilities = F.pad(probabilities, (0, BLOCK - vocab % BLOCK))

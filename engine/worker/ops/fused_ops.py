@@ -24,8 +24,13 @@ from torch.nn import functional as F
 from engine.worker.core import switched_off
 from engine.worker.ops import compiled, norms
 from engine.worker.ops.compiled import Eps
-from engine.worker.ops.liger import Liger
-from engine.worker.ops.norms import normalise, normalise_gradient
+from engine.worker.ops.liger import Liger, LigerFunctions
+from engine.worker.ops.norms import (
+    head_norm_weights,
+    norm_weight_per_head,
+    normalise,
+    normalise_gradient,
+)
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -92,22 +97,6 @@ class LayerFunctions:
     gate_gradient: Callable[..., torch.Tensor]
     plain_norm: Callable[[torch.Tensor, torch.Tensor, Eps], torch.Tensor]
     plain_apply_rope: Callable[..., None]
-
-
-def norm_weight_per_head(
-    q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int
-) -> torch.Tensor:
-    """Repeat norm weights for each head, as [heads + kv_heads, dim]: the queries' weight `q` [dim]
-    once per query head, then the keys' weight `k` [dim] once per key head."""
-    return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
-
-
-def _head_weights(
-    q: torch.Tensor | None, k: torch.Tensor | None, heads: int, kv_heads: int
-) -> torch.Tensor | None:
-    """Repeat the norm weights `q` and `k` [dim] for each head, as [heads + kv_heads, dim]; None if
-    heads are not normalised (`q` and `k` are None)."""
-    return None if q is None or k is None else norm_weight_per_head(q, k, heads, kv_heads)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out: torch.Tensor) -> None:
@@ -293,77 +282,10 @@ def compiled_functions() -> LayerFunctions:
     return LayerFunctions("compiled", *compiled.functions())
 
 
-class _LigerFunctions:
-    """Liger's kernels with the arguments that `LayerFunctions` describes, for those kernels that
-    take others."""
-
-    def __init__(self, kernels: Liger) -> None:
-        """Call the kernels of `kernels`."""
-        self.kernels = kernels
-
-    def apply_rope(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-        eps: float,
-    ) -> Tensors:
-        """Normalise (if there are weights) and rotate the queries and keys within qkv [N, (heads +
-        2 kv_heads) * dim], in place; `LayerFunctions.apply_rope` describes the arguments. Returns
-        what the gradient needs: the kernel's tensors, then the weight of each head; () if heads are
-        not normalised."""
-        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
-        weight = _head_weights(q_weight, k_weight, heads, kv_heads)
-        saved = self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
-        return saved if weight is None else (*saved, weight)
-
-    def apply_rope_gradient(
-        self,
-        saved: Tensors,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        dqkv: torch.Tensor,
-        heads: int,
-        kv_heads: int,
-    ) -> torch.Tensor:
-        """Compute the gradient of qkv before `apply_rope` from its gradient `dqkv` after that, both
-        [N, (heads + 2 kv_heads) * dim]. `saved` is what `apply_rope` returned: the kernel's tensors
-        and the weight of each head, or ()."""
-        by_head = dqkv.reshape(dqkv.shape[0], heads + 2 * kv_heads, -1)
-        weight = saved[-1] if saved else None  # nothing was saved if heads have no norm
-        gradient = self.kernels.apply_rope_gradient(
-            saved[:-1], weight, cos, sin, by_head, heads, kv_heads
-        )
-        return gradient.view_as(dqkv)
-
-    def plain_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
-        """Return weight * x / rms(x) over the last dimension. What the kernel saves for a gradient
-        is dropped, because none is needed."""
-        return self.kernels.norm(x, weight, eps.number)[0]
-
-    def plain_apply_rope(
-        self,
-        all_heads: torch.Tensor,
-        weight: torch.Tensor | None,
-        heads: int,
-        kv_heads: int,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        eps: Eps,
-    ) -> None:
-        """Normalise (unless `weight` is None) and rotate the queries and keys in `all_heads`, in
-        place, outside of autograd: what the kernel returns for a backward pass is not kept."""
-        self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)
-
-
 def liger_functions(kernels: Liger) -> LayerFunctions:
     """Make the set of functions named "liger": the Triton kernels of liger-kernel. Kernels that
-    take other arguments than the functions of the set are called through `_LigerFunctions`."""
-    with_other_arguments = _LigerFunctions(kernels)
+    take other arguments than the functions of the set are called through `LigerFunctions`."""
+    with_other_arguments = LigerFunctions(kernels)
     return LayerFunctions(
         name=f"liger {kernels.version}",
         norm=kernels.norm,
@@ -373,9 +295,8 @@ def liger_functions(kernels: Liger) -> LayerFunctions:
         apply_rope=with_other_arguments.apply_rope,
         apply_rope_gradient=with_other_arguments.apply_rope_gradient,
         gate=kernels.gate,
-        # Liger's gradient computes silu(gate) again, so nothing is saved for it.
-        gate_again=lambda gate_up: (kernels.gate(gate_up), None),
-        gate_gradient=lambda gate_up, _, dy: kernels.gate_gradient(gate_up, dy),
+        gate_again=with_other_arguments.gate_again,
+        gate_gradient=with_other_arguments.gate_gradient,
         plain_norm=with_other_arguments.plain_norm,
         plain_apply_rope=with_other_arguments.plain_apply_rope,
     )
@@ -596,7 +517,8 @@ def _rope_results(
 
 def _gate_results(functions: LayerFunctions, draw: _Draw, sizes: Sizes) -> dict[str, Tensors]:
     """Run the gate of a set of functions, its second computation for the backward pass, and its
-    gradient. Returns the results by the function's name."""
+    gradient, on tensors from `draw` for an MLP of these sizes. Returns the results by the
+    function's name."""
     gate_up = draw(draw.rows, 2 * sizes.intermediate)
     dy = draw(draw.rows, sizes.intermediate)
     gated = functions.gate(gate_up)
@@ -609,12 +531,12 @@ def _gate_results(functions: LayerFunctions, draw: _Draw, sizes: Sizes) -> dict[
 def _plain_results(
     functions: LayerFunctions, norms: _NormInputs, rope: _RopeInputs, sizes: Sizes
 ) -> dict[str, Tensors]:
-    """Run the functions of a set that keep nothing for a gradient. Returns the results by the
-    function's name."""
+    """Run the functions of a set that keep nothing for a gradient, on the inputs of its norms and
+    its rotation. Returns the results by the function's name."""
     heads, kv_heads = sizes.heads, sizes.kv_heads
     eps = Eps(TRIED_EPS, norms.x.new_full((1,), TRIED_EPS, dtype=torch.float32))
     normed = functions.plain_norm(norms.x, norms.weight, eps)
-    head_weights = _head_weights(rope.q_weight, rope.k_weight, heads, kv_heads)
+    head_weights = head_norm_weights(rope.q_weight, rope.k_weight, heads, kv_heads)
     all_heads = rope.qkv.clone().view(len(rope.qkv), heads + 2 * kv_heads, -1)
     cos = torch.cat([rope.cos, rope.cos], -1)  # for both halves of a head
     functions.plain_apply_rope(all_heads, head_weights, heads, kv_heads, cos, rope.sin, eps)

@@ -370,7 +370,8 @@ class TokenLogprobs(torch.autograd.Function):
         count = hidden.shape[0]
         values = torch.empty(count, dtype=torch.float32, device=hidden.device)
         entropy = torch.zeros_like(values)
-        slopes = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        hidden_needs_grad, *_ = ctx.needs_input_grad
+        slopes = torch.empty_like(hidden) if hidden_needs_grad else None
         for start in range(0, count, chunk_rows):
             chunk = slice(start, start + chunk_rows)
             values[chunk] = _chunk_logprobs(

@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 
+from engine.worker.ops.compiled import Eps
+from engine.worker.ops.norms import head_norm_weights
+
 # Liger's number for Llama's way of casting: x / rms(x) is computed in float32 and rounded to x's
 # dtype before it is multiplied with the weight.
 LLAMA = 0
@@ -243,3 +246,83 @@ class Liger:
             BLOCK_SIZE=max(padded_heads, padded_kv),
             BACKWARD_PASS=back,
         )
+
+
+class LigerFunctions:
+    """Liger's kernels with the arguments that `LayerFunctions` describes, for those kernels that
+    take others."""
+
+    def __init__(self, kernels: Liger) -> None:
+        """Call the kernels of `kernels`."""
+        self.kernels = kernels
+
+    def apply_rope(
+        self,
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor | None,
+        k_weight: torch.Tensor | None,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+        eps: float,
+    ) -> tuple[torch.Tensor, ...]:
+        """Normalise (if there are weights) and rotate the queries and keys within qkv [N, (heads +
+        2 kv_heads) * dim], in place; `LayerFunctions.apply_rope` describes the arguments. Returns
+        what the gradient needs: the kernel's tensors, then the weight of each head; () if heads are
+        not normalised."""
+        all_heads = qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)
+        weight = head_norm_weights(q_weight, k_weight, heads, kv_heads)
+        saved = self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps)
+        return saved if weight is None else (*saved, weight)
+
+    def apply_rope_gradient(
+        self,
+        saved: tuple[torch.Tensor, ...],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        dqkv: torch.Tensor,
+        heads: int,
+        kv_heads: int,
+    ) -> torch.Tensor:
+        """Compute the gradient of qkv before `apply_rope` from its gradient `dqkv` after that, both
+        [N, (heads + 2 kv_heads) * dim]. `saved` is what `apply_rope` returned: the kernel's tensors
+        and the weight of each head, or ()."""
+        by_head = dqkv.reshape(dqkv.shape[0], heads + 2 * kv_heads, -1)
+        weight = saved[-1] if saved else None  # nothing was saved if heads have no norm
+        gradient = self.kernels.apply_rope_gradient(
+            saved[:-1], weight, cos, sin, by_head, heads, kv_heads
+        )
+        return gradient.view_as(dqkv)
+
+    def gate_again(self, gate_up: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return (silu(gate) * up, None) for gate_up [N, 2 width], gate first. The None says that
+        nothing is saved for `gate_gradient`, because Liger's kernel computes silu(gate) again."""
+        return self.kernels.gate(gate_up), None
+
+    def gate_gradient(
+        self, gate_up: torch.Tensor, _saved: torch.Tensor | None, dy: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute the gradient of gate_up [N, 2 width] from the gradient `dy` [N, width] of
+        silu(gate) * up. Nothing has been saved for it."""
+        return self.kernels.gate_gradient(gate_up, dy)
+
+    def plain_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: Eps) -> torch.Tensor:
+        """Return weight * x / rms(x) over the last dimension. What the kernel saves for a gradient
+        is dropped, because none is needed."""
+        return self.kernels.norm(x, weight, eps.number)[0]
+
+    def plain_apply_rope(
+        self,
+        all_heads: torch.Tensor,
+        weight: torch.Tensor | None,
+        heads: int,
+        kv_heads: int,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        eps: Eps,
+    ) -> None:
+        """Normalise (unless `weight` [heads + kv_heads, dim] is None) and rotate the queries and
+        keys in `all_heads` [N, heads + 2 kv_heads, dim], in place. What the kernel returns for a
+        gradient is dropped, because none is needed."""
+        self.kernels.apply_rope(all_heads, weight, heads, kv_heads, cos, sin, eps.number)

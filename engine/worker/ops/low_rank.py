@@ -134,8 +134,9 @@ def factor_gradients(
 def _gradients_by_parts(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients (of A, of B, of x A^T) that `factor_gradients` describes, by two
-    products for each adapted part of the outputs."""
+    """Compute the gradients of A, of B and of x A^T from the gradient `dy` [N, out] of the layer's
+    outputs, as `factor_gradients` does: here by two products for each adapted part of the outputs.
+    """
     scale = placement.scale
     low_rank = linear(x, a.to(x.dtype))  # x A^T
     d_low_rank = torch.empty_like(low_rank)
@@ -154,9 +155,10 @@ def _gradients_by_parts(
 def _joint_gradients(
     x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dy: torch.Tensor, placement: LoraPlacement
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute the gradients (of A, of B, of x A^T) that `factor_gradients` describes, by one
-    product for all parts. The small product for B also computes blocks in which outputs and columns
-    belong to different parts; these are not used."""
+    """Compute the gradients of A, of B and of x A^T from the gradient `dy` [N, out] of the layer's
+    outputs, as `factor_gradients` does: here by one product for all parts. The small product for B
+    also computes blocks in which outputs and columns belong to different parts; these are not used.
+    """
     low_rank = linear(x, a)  # x A^T
     # scale * dy B. With beta 0 the uninitialised memory of `empty_like` is ignored.
     d_low_rank = torch.empty_like(low_rank).addmm_(dy, b, beta=0, alpha=placement.scale)

@@ -98,3 +98,19 @@ def add_norm_gradient(
     its second (the norm of the sum)."""
     normed, inverse = _undo_weight(saved)
     return normalise_gradient(normed, inverse, weight, dy).add_(dtotal)
+
+
+def norm_weight_per_head(
+    q: torch.Tensor, k: torch.Tensor, heads: int, kv_heads: int
+) -> torch.Tensor:
+    """Repeat norm weights for each head, as [heads + kv_heads, dim]: the queries' weight `q` [dim]
+    once per query head, then the keys' weight `k` [dim] once per key head."""
+    return torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
+
+
+def head_norm_weights(
+    q: torch.Tensor | None, k: torch.Tensor | None, heads: int, kv_heads: int
+) -> torch.Tensor | None:
+    """Repeat the norm weights `q` and `k` [dim] for each head, as [heads + kv_heads, dim]; None if
+    heads are not normalised (`q` and `k` are None)."""
+    return None if q is None or k is None else norm_weight_per_head(q, k, heads, kv_heads)

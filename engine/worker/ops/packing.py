@@ -224,8 +224,13 @@ class _PackedOrder:
         for prefix_number, prefix in enumerate(prefixes):
             prefix_of_row |= dict.fromkeys(prefix.rows, prefix_number)
         suffix_rows = [number for number, row in enumerate(rows) if row.prefix_len]
-        # The suffixes of one prefix stand together, with similar lengths side by side.
-        suffix_rows.sort(key=lambda number: (prefix_of_row[number], len(rows[number].ids)))
+
+        def sort_key(number: int) -> tuple[int, int]:
+            """Sort suffixes so that those of one prefix stand together, with similar lengths side
+            by side. `number` is that of a row."""
+            return prefix_of_row[number], len(rows[number].ids)
+
+        suffix_rows.sort(key=sort_key)
         layout = Layout(
             prefix_lengths=tuple(len(prefix.ids) for prefix in prefixes),
             suffix_lengths=tuple(_suffix_length(rows[number]) for number in suffix_rows),

@@ -163,8 +163,9 @@ def peak_memory(device: torch.device) -> int:
     status = Path("/proc/self/status")  # on Linux
     if status.exists():  # preferred, because getrusage also counts the parent's before the fork
         for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):  # peak resident memory in KiB
-                return 1024 * int(line.split()[1])
+            if line.startswith("VmHWM:"):  # the peak of resident memory, such as "VmHWM: 512 kB"
+                _, kib, _ = line.split()
+                return 1024 * int(kib)
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # macOS counts bytes, others KiB.
     return resident if sys.platform == "darwin" else 1024 * resident
@@ -210,11 +211,10 @@ def _phase_seconds(steps: Sequence[JsonObject]) -> dict[str, float]:
     """Sum the seconds of all steps by phase: `sample_s`, `reward_s` and `train_s`. A phase that
     some step lacks is left out, such as `sample_s` in SFT. A teacher's seconds are added to
     `train_s`, as in estimates."""
-    seconds: dict[str, float] = {
-        name: round(sum(step[name] for step in steps), 3)
-        for name in ("sample_s", "reward_s", "train_s")
-        if all(name in step for step in steps)
-    }
+    seconds: dict[str, float] = {}
+    for name in ("sample_s", "reward_s", "train_s"):
+        if all(name in step for step in steps):
+            seconds[name] = round(sum(step[name] for step in steps), 3)
     if "train_s" in seconds:
         teacher_seconds = sum(step.get("teacher_s", 0.0) for step in steps)
         seconds["train_s"] = round(seconds["train_s"] + teacher_seconds, 3)

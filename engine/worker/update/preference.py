@@ -192,10 +192,10 @@ class PreferencePass:
         """Add the gradients of the step's loss (the mean over all its pairs) to the adapter's
         gradients, in microbatches of at most `token_limit` tokens. Returns the pending sums of the
         step."""
-        numbers = [
-            self._backward([self.pairs[index] for index in pair_indices])
-            for pair_indices in split_pairs(self.policy, self.pairs, token_limit)
-        ]
+        numbers = []
+        for pair_indices in split_pairs(self.policy, self.pairs, token_limit):
+            microbatch = [self.pairs[index] for index in pair_indices]
+            numbers.append(self._backward(microbatch))
         return Pending(torch.cat(numbers), _sum_of_microbatches)
 
     def _backward(self, microbatch: Sequence[Pair]) -> torch.Tensor:
