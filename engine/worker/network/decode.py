@@ -174,7 +174,8 @@ class DecoderSampler:
         """Sample until no prompt waits and no row is alive, yielding after each round.
 
         In a round, either waiting prompts are read and their rows join the batch, or every row
-        takes one token.
+        takes one token. `forward` is the model, `ending` decides when a row is over, and
+        `on_completion` is called for each row that is.
         """
         batch = _Batch(forward, ending, on_completion, graphs=self.graphs)
         while waiting or batch.alive:
@@ -279,8 +280,9 @@ class _Batch:
         return uniforms(keys, torch.zeros_like(keys))
 
     def regroup_if_cheaper(self) -> None:
-        """Move the rows that have not ended into fewer or narrower blocks, if a step then costs at
-        most MAX_COST_SHARE of what it costs now. This is only tried after a row has ended."""
+        """Move the rows that have not ended into fewer or narrower blocks (places for rows of one
+        prompt), if a step then costs at most MAX_COST_SHARE of what it costs now. This is only
+        tried after a row has ended."""
         if not self._some_ended:
             return
         self._some_ended = False
@@ -402,7 +404,8 @@ class _Batch:
 
     def _staying_blocks(self, groups: Sequence[Sequence[Row]], width: int) -> list[StayingBlock]:
         """Describe the new blocks of the rows that stay, as `Cache.rearranged` takes them: for each
-        new block, the number of its old block and the old places of its rows.
+        new block, the number of its old block and the old places of its rows. A block is `width`
+        places for rows of one prompt.
 
         Args:
             groups: for each old block its rows that have not ended.
@@ -419,8 +422,8 @@ class _Batch:
         return blocks
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
-        """Put `rows` into the places of the batch, `width` of them in each block; None leaves a
-        place empty. Also put on the device what a step reads of each row: its last token and the
+        """Put `rows` into the places of the batch, block by block (`width` rows of one prompt);
+        None leaves a place empty. Also put on the device what a step reads of each row: its last token and the
         key of its random numbers, both 0 for an empty place."""
         self.width = width
         self.rows = rows

@@ -124,8 +124,8 @@ class DecoderNetwork:
     why = ""
 
     def __init__(self, decoder: Decoder, vocab: int, kernel_choice: Choice = AS_WRITTEN) -> None:
-        """Keep the decoder and set its functions between the matrix products to those of
-        `kernel_choice`. `vocab`: how many ids have a token."""
+        """Keep the decoder and set its functions between the matrix products (norms, rotations,
+        gates) to those of `kernel_choice`. `vocab`: how many ids have a token."""
         self.decoder = decoder
         self.decoder.functions = kernel_choice.functions
         self.kernels = kernel_choice.functions.name

@@ -112,8 +112,10 @@ def load_base(
     agree with transformers'; otherwise the model runs through transformers.
 
     Args:
-        precision: see `pick_dtype`.
-        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading.
+        device: where the model computes.
+        precision: float32, bfloat16, or auto (bfloat16 on a GPU that passed its trial).
+        quantization: `nf4` rounds the weights of the layers' projections to 4 bits while loading,
+            `none` does not.
         comparisons_file: keeps the results of comparisons, so that each is made once; None keeps
             none.
         steps: the number of optimizer steps that will follow, as far as known. It decides whether
@@ -191,8 +193,8 @@ def _load_and_compare(
     path: Path, vocab: int, device: torch.device, precision: str, choice: Choice
 ) -> "tuple[PreTrainedModel, Decoder, Choice, float]":
     """Load the model in `path` with transformers, make our own decoder of it, and compare the
-    logits of both on a few ids. `choice` is the set of functions to try in the decoder. If its
-    results are wrong, torch's functions take its place.
+    logits of both on a few ids. `choice` is the set of functions (norms, rotations, gates) to try
+    in the decoder. If its results are wrong, torch's functions take its place.
 
     Returns four values: the model, whose weights the decoder took; the decoder; the choice that the
     decoder now uses; and the difference of its logits from transformers', relative to the latter.
@@ -262,7 +264,7 @@ def load_transformers(
     its tokenizer).
 
     Args:
-        precision: see `pick_dtype`.
+        precision: float32, bfloat16, or auto (bfloat16 on a GPU that passed its trial).
         quantization: "nf4" loads 4-bit weights, "none" those of the precision.
         runs_on: the device that the model will compute on, which decides the number format; None:
             `device`.

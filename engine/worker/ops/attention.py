@@ -306,15 +306,16 @@ def _fits_blocks(layout: Layout, device: torch.device, dtype: torch.dtype) -> bo
 
 @lru_cache(maxsize=8)
 def _block_plan(layout: Layout) -> tuple[list[Bucket], list[Continuation]]:
-    """Plan `BlockAttention` for a layout: (buckets of prefixes, suffixes by their prompt). Cached,
-    because a microbatch may be run several times."""
+    """Divide the sequences of a layout as `BlockAttention` takes them: (buckets of prefixes, the
+    suffixes of each prompt). Cached, because a microbatch may be run several times."""
     return prefix_buckets(layout), continuations(layout)
 
 
 @lru_cache(maxsize=8)
 def _buckets(layout: Layout, device: torch.device) -> tuple[list[Bucket], list[SuffixBucket]]:
-    """Divide a layout into (buckets of prefixes, buckets of suffixes), with tensors on the device.
-    Cached, because a microbatch may be run several times."""
+    """Divide the sequences of a layout into (buckets of prefixes, buckets of suffixes), each of
+    sequences that are padded to one length, with tensors on the device. Cached, because a
+    microbatch may be run several times."""
     return (
         [bucket.to(device) for bucket in prefix_buckets(layout)],
         [bucket.to(device) for bucket in suffix_buckets(layout)],
@@ -376,8 +377,9 @@ class VarlenPlan:
 
     @classmethod
     def for_layout(cls, layout: Layout, device: torch.device) -> "VarlenPlan":
-        """Plan the attention of a layout: prefixes first, then suffixes. A suffix sees the keys of
-        its prefix, then its own. An empty suffix is left out."""
+        """Plan the attention of a layout: prefixes (prompts that rows share, or whole rows) first,
+        then suffixes (what follows a shared prompt in each row). A suffix sees the keys of its
+        prefix, then its own. An empty suffix is left out."""
         prefix_lengths = list(layout.prefix_lengths)
         suffix_lengths = [length for length in layout.suffix_lengths if length]
         if not suffix_lengths:  # each sequence has only the keys of its own tokens

@@ -156,8 +156,10 @@ class Packed:
 
 
 def pack(rows: Sequence[Row], padding_multiple: Callable[[int], int] = lambda count: 1) -> Packed:
-    """Pack the rows of a microbatch (see the module): all prefixes, sorted by length, then all
-    suffixes in the order of their prefixes, those of one prefix by length.
+    """Pack the token ids of a microbatch's rows one after the other, without padding. A prompt that
+    rows share (a prefix) is packed once, and what follows it in each row is a suffix; a row that
+    shares nothing is a prefix alone. First come all prefixes, sorted by length, then all suffixes
+    in the order of their prefixes, those of one prefix by length.
 
     Args:
         rows: each with its ids, its loss mask and the length of the prompt it shares.
@@ -190,9 +192,10 @@ def pack(rows: Sequence[Row], padding_multiple: Callable[[int], int] = lambda co
 def _filled_prefixes(
     rows: Sequence[Row], padding_multiple: Callable[[int], int]
 ) -> list["_Prefix"]:
-    """Collect the distinct prefixes of the rows, sorted by length, so that those of similar length
-    can share a bucket. One more prefix, which belongs to no row, fills the packed tokens up to the
-    multiple that `padding_multiple` asks for (see `pack`)."""
+    """Collect the distinct prefixes of the rows (each shared prompt once, and each row that shares
+    none), sorted by length, so that those of similar length can share a bucket. One more prefix,
+    which belongs to no row, fills the packed tokens up to the multiple that `padding_multiple`
+    gives for their number."""
     prefixes = _distinct_prefixes(rows)
     token_total = _packed_tokens(prefixes, rows)
     filler_length = -token_total % padding_multiple(token_total)  # up to the next multiple
@@ -218,8 +221,8 @@ class _PackedOrder:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], prefixes: Sequence["_Prefix"]) -> "_PackedOrder":
-        """Put these rows into packed order: first every prefix once, as ordered in `prefixes`, then
-        what follows it in each row (the suffixes)."""
+        """Put these rows into packed order: first every prefix (shared prompt, or whole row) once,
+        as ordered in `prefixes`, then what follows a shared prompt in each row (the suffixes)."""
         prefix_of_row: dict[int, int] = {}
         for prefix_number, prefix in enumerate(prefixes):
             prefix_of_row |= dict.fromkeys(prefix.rows, prefix_number)
@@ -301,7 +304,7 @@ def _trained_positions(row: Row, number: int) -> torch.Tensor:
 def _trained_tokens(
     rows: Sequence[Row], order: _PackedOrder
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """Find the trained tokens of each row.
+    """Find the trained tokens of each row. `order` tells where the rows' tokens are packed.
 
     Returns three lists with one tensor per row: the packed token that predicts each trained token,
     the id of the trained token, and the row's number.
@@ -324,7 +327,8 @@ def _in_packed_order(
     positions: torch.Tensor, row: Row, row_number: int, order: _PackedOrder
 ) -> torch.Tensor:
     """Translate positions in a row, which count from its first token, into indices of the same
-    tokens in the packed order. There the row's prefix and its suffix are not adjacent."""
+    tokens in the packed order. There the row's prefix (the prompt it shares) and its suffix (the
+    rest) are not adjacent. `row_number` is the row's number in the microbatch."""
     if_in_prefix = order.prefix_starts[order.prefix_of_row[row_number]] + positions
     if not row.prefix_len:  # the row shares no prompt: all of it is packed as a prefix
         return if_in_prefix
@@ -334,8 +338,9 @@ def _in_packed_order(
 
 
 def token_count(rows: Sequence[Row]) -> int:
-    """Count the tokens that `pack` would run through the model for these rows, without a filling
-    sequence."""
+    """Count the tokens that `pack` would pack for these rows: a prompt that rows share counts once,
+    and the last token of a row, which predicts nothing, not at all. A sequence that only fills the
+    batch up is not counted."""
     return _packed_tokens(_distinct_prefixes(rows), rows)
 
 
@@ -378,8 +383,8 @@ def prefix_buckets(layout: Layout) -> list[Bucket]:
 
 
 def continuations(layout: Layout) -> list[Continuation]:
-    """Make one entry for each prompt that has suffixes, with all its suffixes in one padded bucket.
-    Empty suffixes are left out."""
+    """Make one entry for each prompt (prefix) that rows continue, with all their continuations
+    (suffixes) in one bucket, which is padded to one length. Empty suffixes are left out."""
     starts = start_offsets(layout.prefix_lengths, offset=0)
     groups: list[Continuation] = []
     offset = sum(layout.prefix_lengths)  # where the next suffix begins in the packed order
@@ -402,8 +407,9 @@ def _suffix_lengths_by_owner(layout: Layout) -> dict[int, list[int]]:
 
 
 def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
-    """Group the suffixes of a layout into buckets (sequences that are padded to one length), each
-    with the prefixes that its suffixes attend to. Empty suffixes are left out."""
+    """Group the suffixes of a layout (what follows a shared prompt, the prefix, in each row) into
+    buckets: sequences that are padded to one length, with the prefixes that they attend to. Empty
+    suffixes are left out."""
     buckets: list[SuffixBucket] = []
     offset = sum(layout.prefix_lengths)  # where the next bucket begins in the packed order
     first = 0  # the bucket's first suffix; `end` is the one after its last
@@ -418,9 +424,9 @@ def suffix_buckets(layout: Layout) -> list[SuffixBucket]:
 
 
 def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
-    """Find the end of the bucket that begins with suffix `first`. That is the number of the next
-    suffix whose prefix is too long to be padded together with the others, or the number of all
-    suffixes if there is none."""
+    """Find the end of the bucket that begins with the suffix number `first`. That is the number of
+    the next suffix whose prefix (the prompt before it) is too long to be padded together with those
+    of the others, or the number of all suffixes if there is none."""
     # For each suffix the length of its prefix. They rise: the first is the bucket's shortest.
     prefix_lengths = [layout.prefix_lengths[owner] for owner in layout.owners]
     longest_prefix = PREFIX_RATIO * prefix_lengths[first] + PREFIX_TOKENS
@@ -431,9 +437,9 @@ def _end_of_suffix_bucket(layout: Layout, first: int) -> int:
 
 
 def _suffix_bucket(layout: Layout, first: int, end: int, offset: int) -> SuffixBucket:
-    """Make the bucket of the suffixes from number `first` to `end - 1`, which attention pads to one
-    length. At least one of them has tokens. `offset` is the index at which suffix `first` begins in
-    the packed order."""
+    """Make the bucket of the suffixes from number `first` to `end - 1`, with the prefixes (prompts)
+    that they continue. Attention pads both to one length each. At least one suffix has tokens.
+    `offset` is the index at which suffix `first` begins in the packed order."""
     # A completion of one token has an empty suffix.
     nonempty_suffixes = [suffix for suffix in range(first, end) if layout.suffix_lengths[suffix]]
     suffix_lengths = [layout.suffix_lengths[suffix] for suffix in nonempty_suffixes]
@@ -501,9 +507,9 @@ def _group_into_buckets(lengths: Sequence[int], offset: int) -> list[Bucket]:
 
 
 def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
-    """Find the end of the bucket that begins with sequence `first`. That is the number of the next
-    sequence that would bring the bucket's padding above MAX_WASTED_PAIRS, or len(lengths) if none
-    would."""
+    """Find the end of the bucket that begins with the sequence number `first`. That is the number
+    of the next sequence that would bring the bucket's padding, in pairs of tokens that attention
+    computes for nothing, above MAX_WASTED_PAIRS; len(lengths) if none would. `lengths` rise."""
     end = first
     unpadded_pairs = 0  # pairs of tokens in the bucket, if nothing were padded
     while end < len(lengths):
@@ -517,8 +523,8 @@ def _end_of_bucket(lengths: Sequence[int], first: int) -> int:
 
 
 def _padded_bucket(lengths: Sequence[int], start: int) -> Bucket:
-    """Make the bucket of consecutive sequences of these lengths. The first begins at index `start`
-    of the packed order."""
+    """Make the bucket of consecutive sequences of these lengths, which attention pads to the
+    longest of them. The first begins at index `start` of the packed order."""
     longest = max(lengths)
     return Bucket(
         start=start,
