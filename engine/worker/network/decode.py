@@ -423,8 +423,8 @@ class _Batch:
 
     def _set_rows(self, rows: list[Row | None], width: int) -> None:
         """Put `rows` into the places of the batch, block by block (`width` rows of one prompt);
-        None leaves a place empty. Also put on the device what a step reads of each row: its last token and the
-        key of its random numbers, both 0 for an empty place."""
+        None leaves a place empty. Also put on the device what a step reads of each row: its last
+        token and the key of its random numbers, both 0 for an empty place."""
         self.width = width
         self.rows = rows
         self.alive = sum(row is not None for row in rows)

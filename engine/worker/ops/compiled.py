@@ -86,8 +86,8 @@ def add_norm_gradient(
     saved: Tensors, weight: torch.Tensor, dtotal: torch.Tensor, dy: torch.Tensor
 ) -> torch.Tensor:
     """Compute the gradient of x in `add_norm`, which is also the gradient of delta. `saved` is the
-    third result of `add_norm`, `weight` its argument, `dtotal` the gradient of its first result (the
-    sum x + delta), `dy` that of its second (the norm of the sum)."""
+    third result of `add_norm`, `weight` its argument, `dtotal` the gradient of its first result
+    (the sum x + delta), `dy` that of its second (the norm of the sum)."""
     normed, inverse = saved
     return (normalise_gradient(normed, inverse, weight, dy) + dtotal).to(dy.dtype)
 
