@@ -167,10 +167,8 @@ def _head_norms(
     Norms of single heads and norms of all heads together have the same names; only their sizes
     differ.
     """
-    q_norm, k_norm = (
-        read_weight(f"{attention}.q_norm.weight"),
-        read_weight(f"{attention}.k_norm.weight"),
-    )
+    q_norm = read_weight(f"{attention}.q_norm.weight")
+    k_norm = read_weight(f"{attention}.k_norm.weight")
     if q_norm is not None and k_norm is not None and q_norm.numel() != head_dim:
         return None, None, (q_norm, k_norm)
     return q_norm, k_norm, None

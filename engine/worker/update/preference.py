@@ -96,10 +96,11 @@ def gains(
     reference = policy.reference_logprobs(batch)
     logprobs = _logprobs(policy, batch, training=training)
     row_gains = _sums_by_row(logprobs - reference, batch, len(rows))
-    better_logprobs = _sums_by_row(logprobs, batch, len(rows))[0::2]  # the even rows
+    better_gains, worse_gains = row_gains[0::2], row_gains[1::2]  # the even rows, the odd ones
+    better_logprobs = _sums_by_row(logprobs, batch, len(rows))[0::2]
     better_lengths = [sum(pair.chosen.loss_mask) for pair in pairs]
     mean_logprobs = better_logprobs / floats_on(better_lengths, policy.device)
-    return row_gains[0::2], row_gains[1::2], mean_logprobs
+    return better_gains, worse_gains, mean_logprobs
 
 
 def _logprobs(policy: Policy, batch: PackedOrPadded, *, training: bool) -> torch.Tensor:
