@@ -27,6 +27,6 @@ def interpreted() -> LayerFunctions:
 
     interpreter._implicit_cvt = scalar_too
     kernels = Liger()
-    for module in (kernels._rms, kernels._sum):
+    for module in (kernels._rms_norm, kernels._sum_and_norm):
         module.rsqrt = lambda x: tl.math.rsqrt(x)  # looked up when it is interpreted
     return fused_ops.liger_functions(kernels)

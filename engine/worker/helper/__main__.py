@@ -198,7 +198,7 @@ class Helper:
             """Send rank 0 the completion of the prompt at `index`."""
             self._send(messages.Ended(index, completion))
 
-        self.sampler.generate(order.prompts, 1, order.params, on_completion)
+        self.sampler.generate(order.prompts, n=1, params=order.params, done=on_completion)
         self._send(messages.Done())
         self._follow_other_ranks()
 

@@ -390,10 +390,9 @@ def largest_difference(
     # At the second number of rows torch.compile generates new code, which serves any number.
     for rows in TRIED_ROWS[device.type]:
         results = results_by_function(functions, sizes, rows, dtype, device)
-        for name, expected_results in results_by_function(
-            TORCH, sizes, rows, dtype, device
-        ).items():
-            for result, expected in zip(results[name], expected_results, strict=True):
+        expected_results = results_by_function(TORCH, sizes, rows, dtype, device)
+        for name, expected_tensors in expected_results.items():
+            for result, expected in zip(results[name], expected_tensors, strict=True):
                 distance = _relative_distance(result, expected)
                 # Once the largest distance is NaN it stays: no number compares as larger.
                 if distance > largest_distance or math.isnan(distance):

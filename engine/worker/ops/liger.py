@@ -44,8 +44,8 @@ class Liger:
         """
         self.version = version("liger-kernel")
         # Imported by name and only now, because most machines lack the package and never use it.
-        self._rms: Any = import_module("liger_kernel.ops.rms_norm")
-        self._sum: Any = import_module("liger_kernel.ops.fused_add_rms_norm")
+        self._rms_norm: Any = import_module("liger_kernel.ops.rms_norm")
+        self._sum_and_norm: Any = import_module("liger_kernel.ops.fused_add_rms_norm")
         swiglu: Any = import_module("liger_kernel.ops.swiglu")
         self._gate: Any = swiglu.swiglu_fused_gate_up_forward
         self._gate_gradient: Any = swiglu.swiglu_fused_gate_up_backward
@@ -61,7 +61,7 @@ class Liger:
         [width]; None normalises without a weight."""
         x = x.contiguous()  # as the kernel reads it
         row_mode = None  # Liger chooses between its kernels by the number of rows
-        y, _, inverse, *_ = self._rms.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, row_mode)
+        y, _, inverse, *_ = self._rms_norm.rms_norm_forward(x, weight, eps, OFFSET, LLAMA, row_mode)
         return y, (x, inverse)
 
     def norm_gradient(
@@ -77,7 +77,7 @@ class Liger:
         """Return (x + delta, weight times the RMS norm of that sum, the tensors that the gradient
         needs: the sum and its 1 / rms). x and delta are [N, width]; `eps` is added to the mean
         square."""
-        y, total, inverse, *_ = self._sum.fused_add_rms_norm_forward(
+        y, total, inverse, *_ = self._sum_and_norm.fused_add_rms_norm_forward(
             x.contiguous(), delta.contiguous(), weight, eps, OFFSET, LLAMA
         )
         return total, y, (total, inverse)
@@ -94,7 +94,7 @@ class Liger:
         that of its second (the norm of the sum)."""
         total, inverse = saved
         block, warps = self._launch_settings(total.shape[-1])
-        dx, *_ = self._sum.fused_add_rms_norm_backward(
+        dx, *_ = self._sum_and_norm.fused_add_rms_norm_backward(
             dy.contiguous(),
             dtotal.contiguous(),
             total,
@@ -185,7 +185,7 @@ class Liger:
         x, inverse = saved
         width = x.shape[-1]
         block, warps = self._launch_settings(width)
-        dx, *_ = self._rms.rms_norm_backward(
+        dx, *_ = self._rms_norm.rms_norm_backward(
             dy,
             x.view(-1, width),
             weight,
